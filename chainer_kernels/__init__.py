@@ -31,6 +31,7 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     providers            products and convolutions, by BLAS, oneDNN or cuDNN
     whole_numbers        those of 8-bit numbers, by oneDNN
     convolution_blocks   positions of a convolution that read alike
+    window_rows          what they read as rows of a matrix, and rows put in their place
     grouped_convolution  convolutions of groups of few channels, without products
     loops                compiled loops, a module for each family
     compiling            loops that are compiled when they are called first

@@ -11,7 +11,8 @@ The gradient of the input takes the same way, from gy to gx. That of the weights
 sum of products of such rows, transposed, and the rows of gy. Where there are many rows,
 cores add up a sum of some of them each; where there are few, each core multiplies a
 part of the outputs or channels. Which blocks there are is in
-:mod:`chainer_kernels.convolution_blocks`.
+:mod:`chainer_kernels.convolution_blocks`, and the rows are in
+:mod:`chainer_kernels.window_rows`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from chainer_kernels.convolution_blocks import Block, Plan
 from chainer_kernels.gemm import gemm
 from chainer_kernels.geometry import Geometry
 from chainer_kernels.loops import convolution as loops
+from chainer_kernels.window_rows import gather, pieces, scatter, windows
 
 NAME = "BLAS and Numba"
 
@@ -216,12 +218,12 @@ def _convolve(
 
     def compute(start: int, end: int) -> None:
         for block, group, first, count in chunks[start:end]:
-            col = _windows(x, group * channels, channels, block, first, count)
+            col = windows(x, group * channels, channels, block, first, count)
             rows = np.empty((count, outs), np.float32)
-            for i, (source, piece) in enumerate(_pieces(block, channels)):
+            for i, (source, piece) in enumerate(pieces(block, channels)):
                 gemm(col[:, source], matrices[group][piece], rows, accumulate=i > 0)
             here = slice(group * outs, (group + 1) * outs)
-            _scatter(rows, bias[here], relu, y, here.start, block.outputs, first)
+            scatter(rows, bias[here], relu, y, here.start, block.outputs, first)
 
     with threads.one_blas_thread():
         work = y.size * matrices.shape[1] // _PRODUCTS_PER_COPY
@@ -253,13 +255,13 @@ def _sum_of_products(
     def compute(start: int, end: int) -> None:
         for i in range(start, end):
             for block, group, first, count in chunks[ends[i] : ends[i + 1]]:
-                col = _windows(x, group * channels, channels, block, first, count)
-                rows = _gather(
+                col = windows(x, group * channels, channels, block, first, count)
+                rows = gather(
                     gy, group * outs, outs, block.outputs, _ONE_TAP, first, count
                 )
-                pieces = _pieces(block, channels)
+                parts = pieces(block, channels)
                 add = _add_parts if n_sums == 1 else _add_products
-                add(rows, col, pieces, sums[i, group])
+                add(rows, col, parts, sums[i, group])
 
     with threads.one_blas_thread():
         if n_sums == 1:
@@ -346,82 +348,3 @@ def _chunks(
         for group in range(n_groups):
             for first in range(0, n_rows, step):
                 yield block, group, first, min(step, n_rows - first)
-
-
-def _pieces(block: Block, channels: int) -> Iterator[tuple[slice, slice]]:
-    """Generates columns of gathered rows, and which of all taps they are."""
-    start = 0
-    for first, end in block.pieces:
-        width = (end - first) * channels
-        yield slice(start, start + width), slice(first * channels, end * channels)
-        start += width
-
-
-def _windows(
-    x: np.ndarray, channel: int, channels: int, block: Block, first: int, count: int
-) -> np.ndarray:
-    """Returns what windows of a block read of some channels, a row for each."""
-    taps, run = block.taps, channels
-    if channels == x.shape[-1]:
-        taps, run = block.runs, channels * block.n_adjacent
-    return _gather(x, channel, run, block.inputs, taps, first, count)
-
-
-def _gather(
-    x: np.ndarray,
-    channel: int,
-    run: int,
-    positions: np.ndarray,
-    taps: np.ndarray,
-    first: int,
-    count: int,
-) -> np.ndarray:
-    """Returns (count, taps x run): runs of elements at positions and taps of x."""
-    n_positions = math.prod(x.shape[1:-1])
-    if taps.size == 1 and positions.size == n_positions:
-        every = x.reshape(-1, x.shape[-1])
-        return every[first : first + count, channel : channel + run]
-    col = np.empty((count, taps.size * run), np.float32)
-    image, channels = n_positions * x.shape[-1], x.shape[-1]
-    threads.run_ranges(
-        loops.gather,
-        count,
-        x.reshape(-1),
-        image,
-        channels,
-        channel,
-        positions,
-        taps,
-        run,
-        first,
-        col.reshape(-1),
-        size=col.shape[1],
-    )
-    return col
-
-
-def _scatter(
-    rows: np.ndarray,
-    bias: np.ndarray,
-    relu: bool,
-    y: np.ndarray,
-    channel: int,
-    positions: np.ndarray,
-    first: int,
-) -> None:
-    """Writes rows to positions of y, beginning at a channel."""
-    channels = y.shape[-1]
-    threads.run_ranges(
-        loops.scatter,
-        len(rows),
-        rows,
-        bias,
-        relu,
-        math.prod(y.shape[1:]),
-        channels,
-        channel,
-        positions,
-        first,
-        y.reshape(-1),
-        size=rows.shape[1],
-    )
