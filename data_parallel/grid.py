@@ -13,8 +13,7 @@ from divisible.communication.collectives import all_gather, as_mpi
 from divisible.communication.communicators import announcement, free_dropped, split
 from divisible.communication.errors import TIMEOUT
 from divisible.communication.roll_call import roll_call
-from divisible.placement import placement_by_hosts
-from divisible.rank_grid import RankGrid, check_placement
+from divisible.placement import RankGrid, check_placement, placement_by_hosts
 
 _PURPOSE = "to make the grid"
 _AUTO = "auto"

@@ -24,7 +24,6 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well:
     skips             stash and pop
     random_streams    random numbers by layer and microbatch
     early_draws       weights that a serial script draws in its first minibatch
-    layer_positions   whose function failed
     layer_texts       layers as texts, to be compared and read
     minibatch         x and t as arrays, cut into microbatches, joined
     dtypes            floating-point types of layers and losses
@@ -38,8 +37,7 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well:
     user_warnings     warnings that point at the line of a script
     optimizer_wrapper an optimizer that stands where another one stood
     optimizer_hooks   the hooks of an optimizer, or of an update rule
-    rank_grid         the numbering of ranks that are replicas of a pipeline
-    placement         stages together on a host, or replicas, by what they send
+    placement         ranks as replicas of a pipeline, numbered by what they send
     lazy_names        names of a package that are imported when they are first used
 
     schedules, communication, deferred, backward, planning, chains: packages

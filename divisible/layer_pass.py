@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,6 @@ import chainer
 from chainer_kernels.fusion import folded_layers
 from chainer_kernels.fusion.asides import Surroundings
 from divisible.layer_list import Layer
-from divisible.layer_positions import one_pass, sign
 from divisible.random_streams import layer_streams
 from divisible.skips import SkipEnd, aside
 
@@ -96,7 +96,7 @@ def pass_through(
         What the last layer returns.
     """
     signed: set[chainer.FunctionNode] = set()
-    with layer_streams() as streams, one_pass() as number:
+    with layer_streams() as streams, _one_pass() as number:
         index = 0
         while index < len(layers):
             position, layer = start + index, layers[index]
@@ -132,7 +132,7 @@ def pass_through(
                 # a model inside of a layer is overwritten on the way out.
                 error.layer_position = position
                 raise
-            sign(x, position, number, signed)
+            _sign(x, position, number, signed)
             index += n_layers
     return x
 
@@ -193,3 +193,52 @@ def _n_taken(layer: Layer) -> int | None:
     return sum(
         p.kind is not p.KEYWORD_ONLY and p.default is p.empty for p in parameters
     )
+
+
+class _Passes(threading.local):
+    number: int | None = None
+
+
+_passes = _Passes()
+_pass_numbers = itertools.count()
+
+
+@contextmanager
+def _one_pass() -> Iterator[int]:
+    """Numbers the passes through models; that of a nested model is the outer one's."""
+    if _passes.number is not None:
+        yield _passes.number
+        return
+    _passes.number = next(_pass_numbers)
+    try:
+        yield _passes.number
+    finally:
+        _passes.number = None
+
+
+def _sign(
+    outputs: Any, position: int, number: int, signed: set[chainer.FunctionNode]
+) -> None:
+    """Writes a layer's position on the functions that it added to the graph.
+
+    An error in their backward can then name the layer;
+    :mod:`divisible.backward.graph_walk` reads it.
+
+    Args:
+        outputs: Of the layer.
+        position: In the model; it replaces that in a nested one.
+        number: Of this pass. Functions of another one, on whose outputs this goes on,
+            are left as they are: state from step to step, or another model.
+        signed: The functions of the layers before.
+    """
+    outputs = outputs if isinstance(outputs, (tuple, list)) else [outputs]
+    found = [y.creator_node for y in outputs if isinstance(y, chainer.Variable)]
+    while found:
+        function = found.pop()
+        if function is None or function in signed:
+            continue
+        if getattr(function, "layer_pass", number) != number:
+            continue
+        signed.add(function)
+        function.layer_position, function.layer_pass = position, number
+        found += [x.creator_node for x in function.inputs]

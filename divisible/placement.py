@@ -20,7 +20,62 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from divisible.rank_grid import PLACEMENTS, RankGrid, check_placement
+#: How ranks may be numbered.
+PLACEMENTS = ("stages_together", "replicas_together")
+
+
+class RankGrid(NamedTuple):
+    """Ranks in rows, which are pipelines, and columns, which have the same stages.
+
+    ::
+
+        'stages_together'                 'replicas_together'
+
+                   rank in the pipeline              rank in the pipeline
+                     0   1   2                         0   1   2
+        replica 0    0   1   2            replica 0    0   2   4
+        replica 1    3   4   5            replica 1    1   3   5
+
+    Attributes:
+        n_pipeline: Ranks of a pipeline.
+        n_replicas: How many pipelines there are.
+        placement: One of `PLACEMENTS`.
+
+    Example:
+        >>> grid = RankGrid(3, 2, "replicas_together")
+        >>> grid.place(3), grid.rank_of(1, 1)
+        ((1, 1), 3)
+    """
+
+    n_pipeline: int
+    n_replicas: int
+    placement: str
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """Returns the replica of a rank, and its rank in that pipeline."""
+        if self.placement == "stages_together":
+            replica, place = divmod(rank, self.n_pipeline)
+        else:
+            place, replica = divmod(rank, self.n_replicas)
+        return replica, place
+
+    def rank_of(self, replica: int, place: int) -> int:
+        """Returns the rank at a place in a replica's pipeline."""
+        if self.placement == "stages_together":
+            return replica * self.n_pipeline + place
+        return place * self.n_replicas + replica
+
+
+def check_placement(placement: str) -> None:
+    """Refuses what is no placement.
+
+    Raises:
+        ValueError: With those that there are.
+    """
+    if placement not in PLACEMENTS:
+        raise ValueError(
+            f"placement must be {' or '.join(map(repr, PLACEMENTS))}, not {placement!r}"
+        )
 
 
 class Traffic(NamedTuple):
@@ -56,7 +111,7 @@ def cheaper_placement(
             which its ranks share.
 
     Returns:
-        str: One of `divisible.rank_grid.PLACEMENTS`; the first if both are alike.
+        str: One of `PLACEMENTS`; the first if both are alike.
 
     Raises:
         ValueError: If ``hosts`` are not of so many ranks, or a bandwidth is not
@@ -89,7 +144,7 @@ def placement_by_hosts(hosts: Sequence[Hashable], n_pipeline: int) -> str:
         n_pipeline: Ranks of a pipeline.
 
     Returns:
-        str: One of `divisible.rank_grid.PLACEMENTS`; the first if both are alike.
+        str: One of `PLACEMENTS`; the first if both are alike.
 
     Raises:
         ValueError: If ``hosts`` are not of so many ranks.
@@ -124,7 +179,7 @@ def placement_seconds(
     """Returns for how long the links of a grid are busy in a step.
 
     Args:
-        placement: One of `divisible.rank_grid.PLACEMENTS`.
+        placement: One of `PLACEMENTS`.
         traffic: The bytes of a step.
         hosts: The host of each rank of the world, as for :func:`cheaper_placement`.
         within: Bytes per second from rank to rank within a host.

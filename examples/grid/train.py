@@ -28,7 +28,7 @@ from sklearn.datasets import load_digits
 from data_parallel import Grid, ReplicaIterator, create_multi_node_optimizer
 from divisible import Plan, deferred_init, schedules
 from divisible.communication.wire import WIRE
-from divisible.rank_grid import PLACEMENTS
+from divisible.placement import PLACEMENTS
 from pipeline import (
     Pipeline,
     PipelineEvaluator,

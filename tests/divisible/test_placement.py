@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from data_parallel import simulate_exchange
 from divisible.communication.wire import WIRE
 from divisible.placement import (
+    PLACEMENTS,
     Traffic,
     cheaper_placement,
     placement_by_hosts,
     placement_seconds,
 )
-from divisible.rank_grid import PLACEMENTS
 
 
 def pipeline(n, activations, gradients, exact=None):
