@@ -7,7 +7,7 @@
     averaging         the gradients of a model, in exchanges: in which order, and when
                       replicas are compared
     early_gradients   gradients that are exchanged while a pipeline computes others
-    late_gradients    double buffering: gradients that are applied one update late
+    double_buffering  gradients that are applied one update late
     single_replica    one replica alone, which exchanges nothing
     sample_count      how many samples a minibatch has, as a user sets it
     backward          of a loss, during which gradients may be exchanged

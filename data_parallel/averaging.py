@@ -2,7 +2,7 @@
 
 When they are is up to :meth:`Averaging.average`, or to one of
 :mod:`data_parallel.backward`, :mod:`data_parallel.early_gradients` and
-:mod:`data_parallel.late_gradients`. A single replica averages nothing:
+:mod:`data_parallel.double_buffering`. A single replica averages nothing:
 :mod:`data_parallel.single_replica`.
 """
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from data_parallel.averaging import Averaging
 from data_parallel.backward import Backward
+from data_parallel.double_buffering import LateGradients
 from data_parallel.early_gradients import EarlyGradients
 from data_parallel.exchange import Exchange
-from data_parallel.late_gradients import LateGradients
 from data_parallel.parameters import (
     Exempt,
     NamedParameter,

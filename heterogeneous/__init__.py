@@ -26,7 +26,7 @@ Method* (2005).
     picture       partitions as text, and drawn
     estimates     abilities by measured times, and whether to remap
     checks        measurements, and the partition that follows from them
-    moving        which hidden units travel in a remapping
+    moved_units   which hidden units travel in a remapping
 
 Names are imported when they are first used.
 """
@@ -47,7 +47,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "heterogeneous.estimates": ["ability", "decide", "efficiency"],
         "heterogeneous.mlp": ["RectangularMLP", "StepSeconds"],
         "heterogeneous.remapper": ["Remapper"],
-        "heterogeneous.moving": ["Transfer", "transfers"],
+        "heterogeneous.moved_units": ["Transfer", "transfers"],
         "heterogeneous.partition": ["RectangularPartition", "rectangular_partition"],
         "heterogeneous.rectangles": ["Rectangle"],
     },

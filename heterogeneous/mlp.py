@@ -22,7 +22,7 @@ from divisible.communication.errors import TIMEOUT
 from heterogeneous import arguments, remapping
 from heterogeneous.calls import Calls
 from heterogeneous.messages import Messages
-from heterogeneous.moving import transfers
+from heterogeneous.moved_units import transfers
 from heterogeneous.partition import RectangularPartition
 from heterogeneous.sums import (
     column_sum,

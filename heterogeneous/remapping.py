@@ -9,7 +9,7 @@ import chainer
 from chainer.backends import cuda
 
 from heterogeneous.messages import UNITS, Messages, kept_at_errors
-from heterogeneous.moving import Transfer, between, overlap
+from heterogeneous.moved_units import Transfer, between, overlap
 from heterogeneous.partition import RectangularPartition
 from heterogeneous.units import Block, shape_of
 

@@ -22,7 +22,7 @@ from heterogeneous.messages import (
     Pending,
     kept_at_errors,
 )
-from heterogeneous.moving import overlap
+from heterogeneous.moved_units import overlap
 from heterogeneous.partition import RectangularPartition
 from heterogeneous.units import Block
 

@@ -21,7 +21,7 @@ Wu, on optimizing deep learning at the level of the system.
     fusing       finds chains in a list of layers, and runs them
     report       the whole for a list, and a table of it
 
-    onlookers      hooks, for which layers run one by one
+    hooks          whether a hook looks at single functions, which run one by one then
     folding        a batch normalization and the layer before it, where nothing trains
     inner_pairs    finds two such within a layer
     folded_layers  finds them in a list of layers, and runs them

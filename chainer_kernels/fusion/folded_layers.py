@@ -15,7 +15,7 @@ import chainer
 
 from chainer_kernels.fusion import inner_pairs
 from chainer_kernels.fusion.folding import are_pair, folded
-from chainer_kernels.fusion.onlookers import has_hooks, is_quiet
+from chainer_kernels.fusion.hooks import has_hooks, is_quiet
 from chainer_kernels.fusion.trust import is_marked
 
 Layer = Callable[..., Any]

@@ -24,8 +24,8 @@ from chainer_kernels.fusion import products
 from chainer_kernels.fusion.asides import Surroundings
 from chainer_kernels.fusion.chains import TAKES_ANOTHER_SHAPE, Chain, traced
 from chainer_kernels.fusion.heads import heads_of, nobody_looks
+from chainer_kernels.fusion.hooks import has_hooks, is_quiet
 from chainer_kernels.fusion.measuring import Choice, measured
-from chainer_kernels.fusion.onlookers import has_hooks, is_quiet
 from chainer_kernels.fusion.tracing import NotPointwise
 from chainer_kernels.fusion.trust import why_not
 from chainer_kernels.layouts import are_alike

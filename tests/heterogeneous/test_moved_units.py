@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from heterogeneous import Transfer, rectangular_partition, transfers
 from heterogeneous.costs import OneToOne
-from heterogeneous.moving import between, overlap
+from heterogeneous.moved_units import between, overlap
 
 abilities = st.lists(st.floats(0.05, 1), min_size=1, max_size=8)
 

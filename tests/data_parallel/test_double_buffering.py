@@ -8,8 +8,8 @@ from chainer.serializers import DictionarySerializer, NpzDeserializer
 from mpi4py import MPI
 
 from data_parallel.averaging import Averaging
+from data_parallel.double_buffering import LateGradients
 from data_parallel.exchange import Exchange
-from data_parallel.late_gradients import LateGradients
 from data_parallel.parameters import is_exempt
 from data_parallel.replica_agreement import ReplicaAgreement
 

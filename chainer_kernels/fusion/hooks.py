@@ -1,4 +1,4 @@
-"""Whoever looks at single functions, for whom layers run one by one."""
+"""Hooks that look at single functions, for which layers run one by one."""
 
 from __future__ import annotations
 
