@@ -5,9 +5,9 @@
 First two models, a perceptron and a stack of convolutions, make steps of GPipe on two
 hosts, in turn with all activations in memory, with recomputation, and with what a
 microbatch holds on disk. Simulated are the step and the memory of the fullest host, by
-`divisible.planning.prediction.predict` from profiles, the speed of the hosts when they
-are busy, the measured link and the measured disk. Measured are the median of the steps,
-and the peak of live arrays (tracemalloc, which NumPy reports to).
+`divisible.planning.plan_simulation.simulate_plan` from profiles, the speed of the hosts
+when they are busy, the measured link and the measured disk. Measured are the median of
+the steps, and the peak of live arrays (tracemalloc, which NumPy reports to).
 
 Then `best_plan` chooses under a memory limit among all of these, weights on disk, and
 one host more. In each of the cases another way should win. What it would choose if it
@@ -236,9 +236,9 @@ class OnHosts:
         return plan if way != "disk" else _on_disk(plan)
 
     def _simulated(self, plan: Plan) -> dict[str, float]:
-        from divisible.planning.prediction import predict
+        from divisible.planning.plan_simulation import simulate_plan
 
-        timeline = predict(
+        timeline = simulate_plan(
             plan,
             self._profiles,
             batch=self._batch,

@@ -179,10 +179,12 @@ class Search:
             return step_seconds(self._comm, lambda: pipe.step(x, t), PAUSE)
 
     def _predicted(self, plan: Plan) -> float:
-        from divisible.planning.prediction import predict
+        from divisible.planning.plan_simulation import simulate_plan
 
         batch, network = self._job["batch"], self._network
-        return predict(plan, self._profiles, batch=batch, network=network).makespan
+        return simulate_plan(
+            plan, self._profiles, batch=batch, network=network
+        ).makespan
 
 
 def all_plans(n_layers: int, n_stages: int, numbers: list[int]) -> list[Plan]:

@@ -14,26 +14,34 @@
     interpolation      a profile at another size of microbatch
     layer_sums         sums over its layers, and over those of stages
 
-    machine            speeds, memory and links of ranks
+    per_rank           numbers for ranks or links: one for all, or one for each
+    network            links between ranks, and between the stages on them
+    machine            ranks, links and disks that a plan is made for
     conditions         the machine, samples and profiles that a plan was made for
     disk               a disk, and what layers cost whose weights are there
-    memory             what stages hold and take
     gradient_exchange  what replicas send, and when, and what it takes
-    stage_plan         what a plan expects of a stage
+    unequal_replicas   parts of a minibatch for replicas of unequal speed
+
     plan               where a model is cut, and how it is run
     plan_fields        those of its fields that are lists
-    exchange_plan      what its exchange of gradients costs
     plan_traffic       what the ranks of a plan send in a step
-    partition          cuts so that the slowest stage is as fast as possible
-    dynamic_program    the search for those cuts
-    setting            a schedule with profiles, ranks and links, wherever it is cut
-    configuration      one way to run a model
-    candidates         it, cut and costed
-    shared_memory      that of ranks with several stages
+    expected_costs     what it expects of a stage, and of the exchange of gradients
+
+    cost_model         what a step of a schedule takes and holds, wherever it is cut
+    possible_stages    the same of every stage that there could be
+    dynamic_program    the search for the best cuts
+    cuts               cuts by several methods
+    partition          partition(): a model cut for one size of microbatch
+    workload           a minibatch on a machine, from which cost models are made
+    plan_simulation    simulate_plan(): the timeline of a plan
+
+    search_space       the plans that a search tries
+    cut_plan           one of them: uncut, cut, simulated
+    cutting            it, cut so that it fits
     bounds             the least that a step can take
-    search_arguments   what best_plan() is told
-    search             best_plan(): the fastest of them that fits
-    prediction         predict(): what a plan takes, by simulation
+    moves              its step simulated, and its cuts moved
+    alternatives       what was not chosen, and why
+    search             best_plan(): the fastest plan that fits
     shares             whole numbers in the ratio of shares, for unequal replicas
 
     tables, plots, units   for people

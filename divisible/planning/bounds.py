@@ -2,61 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from divisible.planning.cost_model import CostModel
 from divisible.schedules.absences import absences
-from divisible.schedules.actions import BACKWARD, FORWARD, INPUT
-from divisible.schedules.costs import Costs
-from divisible.schedules.schedule import Schedule
+from divisible.schedules.actions import (
+    BACKWARD,
+    FORWARD,
+    INPUT,
+    KINDS,
+    RECOMPUTE,
+    WEIGHT,
+)
 
 
-def busy_seconds(schedule: Schedule, costs: Costs) -> np.ndarray:
-    """Returns how long each rank computes in a step."""
-    durations = costs.durations(schedule.n_stages, schedule.n_microbatches)
-    return np.bincount(
-        np.array(schedule.stage_ranks)[schedule.stage],
-        weights=durations[schedule.kind, schedule.stage, schedule.microbatch],
-    )
+def work_of_ranks(model: CostModel, cuts: Sequence[int]) -> np.ndarray:
+    """Returns what each rank has to compute in a step, at speed 1.
+
+    Args:
+        model: The costs of the stages.
+        cuts: Where the model is cut.
+    """
+    first = np.unique(model.schedule.stage_ranks, return_index=True)[1]
+    return _busy_seconds(model, _durations(model, cuts)) * model.speeds[first]
 
 
-def lower_bound(schedule: Schedule, costs: Costs, after: np.ndarray) -> float:
-    """Returns what a step takes at least.
+def lower_bound(model: CostModel, cuts: Sequence[int]) -> float:
+    """Returns the seconds that a step takes at least.
 
     A rank waits for the first microbatch to come through the stages before its own.
     It computes all of its own; then, unless it ends with weight gradients, the last
     backward has to go through the stages before. Meanwhile it exchanges gradients.
 
     Args:
-        schedule: What the ranks run.
-        costs: Of the stages.
-        after: Seconds that each rank takes at least after its last backward.
+        model: The costs of the stages.
+        cuts: Where the model is cut.
     """
-    d, m = schedule.n_stages, schedule.n_microbatches
-    durations = costs.durations(d, m)
+    schedule = model.schedule
+    durations = _durations(model, cuts)
     forward, whole = durations[FORWARD], durations[BACKWARD]
     ranks = np.array(schedule.stage_ranks)
     split = bool((schedule.kind == INPUT).any())
-    busy = busy_seconds(schedule, costs)
+    busy = _busy_seconds(model, durations)
     # A rank is on its way in when its first stage is reached, and out after that one.
     entry = np.concatenate([[0.0], np.cumsum(forward.min(axis=1))])[:-1]
     leave = np.concatenate([[0.0], np.cumsum(whole.min(axis=1))])[:-1]
     firsts = np.array([ranks.tolist().index(r) for r in range(schedule.n_ranks)])
+    after = model.least_after(cuts)
     ways = entry[firsts] + np.maximum(after, 0.0 if split else leave[firsts])
-    transfer, _ = costs.edges(d)
+    transfer = model.transfer_seconds(cuts)
     least = (
         (busy + ways).max(),
-        m * transfer.max(initial=0.0),
-        _disk_seconds(schedule, costs),
+        schedule.n_microbatches * transfer.max(initial=0.0),
+        _disk_seconds(model, cuts),
     )
     return float(max(least))
 
 
-def _disk_seconds(schedule: Schedule, costs: Costs) -> float:
+def _durations(model: CostModel, cuts: Sequence[int]) -> np.ndarray:
+    """Returns seconds by kind of action, stage and microbatch."""
+    forward, backward_input, backward_weight = model.phase_seconds(cuts)
+    durations = np.empty((len(KINDS), *forward.shape))
+    durations[FORWARD] = durations[RECOMPUTE] = forward
+    durations[BACKWARD] = backward_input + backward_weight
+    durations[INPUT] = backward_input
+    durations[WEIGHT] = backward_weight
+    return durations
+
+
+def _busy_seconds(model: CostModel, durations: np.ndarray) -> np.ndarray:
+    """Returns how long each rank computes in a step."""
+    schedule = model.schedule
+    return np.bincount(
+        np.array(schedule.stage_ranks)[schedule.stage],
+        weights=durations[schedule.kind, schedule.stage, schedule.microbatch],
+    )
+
+
+def _disk_seconds(model: CostModel, cuts: Sequence[int]) -> float:
     """Returns how long the busiest disk works."""
-    write, read = costs.disk(schedule.n_stages)
-    if not (write + read).any():
+    schedule = model.schedule
+    each = np.add(*model.disk_seconds(cuts))
+    if not each.any():
         return 0.0
-    leaves, _ = absences(schedule, write + read > 0)
+    leaves, _ = absences(schedule, each > 0)
     stage = schedule.stage[leaves]
-    work = np.bincount(schedule.action_ranks[leaves], weights=(write + read)[stage])
+    work = np.bincount(schedule.action_ranks[leaves], weights=each[stage])
     return float(work.max(initial=0.0))

@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from divisible.planning.memory import StageCosts
+from divisible.planning.cost_model import CostModel
+from divisible.planning.possible_stages import memory_table
 
 # Two sums of the same times in another order differ by rounding.
 _ROUNDING = 1e-12
@@ -44,30 +45,30 @@ class StageCost(NamedTuple):
     bound: np.ndarray
 
 
-def evenest(costs: StageCosts, cost: StageCost, limits: np.ndarray) -> list[int] | None:
+def evenest(model: CostModel, cost: StageCost, limits: np.ndarray) -> list[int] | None:
     """Minimises the greatest cost, then the sum of squares.
 
     Args:
-        costs: Of the stages; gives the memory that they need.
+        model: The costs of the stages; gives the memory that they need.
         cost: What to minimise.
         limits: The memory that each stage may use, in bytes; shape (n_stages,).
 
     Returns:
         The cuts; ``None`` if nothing fits.
     """
-    most, cuts = _solve(costs, cost, limits)
+    most, cuts = _solve(model, cost, limits)
     if cuts is None:
         return None
-    return _solve(costs, cost, limits, cap=most * (1 + _ROUNDING))[1]
+    return _solve(model, cost, limits, cap=most * (1 + _ROUNDING))[1]
 
 
-def least_lacking(costs: StageCosts, limits: np.ndarray) -> list[int]:
+def least_lacking(model: CostModel, limits: np.ndarray) -> list[int]:
     """Returns the cuts with which the stage that lacks most memory lacks least."""
-    return _solve(costs, None, limits)[1]
+    return _solve(model, None, limits)[1]
 
 
 def _solve(
-    costs: StageCosts,
+    model: CostModel,
     cost: StageCost | None,
     limits: np.ndarray,
     cap: float | None = None,
@@ -75,7 +76,7 @@ def _solve(
     """Runs the dynamic program.
 
     Args:
-        costs: Of the stages; gives the memory that they need.
+        model: The costs of the stages; gives the memory that they need.
         cost: What to minimise; ``None`` for the memory that lacks.
         limits: The memory that there is, unless its lack is minimised.
         cap: Without it, the greatest cost of a stage is minimised. With it, no stage
@@ -85,7 +86,7 @@ def _solve(
         The least cost, and the cuts; ``None`` if nothing fits.
     """
     lacking = cost is None
-    memory, layers = costs.memory(), costs.layers
+    memory, layers = memory_table(model), model.largest.sums
     if lacking:
         none = np.zeros_like(memory.at_least)
         cost = StageCost(none, none, none, memory.at_least)
@@ -105,7 +106,7 @@ def _solve(
     )
     if not np.isfinite(value):
         return value, None
-    cuts = [costs.n_layers]
+    cuts = [len(model.largest)]
     for row in parents[::-1]:
         cuts.append(int(row[cuts[-1]]))
     return value, cuts[::-1]

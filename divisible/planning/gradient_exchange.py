@@ -21,7 +21,7 @@ parameters of one dimension, which are few and travel in float32.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ import numpy as np
 from divisible.communication.wire import BLOCK, CHUNK, WINDOW, WIRE, WireDtype
 from divisible.planning.coding import CodingRate, measure_coding
 from divisible.planning.layer_cost import LayerCost
-from divisible.planning.machine import Network
+from divisible.planning.network import Links
 from divisible.planning.profile import Profile
 from divisible.schedules.actions import BACKWARD, KINDS, WEIGHT
 from divisible.schedules.schedule import Schedule
@@ -92,6 +92,10 @@ class GradientExchange:
         wire: The dtype on the wire.
         coding: How fast a rank codes, whose speed is 1.
         error_feedback: Whether it keeps what encodings lose.
+        links: The way from each rank of a pipeline to the same one of the others;
+            ``None`` before :meth:`on`.
+        speeds: Speeds of the ranks of a pipeline, of shape (n_ranks,);
+            ``None`` before :meth:`on`.
 
     Example:
         >>> from divisible.communication.wire import WIRE
@@ -104,6 +108,17 @@ class GradientExchange:
     wire: WireDtype
     coding: CodingRate
     error_feedback: bool = False
+    links: Links | None = field(default=None, compare=False)
+    speeds: np.ndarray | None = field(default=None, compare=False)
+
+    def on(self, links: Links, speeds: np.ndarray) -> GradientExchange:
+        """Returns the exchange on the ranks of a pipeline, which takes its time there.
+
+        Args:
+            links: The way from each rank to the same one of the other replicas.
+            speeds: Speeds of the ranks, of shape (n_ranks,).
+        """
+        return replace(self, links=links, speeds=speeds)
 
     def sent_bytes(self, n: int) -> int:
         """Returns what the replica that sends most sends of ``n`` elements.
@@ -166,39 +181,23 @@ class GradientExchange:
             shorter /= -(-n // CHUNK)
         return longer + shorter + _PHASES * latency
 
-    def least_seconds(
-        self,
-        schedule: Schedule,
-        elements: Sequence[int],
-        links: Network,
-        speeds: np.ndarray,
-    ) -> np.ndarray:
+    def least_seconds(self, schedule: Schedule, elements: Sequence[int]) -> np.ndarray:
         """Returns how long each rank takes at least after its last backward.
 
         Args:
-            schedule: Which stage is on which rank.
-            elements: Of the parameters of each stage.
-            links: From each rank to the same one of other replicas.
-            speeds: Of the ranks of a replica.
+            schedule: The schedule; which stage is on which rank.
+            elements: Elements of the parameters of each stage.
 
         Returns:
             Seconds of shape (n_ranks,): of the stage that takes least.
         """
         least = np.full(schedule.n_ranks, np.inf)
-        np.minimum.at(
-            least,
-            list(schedule.stage_ranks),
-            self._of_stages(schedule, elements, links, speeds),
-        )
+        seconds = self._stage_seconds(schedule, elements)
+        np.minimum.at(least, list(schedule.stage_ranks), seconds)
         return least
 
     def spans(
-        self,
-        schedule: Schedule,
-        timeline: Timeline,
-        elements: Sequence[int],
-        links: Network,
-        speeds: np.ndarray,
+        self, schedule: Schedule, timeline: Timeline, elements: Sequence[int]
     ) -> Spans:
         """Returns when the gradients of each stage are exchanged.
 
@@ -206,14 +205,13 @@ class GradientExchange:
         while it still has to compute delays that, unless it waits anyway.
 
         Args:
-            schedule: As of :meth:`least_seconds`.
-            timeline: Of a simulated step.
-            elements: As of :meth:`least_seconds`.
-            links: Likewise.
-            speeds: Likewise.
+            schedule: The schedule; which stage is on which rank.
+            timeline: The timeline of a simulated step.
+            elements: Elements of the parameters of each stage.
         """
+        links, speeds = self.links, self.speeds
         ready = _ready(schedule, timeline)
-        seconds = self._of_stages(schedule, elements, links, speeds)
+        seconds = self._stage_seconds(schedule, elements)
         start, end = ready.copy(), ready.copy()
         for rank in range(schedule.n_ranks):
             stages = [s for s in schedule.rank_stages(rank) if elements[s]]
@@ -233,13 +231,9 @@ class GradientExchange:
                 opening = 0.0
         return Spans(start, end)
 
-    def _of_stages(
-        self,
-        schedule: Schedule,
-        elements: Sequence[int],
-        links: Network,
-        speeds: np.ndarray,
-    ) -> np.ndarray:
+    def _stage_seconds(self, schedule: Schedule, elements: Sequence[int]) -> np.ndarray:
+        """Returns how long the elements of each stage take on its rank."""
+        links, speeds = self.links, self.speeds
         return np.array(
             [
                 self.seconds(

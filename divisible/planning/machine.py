@@ -1,170 +1,187 @@
-"""Speeds, memory and links of ranks."""
+"""The machine that a plan is made for: ranks, links and disks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Union
+from typing import Any
 
 import numpy as np
 
-from divisible.number_lists import amount, numbers
-from divisible.records import LIMIT, shown
-from divisible.schedules.schedule import Schedule
+from divisible.number_lists import numbers
+from divisible.planning.disk import Disk
+from divisible.planning.network import Links, Network
+from divisible.planning.per_rank import PerRank, spread, spread_memory, spread_speeds
+from divisible.planning.units import count, format_bytes, format_seconds
+from divisible.records import from_fields, plain_integer, shown
 
-#: A number for all ranks or edges, or one for each.
-PerRank = Union[float, Sequence[float]]
+# Values of so many ranks or links are listed one by one in words.
+_MOST_LISTED = 8
 
 
 @dataclass(frozen=True)
-class Network:
-    """The links between the ranks of neighbouring stages.
+class Machine:
+    """The ranks that a plan is made for, and what lies between them.
 
-    A message of ``n`` bytes takes ``latency + n / bandwidth`` seconds, which is
-    equation (1) of Takisawa et al. (2022).
+    Printed, it is a line of text.
 
     Attributes:
-        bandwidth: Bytes per second in either direction; one number for all links or
-            one for each pair of ranks ``r`` and ``r + 1``.
-        latency: Seconds; the same.
-        overlap: Whether messages travel while ranks compute.
+        ranks: Number of ranks.
+        memory: Bytes that a rank may use; one number for all or one for each. ``None``
+            for no limit.
+        network: The links between ranks; infinitely fast by default.
+        speeds: Speeds of the ranks, relative to that of the profile; ``None`` for 1.
+        disk: The disk of each rank; ``None`` if there is none to use.
 
     Raises:
-        TypeError: If something is no number.
-        ValueError: If a bandwidth is not positive or a latency negative.
+        TypeError: If ``ranks`` is no integer, or a number is none.
+        ValueError: If a value is out of range, or there are fewer than ranks.
 
     Example:
-        >>> Network(bandwidth=1e9, latency=50e-6).edges(3)
-        (array([1.e+09, 1.e+09]), array([5.e-05, 5.e-05]))
+        >>> print(Machine(4, memory=2**30, speeds=[1, 1, 0.5, 1]))
+        4 ranks of 1.0 GiB, speeds 1, 1, 0.5, 1, links that take no time
     """
 
-    bandwidth: PerRank = float("inf")
-    latency: PerRank = 0.0
-    overlap: bool = True
+    ranks: int
+    memory: PerRank | None = None
+    network: Network = Network()
+    speeds: PerRank | None = None
+    disk: Disk | None = None
 
     def __post_init__(self) -> None:
-        if not np.all(numbers("bandwidth", self.bandwidth) > 1 / LIMIT):
-            raise ValueError(
-                f"bandwidth must be positive, beyond 2**-63, not"
-                f" {shown(self.bandwidth)}"
-            )
-        latency = numbers("latency", self.latency)
-        if not np.all((latency >= 0) & (latency < LIMIT)):
-            raise ValueError(
-                f"latency must be finite and not negative, below 2**63, not"
-                f" {shown(self.latency)}"
-            )
+        ranks = plain_integer("ranks", self.ranks)
+        if ranks < 1:
+            raise ValueError(f"ranks must be 1 or more, not {ranks}")
+        if not isinstance(self.network, Network):
+            raise TypeError(f"network must be a Network, not {shown(self.network)}")
+        if not (self.disk is None or isinstance(self.disk, Disk)):
+            raise TypeError(f"disk must be a Disk, not {shown(self.disk)}")
+        plain = {"ranks": ranks, "memory": self.memory, "speeds": self.speeds}
+        for name, check in (("memory", spread_memory), ("speeds", spread_speeds)):
+            if plain[name] is not None:
+                plain[name] = _plain(name, plain[name])
+                check(plain[name], _n_listed(plain[name], ranks))
+                if isinstance(plain[name], tuple):
+                    plain[name] = plain[name][:ranks]
+        links = self.network.bandwidth, self.network.latency
+        for name, values in zip(("bandwidth", "latency"), links):
+            n = _n_listed(values, ranks - 1)
+            spread(name, values, n, "links between ranks")
+        for name, value in plain.items():
+            object.__setattr__(self, name, value)
 
-    def edges(self, n_stages: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns bandwidth and latency of the first ``n_stages - 1`` links.
+    def rank_memory(self) -> np.ndarray:
+        """Returns the bytes that each rank may use; infinitely many without a limit."""
+        return spread_memory(self.memory, self.ranks)
+
+    def rank_speeds(self) -> np.ndarray:
+        """Returns the speed of each rank."""
+        return spread_speeds(self.speeds, self.ranks)
+
+    def links(self) -> Links:
+        """Returns the links between neighbouring ranks."""
+        return self.network.links(self.ranks)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns fields that JSON knows: no limit, and infinitely fast, are null."""
+        network, disk = self.network, self.disk
+        return {
+            "ranks": self.ranks,
+            "memory": _without_infinity(self.memory),
+            "network": {
+                "bandwidth": _without_infinity(_plain("", network.bandwidth)),
+                "latency": _plain("", network.latency),
+                "overlap": bool(network.overlap),
+            },
+            "speeds": self.speeds,
+            "disk": None if disk is None else {"read": disk.read, "write": disk.write},
+        }
+
+    @classmethod
+    def from_json(cls, row: Any) -> Machine:
+        """Makes a machine of what :meth:`to_json` returned.
 
         Raises:
-            ValueError: If there are fewer.
+            ValueError: If it is something else; the message names the field.
         """
-        return (
-            spread("bandwidth", self.bandwidth, n_stages - 1, "links between ranks"),
-            spread("latency", self.latency, n_stages - 1, "links between ranks"),
-        )
+        if isinstance(row, dict):
+            row = dict(row)
+            if row.get("memory") is not None:
+                row["memory"] = _with_infinity(row["memory"])
+            if isinstance(row.get("network"), dict):
+                network = dict(row["network"])
+                network["bandwidth"] = _with_infinity(network.get("bandwidth"))
+                row["network"] = from_fields(Network, network, "network")
+            if row.get("disk") is not None:
+                row["disk"] = from_fields(Disk, row["disk"], "disk")
+        return from_fields(cls, row, "machine")
+
+    def __str__(self) -> str:
+        words = [count(self.ranks, "rank")]
+        if self.memory is not None:
+            words[0] += f" of {_in_words(self.memory, _memory)}"
+        if self.speeds is not None:
+            words.append(f"speeds {_in_words(self.speeds, '{:g}'.format)}")
+        words.append(_links_in_words(self.network))
+        if self.disk is not None:
+            read, write = _rate(self.disk.read), _rate(self.disk.write)
+            words.append(f"disks that read {read} and write {write}")
+        return ", ".join(words)
 
 
-def spread(name: str, values: PerRank, n: int, what: str = "ranks") -> np.ndarray:
-    """Returns one number for each of ``n``; those beyond are left out.
-
-    Raises:
-        TypeError: If something is no number.
-        ValueError: If there are fewer.
-    """
+def _plain(name: str, values: PerRank) -> float | tuple[float, ...]:
+    """Returns a number, or a tuple of numbers, as Python's own."""
     array = numbers(name, values)
-    if array.ndim == 0:
-        return np.full(n, float(array))
-    if array.ndim != 1 or len(array) < n:
-        raise ValueError(
-            f"{name} has {amount(array)}, but there are {n} {what}: give one number"
-            f" for all or one for each"
-        )
-    return array[:n]
+    return tuple(array.tolist()) if array.ndim else float(array)
 
 
-def spread_speeds(speeds: PerRank | None, n: int) -> np.ndarray:
-    """Returns the speed of each of ``n`` ranks, 1 if nothing is said.
-
-    Raises:
-        ValueError: If there are fewer, or one is not finite and positive.
-    """
-    speeds = spread("speeds", 1.0 if speeds is None else speeds, n)
-    if not np.all((speeds > 1 / LIMIT) & (speeds < LIMIT)):
-        raise ValueError(
-            f"speeds must be finite and positive, from 2**-63 to 2**63, not"
-            f" {shown(speeds)}"
-        )
-    return speeds
+def _n_listed(values: PerRank, n: int) -> int:
+    """Returns for how many ranks there are values to check: one serves any number."""
+    return n if np.ndim(values) else min(n, 1)
 
 
-def spread_memory(memory: PerRank | None, n: int) -> np.ndarray:
-    """Returns the bytes that each of ``n`` ranks may use, no limit if nothing is said.
-
-    Raises:
-        ValueError: If there are fewer, or one is not positive.
-    """
-    limits = spread("memory", np.inf if memory is None else memory, n)
-    if not np.all(limits > 0):
-        raise ValueError(f"memory must be positive, not {shown(memory)}")
-    return limits
+def _without_infinity(values: float | Sequence[float] | None) -> Any:
+    if isinstance(values, (tuple, list)):
+        return [None if value == np.inf else value for value in values]
+    return None if values == np.inf else values
 
 
-def slowest_replica(
-    network: Network, speeds: np.ndarray, replicas: int
-) -> tuple[Network, np.ndarray]:
-    """Returns for each place in a pipeline the slowest that a replica has there.
-
-    Args:
-        network: The links between all ranks.
-        speeds: Of all ranks; neighbouring ones make a pipeline.
-        replicas: How many pipelines there are.
-
-    Returns:
-        The links and the speeds of one pipeline.
-    """
-    n_ranks = len(speeds) // replicas
-    bandwidth, latency = network.edges(len(speeds))
-    # The link between two replicas carries gradients only.
-    links = np.arange(replicas)[:, None] * n_ranks + np.arange(n_ranks - 1)
-    slowest = Network(
-        bandwidth[links].min(axis=0), latency[links].max(axis=0), network.overlap
-    )
-    return slowest, speeds.reshape(replicas, n_ranks).min(axis=0)
+def _with_infinity(values: Any) -> Any:
+    if isinstance(values, list):
+        return [np.inf if value is None else value for value in values]
+    return np.inf if values is None else values
 
 
-def exchange_links(network: Network, replicas: int, n_ranks: int) -> Network:
-    """Returns for each rank of a pipeline the way to the same one of other replicas.
-
-    It is the slowest link on it, and the greatest latency.
-
-    Args:
-        network: The links between all ranks; neighbouring ones make a pipeline.
-        replicas: How many pipelines there are, two or more.
-        n_ranks: Of each.
-
-    Returns:
-        Network: Bandwidth and latency of shape (n_ranks,).
-    """
-    bandwidth, latency = network.edges(replicas * n_ranks)
-    between = np.arange(n_ranks)[:, None] + np.arange((replicas - 1) * n_ranks)
-    return Network(
-        bandwidth[between].min(axis=1), latency[between].max(axis=1), network.overlap
-    )
+def _in_words(values: PerRank, in_words: Callable[[float], str]) -> str:
+    """Returns the values of ranks or links in words, of many of them the range."""
+    array, between = np.atleast_1d(values), ", "
+    if len(array) > _MOST_LISTED:
+        array, between = np.array([array.min(), array.max()]), " to "
+    found = [in_words(value) for value in array.tolist()]
+    return found[0] if len(set(found)) == 1 else between.join(found)
 
 
-def edges(network: Network, schedule: Schedule) -> Network:
-    """Returns the links between stages, from those between ranks.
+def _links_in_words(network: Network) -> str:
+    words = []
+    if np.isfinite(network.bandwidth).any():
+        words.append(f"of {_in_words(network.bandwidth, _rate)}")
+    if np.any(network.latency):
+        words.append(f"with {_in_words(network.latency, format_seconds)} of latency")
+    words = words or ["that take no time"]
+    if not network.overlap:
+        words.append("while ranks do not compute")
+    return f"links {' '.join(words)}"
 
-    Ranks that are no neighbours talk over the links between them, at the rate of the
-    slowest and with the greatest latency.
-    """
-    bandwidth, latency = network.edges(schedule.n_ranks)
-    slowest, longest = [], []
-    for a, b in zip(schedule.stage_ranks, schedule.stage_ranks[1:]):
-        low, high = min(a, b), max(a, b)
-        slowest.append(min(bandwidth[low:high], default=np.inf))
-        longest.append(max(latency[low:high], default=0.0))
-    return Network(np.array(slowest), np.array(longest), network.overlap)
+
+def _memory(value: float) -> str:
+    return "any size" if value == np.inf else format_bytes(value)
+
+
+def _rate(value: float) -> str:
+    """Returns a bandwidth as ``divisible plan --bandwidth`` reads it."""
+    if value == np.inf:
+        return "any rate"
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.4g} {unit}/s"
+    return f"{value:.4g} B/s"

@@ -1,31 +1,23 @@
-"""Cuts a model into stages: optimally, or by other methods to compare with."""
+"""A model cut into stages for one size of microbatch, with what each costs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from divisible.planning.conditions import Conditions, Machine
-from divisible.planning.dynamic_program import StageCost, evenest, least_lacking
-from divisible.planning.machine import Network, PerRank, spread_memory
-from divisible.planning.memory import StageCosts
+from divisible.planning.conditions import Conditions
+from divisible.planning.cost_model import CostModel
+from divisible.planning.cuts import METHODS, check_cuts, find_cuts, stage_plans
+from divisible.planning.machine import Machine
+from divisible.planning.network import Network
+from divisible.planning.per_rank import PerRank, spread_memory, spread_speeds
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, named_files
-from divisible.planning.stage_plan import StagePlan
-from divisible.planning.units import count, format_bytes
+from divisible.planning.units import count
 from divisible.schedules.catalogue import CATALOGUE, ONE_PER_RANK, create
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
-
-METHODS = ("optimal", "uniform", "parameters", "time")
-# How many stages without enough memory an error lists.
-_SHOWN = 4
-
-
-class MemoryLimitError(ValueError):
-    """No cut fits into the memory of the ranks; the message says what lacks where."""
 
 
 def partition(
@@ -110,26 +102,30 @@ def partition(
     if n_microbatches is not None and n_microbatches < 1:
         raise ValueError(f"n_microbatches must be positive, not {n_microbatches}")
     chosen = _schedule(schedule, n_stages, n_microbatches, checkpoint)
-    costs = StageCosts.of(profile, chosen, speeds, network)
+    network = Network() if network is None else network
+    model = CostModel(
+        chosen,
+        [profile],
+        spread_speeds(speeds, n_stages),
+        network.links(n_stages),
+        spares_none=n_microbatches is None and not isinstance(schedule, Schedule),
+    )
     if isinstance(schedule, Schedule):
         n_microbatches, schedule = schedule.n_microbatches, None
-    elif n_microbatches is None:
-        # Of many microbatches one that is spared does not count.
-        costs = replace(costs, recomputed=np.ceil(costs.recomputed))
     limits = spread_memory(memory, n_stages)
     if cuts is None:
-        cuts = find_cuts(costs, limits, method)
+        cuts = find_cuts(model, limits, method)
     else:
-        _check_cuts(costs, cuts, limits)
+        check_cuts(model, cuts, limits)
     return Plan(
         cuts,
         n_microbatches=n_microbatches,
         schedule=schedule,
         checkpoint=checkpoint,
         layers=tuple(layer.name for layer in profile.layers),
-        stages=describe(costs, cuts, limits),
+        stages=stage_plans(model, cuts, limits),
         conditions=Conditions(
-            Machine(n_stages, memory, costs.network, speeds),
+            Machine(n_stages, memory, network, speeds),
             microbatch_size=profile.n_samples,
             profiles=named_files([profile]),
         ),
@@ -172,137 +168,3 @@ def _schedule(
             f" n_microbatches is needed to know how much memory that is"
         )
     return some
-
-
-def find_cuts(
-    costs: StageCosts, limits: np.ndarray, method: str = "optimal"
-) -> list[int]:
-    """Finds cuts by a method.
-
-    Args:
-        costs: Of the stages.
-        limits: The memory that each stage may use, in bytes.
-        method: One of `METHODS`.
-
-    Raises:
-        MemoryLimitError: If they do not fit; with the optimal method, if none does.
-    """
-    if method == "optimal":
-        cuts = _optimal(costs, limits)
-        if cuts is None:
-            raise _explain(costs, limits)
-        return cuts
-    n_layers = costs.n_layers
-    if method == "uniform":
-        cuts = Plan.uniform(n_layers, costs.n_stages).cuts
-    elif method == "parameters":
-        # Layers without parameters are spread as well, all together as half a byte.
-        cuts = _balanced(
-            costs.layers.parameters + np.linspace(0, 0.5, n_layers + 1), costs
-        )
-    else:
-        cuts = _balanced(costs.busy()[0], costs)
-    _check_cuts(costs, cuts, limits)
-    return cuts
-
-
-def describe(
-    costs: StageCosts, cuts: Sequence[int], limits: np.ndarray
-) -> tuple[StagePlan, ...]:
-    """Returns what the stages of a plan cost."""
-    before = np.diagonal(costs.link_seconds()[:, cuts[:-1]])
-    sums = costs.layers.stages(cuts)
-    columns = (
-        costs.seconds(cuts),
-        before,
-        costs.bytes(cuts).round().astype(int),
-        limits,
-        sums.output_bytes.astype(int),
-        sums.n_gradients,
-    )
-    return tuple(
-        StagePlan(seconds, link, memory, None if limit == np.inf else limit, *sizes)
-        for seconds, link, memory, limit, *sizes in zip(*(c.tolist() for c in columns))
-    )
-
-
-def _check_cuts(costs: StageCosts, cuts: Sequence[int], limits: np.ndarray) -> None:
-    """Refuses cuts that do not fit the model or the memory."""
-    plan = Plan(cuts)
-    if (plan.n_stages, plan.n_layers) != (costs.n_stages, costs.n_layers):
-        raise ValueError(
-            f"the cuts {plan.cuts} make {count(plan.n_stages, 'stage')} of"
-            f" {count(plan.n_layers, 'layer')}, not {costs.n_stages} of"
-            f" {costs.n_layers}"
-        )
-    shortage = _shortage(costs, cuts, limits)
-    if shortage:
-        raise MemoryLimitError(f"the cuts {plan.cuts} do not fit: {shortage}")
-
-
-def _optimal(costs: StageCosts, limits: np.ndarray) -> list[int] | None:
-    """Minimises the slowest stage; None if nothing fits."""
-    busy = costs.busy()
-    links = costs.link_seconds()
-    before, behind = links[:-1], links[1:]
-    if costs.network.overlap:
-        cost = StageCost(busy, busy, before, busy)
-    else:
-        # Each message keeps both of its ranks: one each way, on either side.
-        none = np.zeros_like(busy)
-        cost = StageCost(busy + 2 * behind, busy - 2 * before, none, busy)
-    return evenest(costs, cost, limits)
-
-
-def _balanced(sums: np.ndarray, costs: StageCosts) -> list[int]:
-    """Minimises the greatest difference of sums, whatever ranks and links are like."""
-    sums = np.tile(sums, (costs.n_stages, 1))
-    cost = StageCost(sums, sums, np.zeros_like(sums), sums)
-    return evenest(costs, cost, np.full(costs.n_stages, np.inf))
-
-
-def _explain(costs: StageCosts, limits: np.ndarray) -> MemoryLimitError:
-    """Says what lacks where in the plan that lacks least."""
-    alone = costs.bytes_alone()
-    lacks = np.where(_may_hold(*alone.shape), alone - limits[:, None], np.inf)
-    largest = int(lacks.min(axis=0).argmax())
-    s = int(lacks[:, largest].argmin())
-    cuts = least_lacking(costs, limits)
-    message = (
-        f"no plan of {count(costs.n_stages, 'stage')} fits into the memory of the"
-        f" ranks. In {cuts}, which lacks least, {_shortage(costs, cuts, limits)}."
-    )
-    if lacks[s, largest] > 0:
-        message += (
-            f" Layer {largest} alone fits nowhere: where it lacks least, as stage {s},"
-            f" it needs {format_bytes(alone[s, largest])}. Use smaller microbatches."
-        )
-    else:
-        message += " Use more ranks, smaller microbatches, or recomputation."
-    return MemoryLimitError(message)
-
-
-def _may_hold(n_stages: int, n_layers: int) -> np.ndarray:
-    """Tells which stages can have which layers, if each stage has one at least.
-
-    Returns:
-        Booleans of shape (n_stages, n_layers).
-    """
-    before = np.arange(n_layers) - np.arange(n_stages)[:, None]
-    return (before >= 0) & (before <= n_layers - n_stages)
-
-
-def _shortage(costs: StageCosts, cuts: Sequence[int], limits: np.ndarray) -> str:
-    """Says which stages lack how much; nothing if none does."""
-    lacks = [
-        f"stage {s} (layers {start} to {end - 1}) needs {format_bytes(needed)},"
-        f" {format_bytes(needed - limit)} more than the {format_bytes(limit)} of its"
-        f" rank"
-        for s, (start, end, needed, limit) in enumerate(
-            zip(cuts, cuts[1:], costs.bytes(cuts).tolist(), limits.tolist())
-        )
-        if needed > limit
-    ]
-    if len(lacks) > _SHOWN:
-        lacks[_SHOWN:] = [f"and {len(lacks) - _SHOWN} more stages lack memory"]
-    return "; ".join(lacks)

@@ -11,12 +11,11 @@ from divisible.communication.wire import check_wire_dtype
 from divisible.files import write_json
 from divisible.placement import cheaper_placement
 from divisible.planning.conditions import Conditions
-from divisible.planning.exchange_plan import ExchangePlan
+from divisible.planning.expected_costs import ExchangePlan, StagePlan
 from divisible.planning.plan_fields import chains, listed, places, positions
 from divisible.planning.plan_traffic import traffic_of
 from divisible.planning.profile import check_layers
 from divisible.planning.shares import integer_shares
-from divisible.planning.stage_plan import StagePlan
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
 from divisible.planning.units import count, format_seconds
 from divisible.records import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from divisible.communication.wire import BLOCK, WIRE
 from divisible.placement import Traffic
-from divisible.planning.stage_plan import StagePlan
+from divisible.planning.expected_costs import StagePlan
 
 
 def traffic_of(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from divisible.planning.expected_costs import StagePlan
 from divisible.planning.layer_cost import SECONDS, LayerCost
-from divisible.planning.stage_plan import StagePlan
 from divisible.planning.units import format_bytes, format_seconds
 
 PLAN_COLUMNS = ("stage", "layers", "microbatch", "of slowest", "link", "memory", "of")

@@ -19,12 +19,13 @@ import numpy as np
 
 from divisible.layer_texts import title
 from divisible.model import Divisible
+from divisible.planning.cost_model import CostModel
+from divisible.planning.cuts import MemoryLimitError
 from divisible.planning.disk import IN_MEMORY, Disk, segment_bytes, streamed_cost
 from divisible.planning.interpolation import interpolate, sort_profiles
-from divisible.planning.machine import PerRank, spread_memory
-from divisible.planning.memory import rank_bytes
+from divisible.planning.network import Network
 from divisible.planning.optimizer_state import check_optimizer
-from divisible.planning.partition import MemoryLimitError
+from divisible.planning.per_rank import PerRank, spread_memory
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile
 from divisible.planning.shares import integer_shares
@@ -218,9 +219,10 @@ def _on_ranks(
     fixed = np.zeros(n_ranks)
     sums = profile.sums.stages(plan.cuts)
     np.add.at(fixed, list(schedule.stage_ranks), sums.fixed_bytes)
-    on_disk = np.array([place == "disk" for place in plan.hold_in])
-    of_stages = on_disk[list(schedule.stage_ranks)]
-    held = rank_bytes(plan.cuts, schedule, profile, on_disk=of_stages) - fixed
+    links = Network().links(n_ranks)
+    model = CostModel.of(schedule, [profile], np.ones(n_ranks), links)
+    model = model.waiting_on([place == "disk" for place in plan.hold_in])
+    held = model.rank_bytes(plan.cuts) - fixed
     return layers, held.round().astype(int).tolist()
 
 

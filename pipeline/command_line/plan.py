@@ -8,10 +8,11 @@ import click
 import numpy as np
 
 from divisible.communication.wire import WIRE
-from divisible.planning.machine import Network
-from divisible.planning.partition import METHODS, partition
+from divisible.planning.cuts import METHODS
+from divisible.planning.network import Network
+from divisible.planning.partition import partition
 from divisible.planning.plan import Alternative, Plan
-from divisible.planning.prediction import predict
+from divisible.planning.plan_simulation import simulate_plan
 from divisible.planning.search import best_plan
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
 from divisible.planning.units import format_seconds, parse_bytes
@@ -126,7 +127,7 @@ def plan_command(profiles, ranks, stages, shows_all, output, plot, **given) -> N
     console.say_wrapped(f"for {plan.conditions}")
     console.say(f"written to {output}")
     if plot is not None:
-        draw(predict(plan, profiles), plot)
+        draw(simulate_plan(plan, profiles), plot)
     # The last line is what is left on the terminal.
     console.say_wrapped(plan.headline)
 

@@ -12,7 +12,7 @@ import numpy as np
 from divisible.communication.wire import WIRE
 from divisible.planning.interpolation import sort_profiles
 from divisible.planning.plan import Plan
-from divisible.planning.prediction import conditions_of, predict
+from divisible.planning.plan_simulation import conditions_of, simulate_plan
 from divisible.planning.profile import Profile
 from divisible.planning.units import count, format_bytes, format_seconds
 from divisible.records import shown
@@ -75,7 +75,7 @@ def simulate_command(
     console.say_wrapped(plan.headline)
     changed += [name for name, value in given.items() if value is not None]
     _say_conditions(plan, made_for is not None, changed)
-    timeline = predict(plan, profiles)
+    timeline = simulate_plan(plan, profiles)
     _print_timeline(timeline)
     if made_for is not None and promised is not None and not changed:
         _say_difference(promised, timeline.makespan)

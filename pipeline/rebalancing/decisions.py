@@ -10,11 +10,13 @@ from typing import NamedTuple
 import numpy as np
 
 from divisible.number_lists import amount
-from divisible.planning.machine import Network, PerRank, edges, spread_memory
-from divisible.planning.partition import MemoryLimitError, partition
+from divisible.planning.cost_model import CostModel
+from divisible.planning.cuts import MemoryLimitError
+from divisible.planning.network import Network
+from divisible.planning.partition import partition
+from divisible.planning.per_rank import PerRank, spread_memory
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile
-from divisible.planning.setting import Setting
 from divisible.planning.units import format_seconds
 from divisible.schedules.catalogue import CATALOGUE, create
 from divisible.schedules.schedule import Schedule
@@ -126,10 +128,11 @@ def decide_cuts(
     base = partition(profile, n_stages, schedule=chosen, cuts=cuts)
     measured = _Measured.of(times, base, chosen)
     speeds, network = measured.speeds, Network() if network is None else network
+    links = network.links(chosen.n_ranks)
+    model = CostModel.of(chosen, [profile] * chosen.n_microbatches, speeds, links)
 
     def simulated(those: Sequence[int]) -> float:
-        profiles = [profile] * chosen.n_microbatches
-        return Setting(chosen, profiles, network, speeds).simulate(those).makespan
+        return model.simulate(those).makespan
 
     now = simulated(cuts)
 
@@ -150,7 +153,7 @@ def decide_cuts(
             n_stages,
             speeds=speeds[ranks],
             memory=limits[ranks],
-            network=edges(network, chosen),
+            network=Network(*links.between_stages(chosen.stage_ranks)),
             schedule=chosen,
             cuts=those,
         )

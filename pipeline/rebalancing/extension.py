@@ -11,7 +11,8 @@ import numpy as np
 from chainer import training
 
 from divisible import Divisible
-from divisible.planning.machine import Network, PerRank
+from divisible.planning.network import Network
+from divisible.planning.per_rank import PerRank
 from divisible.planning.profile import Profile
 from divisible.planning.units import format_seconds
 from divisible.side_files import SideFiles

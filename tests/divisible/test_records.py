@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from divisible import LayerCost, Plan, Profile, schedules, simulate
 from divisible.planning.coding import CodingRate
-from divisible.planning.exchange_plan import ExchangePlan
-from divisible.planning.stage_plan import StagePlan
+from divisible.planning.expected_costs import ExchangePlan, StagePlan
 from divisible.schedules import Costs, Schedule, ScheduleError, Timeline
 from tests.support.broken_files import broken
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from divisible import Disk, LayerCost, Machine, Network, Plan, Profile, best_plan
 from divisible.planning.coding import CodingRate
 from divisible.planning.conditions import Conditions
-from divisible.planning.prediction import predict
+from divisible.planning.plan_simulation import simulate_plan
 
 MACHINE = Machine(
     4,
@@ -124,7 +124,7 @@ def test_a_slow_rank_is_predicted_from_the_file(tmp_path):
     plan.save(tmp_path / "plan.json")
     plan = Plan.load(tmp_path / "plan.json")
     # Profiles are of 8 samples, and a minibatch has 32.
-    assert predict(plan, layers).makespan == pytest.approx((4 + 2 - 1) * 3)
+    assert simulate_plan(plan, layers).makespan == pytest.approx((4 + 2 - 1) * 3)
     assert plan.bubble == pytest.approx(1 / 5)
     # The second rank at half the speed: its four microbatches follow on the first one.
     slow = best_plan(
@@ -138,7 +138,7 @@ def test_a_slow_rank_is_predicted_from_the_file(tmp_path):
         pipeline_ranks=[2],
     )
     slow.save(tmp_path / "plan.json")
-    timeline = predict(Plan.load(tmp_path / "plan.json"), layers)
+    timeline = simulate_plan(Plan.load(tmp_path / "plan.json"), layers)
     assert timeline.makespan == pytest.approx(1 + 4 * 6 + 2)
     assert timeline.bubble == pytest.approx([1 - 12 / 27, 1 - 24 / 27])
 
@@ -199,7 +199,7 @@ def test_a_saved_plan_predicts_what_the_plan_did(
             continue
         each.save(path)
         loaded = Plan.load(path)
-        timeline = predict(loaded, profiles)
+        timeline = simulate_plan(loaded, profiles)
         assert timeline.makespan == pytest.approx(each.step_seconds, rel=1e-9)
         assert timeline.bubble.mean() == pytest.approx(each.bubble, abs=1e-9)
         assert loaded.batch == batch

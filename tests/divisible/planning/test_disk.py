@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from divisible import LayerCost, MemoryLimitError, Network, Plan, Profile, best_plan
 from divisible.planning.disk import Disk, segment_bytes, streamed_cost, streamed_profile
-from divisible.planning.prediction import predict
+from divisible.planning.plan_simulation import simulate_plan
 
 MB = 10**6
 
@@ -113,8 +113,8 @@ def test_holding_on_disk_wins_where_it_is_fast():
     assert without.step_seconds == slow.step_seconds
     # What the plan says can be predicted, if the disk is known.
     with pytest.raises(ValueError, match="disk="):
-        predict(replace(fast, conditions=None), layers)
-    timeline = predict(fast, layers)
+        simulate_plan(replace(fast, conditions=None), layers)
+    timeline = simulate_plan(fast, layers)
     assert timeline.makespan == pytest.approx(fast.step_seconds)
     assert timeline.peak_memory.max() <= options["memory"]
     assert "held on disk by the ranks" in str(fast)
@@ -140,7 +140,7 @@ def test_streaming_wins_where_weights_do_not_fit():
     # All four take 2.4 GB with gradients and state; segments take 16 times 11.7 MB.
     assert len(plan.streamed) == 2 and plan.n_ranks == 1
     assert "streamed" in plan.headline
-    assert predict(plan, heavy, disk=Disk(1e9, 1e9)).makespan == pytest.approx(
+    assert simulate_plan(plan, heavy, disk=Disk(1e9, 1e9)).makespan == pytest.approx(
         plan.step_seconds
     )
     with pytest.raises(MemoryLimitError):

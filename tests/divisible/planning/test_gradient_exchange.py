@@ -88,10 +88,10 @@ def test_one_chunk_is_coded_before_it_travels_and_many_meanwhile():
 def spans(one, schedule, costs, elements, network, speeds=None):
     timeline = simulate(schedule, costs, overlap=network.overlap)
     n = schedule.n_ranks
-    links = Network(*network.edges(n + 1), network.overlap)
     speeds = np.ones(n) if speeds is None else np.array(speeds)
-    found = one.spans(schedule, timeline, elements, links, speeds)
-    least = one.least_seconds(schedule, elements, links, speeds)
+    one = one.on(network.links(n + 1), speeds)
+    found = one.spans(schedule, timeline, elements)
+    least = one.least_seconds(schedule, elements)
     return timeline, found, least
 
 

@@ -96,7 +96,7 @@ def costs_of(profile, cuts, options):
     n, n_stages = len(profile), len(cuts) - 1
     m, checkpoint = options["n_microbatches"], options["checkpoint"]
     network = options["network"] or Network()
-    bandwidth, latency = network.edges(n_stages)
+    bandwidth, latency, _ = network.links(n_stages)
     schedule = schedules.create(options["schedule"], n_stages, m)
     moments = held_moments(recompute(schedule, checkpoint))
     again = {"never": 0, "except_last": (m - 1) / m, "always": 1}[checkpoint]

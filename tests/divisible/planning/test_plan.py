@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import LayerCost, Plan, Profile
-from divisible.planning.stage_plan import StagePlan
+from divisible.planning.expected_costs import StagePlan
 
 
 @given(st.integers(1, 60), st.data())

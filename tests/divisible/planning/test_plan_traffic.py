@@ -3,8 +3,8 @@
 import pytest
 
 from divisible import Plan
+from divisible.planning.expected_costs import StagePlan
 from divisible.planning.plan_traffic import traffic_of
-from divisible.planning.stage_plan import StagePlan
 
 
 def plan_of(output_bytes, n_gradients, **options):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from divisible import (
     LayerCost,
+    Machine,
     MemoryLimitError,
     Network,
     Plan,
@@ -17,13 +18,16 @@ from divisible import (
     schedules,
     simulate,
 )
-from divisible.planning.candidates import Configuration, Configurations
 from divisible.planning.coding import CodingRate
+from divisible.planning.cut_plan import UncutPlan
+from divisible.planning.cutting import cut_plan
+from divisible.planning.expected_costs import StagePlan
 from divisible.planning.gradient_exchange import Wire
 from divisible.planning.interpolation import interpolate
-from divisible.planning.prediction import predict
+from divisible.planning.moves import simulated
+from divisible.planning.plan_simulation import simulate_plan
 from divisible.planning.search import best_plan
-from divisible.planning.stage_plan import StagePlan
+from divisible.planning.workload import Workload
 from divisible.schedules.catalogue import (
     CATALOGUE,
     ONE_PER_RANK,
@@ -58,7 +62,7 @@ def test_predicted_memory_is_what_the_cut_reckons_with(schedule, checkpoint, m):
     profile = uneven()
     options = {"n_microbatches": m, "schedule": schedule, "checkpoint": checkpoint}
     plan = partition(profile, 3, **options)
-    timeline = predict(plan, profile, batch=m * profile.n_samples)
+    timeline = simulate_plan(plan, profile, batch=m * profile.n_samples)
     assert timeline.peak_memory.tolist() == [stage.memory for stage in plan.stages]
 
 
@@ -73,7 +77,9 @@ def test_a_prediction_is_a_simulation_of_the_stages_sums():
     costs = Costs(*sums, profile.layers[2].output_bytes / 1e5, 0.002)
     expected = simulate(schedules.one_f_one_b(2, 4), costs, links="serial")
     network = Network(1e5, 0.002)
-    timeline = predict(plan, profile, batch=4 * profile.n_samples, network=network)
+    timeline = simulate_plan(
+        plan, profile, batch=4 * profile.n_samples, network=network
+    )
     assert timeline.makespan == pytest.approx(expected.makespan)
     assert timeline.bubble == pytest.approx(expected.bubble)
 
@@ -84,7 +90,7 @@ def test_speeds_recomputation_and_unequal_microbatches():
     def seconds(cuts, m, **options):
         more = {k: options.pop(k) for k in ("checkpoint",) if k in options}
         plan = Plan(cuts, n_microbatches=m, schedule="gpipe", **more)
-        return predict(plan, profile, **options).makespan
+        return simulate_plan(plan, profile, **options).makespan
 
     assert seconds([0, 2], 1) == 6
     assert seconds([0, 2], 1, speeds=[3]) == 2
@@ -142,7 +148,7 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
             plan = Plan(
                 plan.cuts, m, name, checkpoint=checkpoint, stages_per_rank=per_rank
             )
-            peak = predict(plan, profile, network=network).peak_memory.max()
+            peak = simulate_plan(plan, profile, network=network).peak_memory.max()
             if memory is not None and peak > memory:
                 continue
         else:
@@ -152,7 +158,7 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
                 )
             except MemoryLimitError:
                 continue
-        found.append(predict(plan, profile, network=network).makespan)
+        found.append(simulate_plan(plan, profile, network=network).makespan)
     arguments = {"memory": memory, "network": network, "microbatches": [1, 2, 4]}
     try:
         best = best_plan(profile, ranks, **arguments)
@@ -160,7 +166,7 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
         assert not found
         return
     assert best.step_seconds <= min(found, default=math.inf) * (1 + 1e-9)
-    timeline = predict(best, profile, network=network)
+    timeline = simulate_plan(best, profile, network=network)
     assert timeline.makespan == pytest.approx(best.step_seconds)
     if memory is not None:
         assert timeline.peak_memory.max() <= memory
@@ -202,22 +208,22 @@ def test_the_slowest_replica_is_predicted():
         schedules=["1f1b"],
     )
     assert plan.replicas == 2
-    seconds = predict(plan, profile, speeds=speeds).makespan
+    seconds = simulate_plan(plan, profile, speeds=speeds).makespan
     assert seconds == pytest.approx(plan.step_seconds)
     options = {"network": Network(latency=[0.0, 9.0, 0.5]), "speeds": speeds}
     one = replace(plan, replicas=1)
     slowest = {"network": Network(latency=0.5), "speeds": [0.9, 0.8]}
-    expected = predict(one, profile, batch=4, **slowest).makespan
-    assert predict(plan, profile, **options).makespan == expected
+    expected = simulate_plan(one, profile, batch=4, **slowest).makespan
+    assert simulate_plan(plan, profile, **options).makespan == expected
     with pytest.raises(ValueError, match="there are 4 ranks"):
-        predict(plan, profile, speeds=[1, 1])
+        simulate_plan(plan, profile, speeds=[1, 1])
 
 
 @pytest.mark.parametrize("speed", [0, -1, np.nan, np.inf])
 def test_impossible_speeds_are_refused(speed):
     plan = Plan([0, 3, 8], n_microbatches=4, schedule="1f1b")
     with pytest.raises(ValueError, match="speeds must be finite and positive"):
-        predict(plan, uneven(), speeds=[1, speed])
+        simulate_plan(plan, uneven(), speeds=[1, speed])
 
 
 def test_one_rank_needs_no_other_schedule():
@@ -257,7 +263,9 @@ def test_the_choice_is_as_good_as_the_best_of_all_cuts(seed, schedule):
         microbatches=numbers,
     )
     least = min(
-        predict(Plan([0, i, j, 9], m, schedule), profiles, network=network).makespan
+        simulate_plan(
+            Plan([0, i, j, 9], m, schedule), profiles, network=network
+        ).makespan
         for i, j in itertools.combinations(range(1, 9), 2)
         for m in numbers
     )
@@ -293,7 +301,7 @@ def test_cuts_of_several_stages_on_a_rank_move_as_well(schedule):
     options = {"schedules": [schedule], "pipeline_ranks": [2], "microbatches": [4]}
     chosen = best_plan(profile, 2, network=network, checkpoints=["never"], **options)
     least = min(
-        predict(
+        simulate_plan(
             Plan([0, *inner, 8], 4, schedule, stages_per_rank=2),
             profile,
             network=network,
@@ -427,14 +435,13 @@ def test_no_step_with_replicas_is_faster_than_its_bound(
     per_rank = CATALOGUE[name].stages_per_rank
     assume(n_ranks * per_rank <= len(profile) and per_rank <= n_ranks)
     wire = Wire(wire_dtype, coding=coding)
-    search = Configurations([profile], 6, None, network, 12, None, wire)
-    one = Configuration(replicas, n_ranks, per_rank, name, 2, "never")
-    candidate = search.candidate(one)
-    candidate.outcome = search.simulate(candidate)
-    assert candidate.bound <= candidate.outcome.seconds * (1 + 1e-9)
-    plan = search.plan(candidate)
-    timeline = predict(plan, profile, batch=12, network=network, coding=coding)
-    assert timeline.makespan == pytest.approx(candidate.outcome.seconds)
+    workload = Workload([profile], Machine(6, network=network), 12, wire)
+    one = UncutPlan(replicas, n_ranks, per_rank, name, 2, "never")
+    cut = simulated(workload, cut_plan(workload, one))
+    assert cut.bound <= cut.step.seconds * (1 + 1e-9)
+    plan = workload.plan(cut)
+    timeline = simulate_plan(plan, profile, batch=12, network=network, coding=coding)
+    assert timeline.makespan == pytest.approx(cut.step.seconds)
     exchange = plan.exchange
     if exchange is not None:
         backward = max(event.end for event in timeline if event.category in "FBIW")
@@ -477,7 +484,7 @@ def test_an_exchange_takes_memory():
     kept = best_plan(profile, 2, error_feedback=True, **options)
     assert kept.stages[0].memory == alone + buffers + 2 * 8000
     assert "gradients in int8 with error feedback" in str(kept)
-    assert predict(kept, profile).peak_memory.tolist() == [kept.stages[0].memory]
+    assert simulate_plan(kept, profile).peak_memory.tolist() == [kept.stages[0].memory]
     # What does not fit is not chosen.
     for error_feedback, other in ((False, plan), (True, kept)):
         memory = other.stages[0].memory
@@ -506,7 +513,7 @@ def test_each_rank_has_the_slowest_link_to_its_replica():
     profile = Profile([LayerCost(1, 1, 1, parameter_bytes=400)] * 2, n_samples=8)
     plan = Plan([0, 1, 2], 4, "1f1b", replicas=2)
     network = Network(bandwidth=[100.0, 50.0, 25.0], latency=[0.1, 0.2, 0.4])
-    timeline = predict(plan, profile, network=network, coding=FREE)
+    timeline = simulate_plan(plan, profile, network=network, coding=FREE)
     seconds = {
         event.what: event.end - event.start
         for event in timeline
@@ -589,13 +596,13 @@ def test_a_plan_for_another_model():
     with pytest.raises(
         ValueError, match="the plan is of another model: layer 0 is layer 1 there"
     ):
-        predict(plan, profile)
+        simulate_plan(plan, profile)
     with pytest.raises(ValueError, match="a model of 7 layers, but the profile"):
-        predict(Plan([0, 7], 4, "1f1b"), profile)
+        simulate_plan(Plan([0, 7], 4, "1f1b"), profile)
     with pytest.raises(ValueError, match="does not say n_microbatches"):
-        predict(Plan([0, 8]), profile)
+        simulate_plan(Plan([0, 8]), profile)
     with pytest.raises(ValueError, match="cannot be cut into 40 microbatches"):
-        predict(Plan([0, 8], 40, "1f1b"), profile)
+        simulate_plan(Plan([0, 8], 40, "1f1b"), profile)
 
 
 def test_a_chosen_plan_saved_and_loaded(tmp_path):

@@ -1,7 +1,7 @@
 """Profiles and plans are tables with sums and shares."""
 
 from divisible import LayerCost
-from divisible.planning.stage_plan import StagePlan
+from divisible.planning.expected_costs import StagePlan
 from divisible.planning.tables import (
     PLAN_COLUMNS,
     PROFILE_COLUMNS,

@@ -7,15 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from divisible import LayerCost, Network, Plan, Profile
-from divisible.planning.candidates import Configurations
+from divisible import LayerCost, Machine, Network, Plan, Profile
 from divisible.planning.coding import CodingRate
-from divisible.planning.configuration import Configuration
+from divisible.planning.cut_plan import UncutPlan
+from divisible.planning.cutting import cut_plan
 from divisible.planning.disk import Disk
 from divisible.planning.gradient_exchange import Wire
-from divisible.planning.prediction import predict
+from divisible.planning.moves import simulated
+from divisible.planning.plan_simulation import simulate_plan
 from divisible.planning.search import best_plan
 from divisible.planning.unequal_replicas import parts_by_speed, relative_loads
+from divisible.planning.workload import Workload
 
 PROFILE = Profile([LayerCost(1.0, 1.0, 1.0)] * 12, n_samples=64)
 # What does not depend on the size of microbatches.
@@ -71,14 +73,14 @@ def test_a_fast_replica_gets_more(speeds, shares, cuts):
     plan = plan_for(speeds)
     assert (plan.shares, plan.cuts) == (shares, cuts)
     assert plan.step_seconds == pytest.approx(
-        predict(plan, PROFILE, speeds=speeds).makespan
+        simulate_plan(plan, PROFILE, speeds=speeds).makespan
     )
 
 
 def test_no_replica_waits_for_a_slower_one_in_all():
     speeds = [1, 1, 0.5, 0.5]
     plan = plan_for(speeds)
-    equal = predict(replace(plan, shares=None), PROFILE, speeds=speeds).makespan
+    equal = simulate_plan(replace(plan, shares=None), PROFILE, speeds=speeds).makespan
     # 2/3 of the samples in place of a half, on ranks of twice the speed.
     assert plan.step_seconds == pytest.approx(equal * 2 / 3, rel=0.03)
 
@@ -88,7 +90,7 @@ def test_no_replica_waits_for_a_slower_one_in_all():
 def test_unequal_parts_are_no_slower_than_the_best_cut_for_equal_ones(speeds):
     plan = plan_for(speeds)
     best_equal = min(
-        predict(
+        simulate_plan(
             Plan([0, k, 12], 8, "1f1b", replicas=2, wire_dtype="fp32"),
             PROFILE,
             speeds=speeds,
@@ -99,7 +101,7 @@ def test_unequal_parts_are_no_slower_than_the_best_cut_for_equal_ones(speeds):
     assert plan.step_seconds <= best_equal * (1 + 1e-6)
     # Each replica by itself, with its own samples, is as fast as predicted.
     for replica, n_samples in enumerate(plan.shares or [32, 32]):
-        alone = predict(
+        alone = simulate_plan(
             replace(plan, replicas=1, shares=None),
             PROFILE,
             batch=n_samples,
@@ -113,7 +115,7 @@ def test_costs_that_do_not_grow_with_samples_are_reckoned_with():
     speeds = [1, 1, 0.5, 0.5]
     plan = plan_for(speeds, profiles, batch=256)
     assert plan.step_seconds == pytest.approx(
-        predict(plan, profiles, batch=256, speeds=speeds).makespan
+        simulate_plan(plan, profiles, batch=256, speeds=speeds).makespan
     )
     a, b = plan.shares
     assert a + b == 256
@@ -129,12 +131,12 @@ def test_what_passes_over_a_disk_does_not_grow_with_samples():
     # Weights of 1 MB are read and written in longer than any microbatch takes.
     disk, network, speeds = Disk(2e5, 2e5), Network(1e9), [1, 0.5]
     wire = Wire(coding=OPTIONS["coding"])
-    search = Configurations(profiles, 2, None, network, 128, speeds, wire, disk)
-    streaming = Configuration(2, 1, 1, "gpipe", 2, "never", streamed=(0, 1))
-    candidate = search.candidate(streaming, parts=(85, 43))
-    candidate.outcome = search.simulate(candidate)
-    predicted = predict(
-        search.plan(candidate),
+    machine = Machine(2, network=network, speeds=speeds, disk=disk)
+    workload = Workload(profiles, machine, 128, wire)
+    streaming = UncutPlan(2, 1, 1, "gpipe", 2, "never", streamed=(0, 1))
+    cut = simulated(workload, cut_plan(workload, streaming, parts=(85, 43)))
+    predicted = simulate_plan(
+        workload.plan(cut),
         profiles,
         batch=128,
         network=network,
@@ -142,7 +144,7 @@ def test_what_passes_over_a_disk_does_not_grow_with_samples():
         coding=OPTIONS["coding"],
         disk=disk,
     )
-    assert predicted.makespan == pytest.approx(candidate.outcome.seconds)
+    assert predicted.makespan == pytest.approx(cut.step.seconds)
 
 
 def test_memory_is_that_of_the_largest_part():
@@ -151,12 +153,12 @@ def test_memory_is_that_of_the_largest_part():
     speeds = [1, 1, 0.5, 0.5]
     free = plan_for(speeds, profile)
     assert free.shares is not None
-    held = predict(free, profile, speeds=speeds).peak_memory.max()
-    equal = predict(replace(free, shares=None), profile, speeds=speeds)
+    held = simulate_plan(free, profile, speeds=speeds).peak_memory.max()
+    equal = simulate_plan(replace(free, shares=None), profile, speeds=speeds)
     assert held > equal.peak_memory.max()
     limited = plan_for(speeds, profile, memory=held - 1)
     assert limited != free
-    assert predict(limited, profile, speeds=speeds).peak_memory.max() < held
+    assert simulate_plan(limited, profile, speeds=speeds).peak_memory.max() < held
 
 
 def test_shares_are_kept_in_a_file(tmp_path):

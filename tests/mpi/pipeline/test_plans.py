@@ -5,7 +5,7 @@ import chainer.links as L
 import numpy as np
 
 from divisible import Divisible, Network, best_plan, partition, profile
-from divisible.planning.prediction import predict
+from divisible.planning.plan_simulation import simulate_plan
 from pipeline import Pipeline
 from tests.support.equivalence import stages_of_rank
 from tests.support.mpiexec import assert_on_ranks
@@ -64,7 +64,7 @@ def run_chosen_plan(comm, schedules, checkpoint):
     ) as pipe:
         loss = pipe.step(x, t)["loss"]
         timeline = pipe.timeline()
-        predicted = predict(plan, costs)
+        predicted = simulate_plan(plan, costs)
         # What is predicted is what runs: the same actions in the same order.
         for rank in range(comm.size):
             mine_done, theirs = (

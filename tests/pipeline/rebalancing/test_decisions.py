@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from divisible import partition
 from divisible.planning.layer_cost import LayerCost
-from divisible.planning.machine import Network
+from divisible.planning.network import Network
 from divisible.planning.profile import Profile
 from divisible.schedules import interleaved
 from pipeline.rebalancing.decisions import decide_cuts

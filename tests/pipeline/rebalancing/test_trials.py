@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import LayerCost, Profile
-from divisible.planning.machine import Network
-from divisible.planning.setting import Setting
+from divisible.planning.cost_model import CostModel
+from divisible.planning.network import Network
 from divisible.schedules import one_f_one_b
 from pipeline.rebalancing import decide_cuts
 from pipeline.rebalancing.trials import ChangesOnTrial
@@ -23,8 +23,9 @@ def train(speed_of, n_checks, trial):
         sizes = np.diff(cuts)
         speeds = np.array([speed_of(check, r, n) for r, n in enumerate(sizes)])
         busy = sizes * 0.03 * N_MICROBATCHES / speeds
-        setting = Setting(SCHEDULE, [PROFILE] * N_MICROBATCHES, Network(), speeds)
-        seconds = setting.simulate(cuts).makespan
+        links = Network().links(4)
+        model = CostModel.of(SCHEDULE, [PROFILE] * N_MICROBATCHES, speeds, links)
+        seconds = model.simulate(cuts).makespan
         found.append((cuts, seconds))
         wanted = decide_cuts(PROFILE, cuts, busy, schedule=SCHEDULE).cuts
         cuts = trial(wanted, cuts, seconds) or cuts

@@ -2,7 +2,7 @@
 
 import pytest
 
-from divisible.planning.stage_plan import StagePlan
+from divisible.planning.expected_costs import StagePlan
 
 
 @pytest.mark.parametrize(

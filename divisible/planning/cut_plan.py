@@ -1,4 +1,4 @@
-"""One way to run a model, and what a search finds out about it."""
+"""A plan on its way through the search: not cut yet, then cut, then simulated."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from divisible.planning.exchange_plan import ExchangePlan
+from divisible.planning.expected_costs import ExchangePlan
 from divisible.planning.units import count
 
 
-class Configuration(NamedTuple):
-    """One way to run a model, apart from where it is cut."""
+class UncutPlan(NamedTuple):
+    """A way to run a model, apart from where it is cut.
+
+    Attributes:
+        replicas: Number of pipelines that share a minibatch.
+        n_ranks: Number of ranks of a pipeline.
+        stages_per_rank: Number of stages on each rank.
+        schedule: Name of the schedule.
+        n_microbatches: Number of microbatches of a minibatch.
+        checkpoint: Which microbatches run forward again before their backward.
+        hold_in: Where microbatches wait for their backward, ``'memory'`` or ``'disk'``,
+            on ranks that have no room for them.
+        streamed: Positions of layers whose weights are on disk.
+    """
 
     replicas: int
     n_ranks: int
@@ -43,11 +55,12 @@ class Configuration(NamedTuple):
         return ", ".join(words)
 
 
-class Outcome(NamedTuple):
-    """The outcome of a simulated step of a configuration.
+class SimulatedStep(NamedTuple):
+    """What the simulation of a step has shown.
 
     Attributes:
-        seconds: Of the step, with what is not hidden of the exchange of gradients.
+        seconds: Seconds of the step, with what is not hidden of the exchange of
+            gradients.
         busy: Seconds that the busiest rank computes.
         bubble: The share of the step that ranks wait, on average.
         held: Bytes of microbatches in flight, on the rank with most.
@@ -64,28 +77,28 @@ class Outcome(NamedTuple):
     exchange: ExchangePlan | None
 
 
-@dataclass
-class Candidate:
-    """A configuration that fits, on its way through the search.
+@dataclass(frozen=True)
+class CutPlan:
+    """A plan with cuts that fit.
 
     Attributes:
-        configuration: What it is.
-        cuts: Where it is cut.
+        uncut: The plan apart from its cuts.
+        cuts: Where the model is cut.
         bound: Seconds that a step takes at least.
-        outcome: Of the simulation, if it has been simulated.
         parts: Samples of each replica; ``None`` for equal ones.
         on_disk: For each rank of a pipeline whether its microbatches wait on disk;
             ``None`` if none do.
+        step: The simulated step; ``None`` before the simulation.
     """
 
-    configuration: Configuration
+    uncut: UncutPlan
     cuts: Sequence[int]
     bound: float
-    outcome: Outcome | None = None
     parts: tuple[int, ...] | None = None
     on_disk: tuple[bool, ...] | None = None
+    step: SimulatedStep | None = None
 
     def __str__(self) -> str:
         if self.parts is None:
-            return str(self.configuration)
-        return f"{self.configuration}, shares {':'.join(map(str, self.parts))}"
+            return str(self.uncut)
+        return f"{self.uncut}, shares {':'.join(map(str, self.parts))}"

@@ -1,29 +1,29 @@
-"""Predicts how a plan runs: from the layers' costs to a timeline."""
+"""The simulation of a plan: from the layers' costs to the timeline of a minibatch."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import numpy as np
 
 from divisible.planning.coding import CodingRate
-from divisible.planning.conditions import Conditions, Machine
-from divisible.planning.disk import Disk, segment_bytes, streamed_profile
+from divisible.planning.conditions import Conditions
+from divisible.planning.cut_plan import UncutPlan
+from divisible.planning.disk import Disk
 from divisible.planning.gradient_exchange import Spans, Wire
-from divisible.planning.interpolation import interpolate, sort_profiles
-from divisible.planning.machine import Network, PerRank, spread_speeds
+from divisible.planning.interpolation import sort_profiles
+from divisible.planning.machine import Machine
+from divisible.planning.network import Network
+from divisible.planning.per_rank import PerRank
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, check_layers
-from divisible.planning.setting import Setting
 from divisible.planning.shares import integer_shares
-from divisible.schedules.catalogue import create
-from divisible.schedules.recomputation import recompute
+from divisible.planning.workload import Workload
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
 
 
-def predict(
+def simulate_plan(
     plan: Plan,
     profile: Profile | Sequence[Profile],
     *,
@@ -66,7 +66,7 @@ def predict(
         >>> from divisible.planning.layer_cost import LayerCost
         >>> profile = Profile([LayerCost(1.0, 1.0, 1.0)] * 4, n_samples=8)
         >>> plan = Plan([0, 2, 4], n_microbatches=8, schedule='1f1b')
-        >>> predict(plan, profile).makespan     # (m + d - 1) (F + B) of a microbatch
+        >>> simulate_plan(plan, profile).makespan  # (m + d - 1) (F + B) of a microbatch
         6.75
     """
     profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
@@ -75,56 +75,32 @@ def predict(
         plan.n_ranks, batch, network=network, speeds=speeds, disk=disk
     )
     batch, machine = conditions.minibatch(plan.n_microbatches), conditions.machine
-    disk = machine.disk
-    m, parts = plan.n_microbatches, None
-    if plan.shares is not None:
-        parts = integer_shares(plan.shares, batch)
-    n_ranks = plan.n_stages // plan.stages_per_rank
-    dtype = plan.wire_dtype or Wire().dtype
-    coding = coding or conditions.coding.get(dtype)
-    wire = Wire(dtype, plan.error_feedback, coding)
-    exchange = wire.exchange(plan.replicas, profiles[-1])
     holds = "disk" in plan.hold_in
-    if disk is None and (holds or plan.streamed):
+    if machine.disk is None and (holds or plan.streamed):
         raise ValueError(
             "the plan puts something on disk: say how fast that is, with disk="
         )
-
-    @functools.cache
-    def sized(size: int) -> Profile:
-        profile = interpolate(profiles, size)
-        has_replicas = exchange is not None
-        profile = streamed_profile(
-            profile,
-            plan.streamed,
-            disk,
-            m,
-            segment_bytes(machine.least_memory),
-            has_replicas=has_replicas,
-        )
-        return exchange.with_residuals(profile) if has_replicas else profile
-
-    setting = Setting.of(
-        recompute(
-            create(plan.schedule, plan.n_stages, plan.n_microbatches, n_ranks),
-            plan.checkpoint,
-        ),
-        sized,
-        batch,
-        parts,
-        machine.network,
-        spread_speeds(machine.speeds, plan.replicas * n_ranks),
-        exchange,
+    dtype = plan.wire_dtype or Wire().dtype
+    wire = Wire(dtype, plan.error_feedback, coding or conditions.coding.get(dtype))
+    parts = None if plan.shares is None else integer_shares(plan.shares, batch)
+    uncut = UncutPlan(
+        plan.replicas,
+        plan.n_stages // plan.stages_per_rank,
+        plan.stages_per_rank,
+        plan.schedule,
+        plan.n_microbatches,
+        plan.checkpoint,
+        streamed=plan.streamed,
     )
+    model = Workload(profiles, machine, batch, wire).cost_model(uncut, parts)
     if holds:
-        on_disk = [place == "disk" for place in plan.hold_in]
-        setting = setting._replace(disk=disk, on_disk=on_disk)
-    timeline = setting.simulate(plan.cuts)
-    spans = setting.spans(plan.cuts, timeline)
+        model = model.waiting_on([place == "disk" for place in plan.hold_in])
+    timeline = model.simulate(plan.cuts)
+    spans = model.spans(plan.cuts, timeline)
     if spans is not None:
-        timeline = _with_exchange(timeline, setting.schedule, spans)
+        timeline = _with_exchange(timeline, model.schedule, spans)
     timeline.name = plan.title
-    timeline.peak_memory = setting.rank_bytes(plan.cuts)
+    timeline.peak_memory = model.rank_bytes(plan.cuts)
     return timeline
 
 

@@ -1,0 +1,325 @@
+"""The cost model: what a step takes and holds, wherever a model is cut into stages.
+
+::
+
+    profile of each microbatch --+
+    schedule --------------------+--> CostModel
+    speeds, links, disk ---------+        |  cuts
+    exchange between replicas ---+        v
+                          seconds, bytes, timeline, spans of the exchange
+
+A stage holds its parameters, their gradients and the optimizer's state; for each
+microbatch in flight its input, and while there is a graph of it what its layers hold;
+what pending weight gradients need; the workspace of its greediest layer with a
+message from either side; and the buffers for gradients that replicas exchange::
+
+    bytes = fixed + workspace + input + output + buffers
+            + max over moments (in_flight * input + graphs * graph + pending * pending)
+
+How many microbatches that are, and when, `divisible.schedules.held` reads from the
+actions of the schedule. A stage may hold most activations at one moment, and most
+pending weight gradients at another; the worst counts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from divisible.planning.disk import Disk
+from divisible.planning.expected_costs import ExchangePlan
+from divisible.planning.gradient_exchange import GradientExchange, Spans
+from divisible.planning.layer_sums import LayerSums, StageSums
+from divisible.planning.network import Links
+from divisible.planning.profile import Profile
+from divisible.schedules.costs import Costs, Values
+from divisible.schedules.held import Moments, moments, peaks
+from divisible.schedules.recomputation import recomputed_share
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.simulator import simulate
+from divisible.schedules.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The costs of a schedule's stages on their ranks, for any cuts.
+
+    Nothing is checked here: numbers are those of a :class:`~divisible.Machine` and of
+    profiles, which have been.
+
+    Attributes:
+        schedule: The schedule, with the forwards that run again.
+        profiles: The profile of each microbatch, at its size; the first is the largest.
+        speeds: Speed of the rank of each stage, of shape (n_stages,), relative to where
+            the profiles were measured.
+        links: The links between neighbouring stages.
+        exchange: The exchange between replicas; ``None`` for one pipeline.
+        disk: The disk of each rank; ``None`` if there is none to use.
+        on_disk: For each stage whether its microbatches wait there, of shape
+            (n_stages,); ``None`` if none do.
+        spares_none: Whether stages are to be weighed as if every microbatch ran its
+            forward again, once one does: of many, one that is spared does not count.
+
+    Example:
+        >>> from divisible.planning.layer_cost import LayerCost
+        >>> from divisible.planning.network import Network
+        >>> from divisible.schedules import gpipe
+        >>> profile = Profile([LayerCost(1.0, 1.0, 1.0)] * 4, n_samples=8)
+        >>> model = CostModel.of(
+        ...     gpipe(2, 3), [profile] * 3, np.array([1.0, 2.0]), Network().links(2))
+        >>> model.seconds([0, 2, 4]).tolist(), model.simulate([0, 2, 4]).makespan
+        ([6.0, 3.0], 21.0)
+    """
+
+    schedule: Schedule
+    profiles: Sequence[Profile]
+    speeds: np.ndarray
+    links: Links
+    exchange: GradientExchange | None = None
+    disk: Disk | None = None
+    on_disk: np.ndarray | None = None
+    spares_none: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        schedule: Schedule,
+        profiles: Sequence[Profile],
+        speeds: np.ndarray,
+        links: Links,
+        exchange: GradientExchange | None = None,
+        disk: Disk | None = None,
+    ) -> CostModel:
+        """Returns the costs on ranks, of which each may have several stages.
+
+        Args:
+            schedule: The schedule, with the forwards that run again.
+            profiles: The profile of each microbatch.
+            speeds: Speeds of the ranks, of shape (n_ranks,).
+            links: The links between the ranks.
+            exchange: The exchange between replicas.
+            disk: The disk of each rank.
+        """
+        ranks = schedule.stage_ranks
+        return cls(
+            schedule,
+            profiles,
+            speeds[list(ranks)],
+            links.between_stages(ranks),
+            exchange,
+            disk,
+        )
+
+    @property
+    def n_stages(self) -> int:
+        """The number of stages."""
+        return self.schedule.n_stages
+
+    @property
+    def largest(self) -> Profile:
+        """The profile at the size of the largest microbatch."""
+        return self.profiles[0]
+
+    @functools.cached_property
+    def moments(self) -> Moments:
+        """The moments at which the stages hold most."""
+        if self.on_disk is None:
+            return self.schedule.moments
+        return moments(self.schedule, self.on_disk)
+
+    @functools.cached_property
+    def recomputed(self) -> np.ndarray:
+        """For each stage the share of the microbatches whose forward runs again."""
+        share = recomputed_share(self.schedule)
+        return np.ceil(share) if self.spares_none else share
+
+    @functools.cached_property
+    def exchange_bytes(self) -> int:
+        """Bytes that a rank has for the messages of replicas."""
+        if self.exchange is None:
+            return 0
+        return self.exchange.buffer_bytes(round(self.largest.sums.gradients[-1]))
+
+    @property
+    def stage_exchange_bytes(self) -> float:
+        """The part of :attr:`exchange_bytes` of each stage; those of a rank share."""
+        return self.exchange_bytes * self.schedule.n_ranks / self.n_stages
+
+    def waiting_on(self, ranks: Sequence[bool] | None) -> CostModel:
+        """Returns the same costs with microbatches that wait on disks of some ranks.
+
+        Args:
+            ranks: For each rank whether its microbatches wait there; ``None`` for none.
+        """
+        on_disk = None
+        if ranks is not None:
+            on_disk = np.array(ranks)[list(self.schedule.stage_ranks)]
+        return replace(self, on_disk=on_disk)
+
+    def compute_seconds(self, sums: LayerSums | StageSums) -> np.ndarray:
+        """Returns what stages compute for one microbatch at speed 1.
+
+        Args:
+            sums: Sums over layers, in the last axis of the result; in the first one are
+                the stages.
+        """
+        backward = sums.backward_input + sums.backward_weight
+        return (1 + self.recomputed[:, None]) * sums.forward + backward
+
+    def seconds(self, cuts: Sequence[int]) -> np.ndarray:
+        """Returns what each stage computes for one microbatch, the largest."""
+        sums = self.largest.sums.stages(cuts)
+        return np.diagonal(self.compute_seconds(sums)) / self.speeds
+
+    def bytes(self, cuts: Sequence[int]) -> np.ndarray:
+        """Returns what each stage holds at its peak."""
+        sums = self.largest.sums.stages(cuts)
+        return held_bytes(sums, self.moments) + self.stage_exchange_bytes
+
+    def rank_bytes(self, cuts: Sequence[int]) -> np.ndarray:
+        """Returns what each rank holds at its peak, all its stages together."""
+        schedule, sums = self.schedule, self.largest.sums.stages(cuts)
+        ranks = np.array(schedule.stage_ranks)
+        # One stage is at work at a time.
+        memory = np.zeros(schedule.n_ranks)
+        np.maximum.at(memory, ranks, _passing_bytes(sums))
+        memory += self.exchange_bytes
+        np.add.at(memory, ranks, sums.fixed_bytes)
+        held = peaks(
+            schedule,
+            sums.input_bytes + sums.graph_bytes,
+            sums.pending_bytes,
+            sums.input_bytes,
+            self.on_disk,
+        )
+        return memory.round().astype(np.int64) + np.array(held)
+
+    def phase_seconds(self, cuts: Sequence[int]) -> np.ndarray:
+        """Returns how long each stage takes for each microbatch.
+
+        Returns:
+            Seconds of forward, input gradients and weight gradients, of shape
+            (3, n_stages, n_microbatches).
+        """
+        sizes = [profile.n_samples for profile in self.profiles]
+        by_size = {
+            size: profile.sums.stages(cuts)[:3]
+            for size, profile in dict(zip(sizes, self.profiles)).items()
+        }
+        seconds = np.stack([by_size[size] for size in sizes], axis=2)
+        return seconds / self.speeds[:, None]
+
+    def transfer_seconds(self, cuts: Sequence[int]) -> np.ndarray:
+        """Returns how long a message of each stage but the last is on its link."""
+        sums = self.largest.sums.stages(cuts)
+        return sums.output_bytes[:-1] / self.links.bandwidth
+
+    def disk_seconds(self, cuts: Sequence[int]) -> tuple[Values, Values]:
+        """Returns how long each stage writes a microbatch to disk, and reads it."""
+        if self.on_disk is None:
+            return 0.0, 0.0
+        sums = self.largest.sums.stages(cuts)
+        share = 1 - recomputed_share(self.schedule)
+        held = self.on_disk * (sums.input_bytes + share * sums.graph_bytes)
+        return held / self.disk.write, held / self.disk.read
+
+    def costs(self, cuts: Sequence[int]) -> Costs:
+        """Returns what the simulator needs to know of cuts.
+
+        Returns:
+            Costs: Seconds of shape (n_stages, n_microbatches); bytes for the largest
+            microbatch.
+        """
+        sums = self.largest.sums.stages(cuts)
+        write, read = self.disk_seconds(cuts)
+        return Costs(
+            *self.phase_seconds(cuts),
+            transfer=self.transfer_seconds(cuts),
+            latency=self.links.latency,
+            activation_bytes=sums.input_bytes + sums.graph_bytes,
+            checkpoint_bytes=sums.input_bytes,
+            pending_bytes=sums.pending_bytes,
+            write=write,
+            read=read,
+        )
+
+    def simulate(self, cuts: Sequence[int]) -> Timeline:
+        """Simulates forward and backward on links that carry a message at a time."""
+        costs = self.costs(cuts)
+        if not self.links.overlap:
+            return simulate(self.schedule, costs, overlap=False)
+        links = "serial" if np.any(costs.transfer) else "parallel"
+        return simulate(self.schedule, costs, links=links)
+
+    def least_after(self, cuts: Sequence[int]) -> np.ndarray:
+        """Returns how long each rank exchanges at least after its last backward."""
+        if self.exchange is None:
+            return np.zeros(self.schedule.n_ranks)
+        return self.exchange.least_seconds(self.schedule, self._gradients(cuts))
+
+    def spans(self, cuts: Sequence[int], timeline: Timeline) -> Spans | None:
+        """Returns when gradients are exchanged in a simulated step.
+
+        Args:
+            cuts: Where the model is cut.
+            timeline: From :meth:`simulate`.
+        """
+        if self.exchange is None:
+            return None
+        return self.exchange.spans(self.schedule, timeline, self._gradients(cuts))
+
+    def exchange_plan(
+        self, cuts: Sequence[int], timeline: Timeline, spans: Spans | None
+    ) -> ExchangePlan | None:
+        """Returns what the exchange costs, of which some is hidden.
+
+        Args:
+            cuts: Where the model is cut.
+            timeline: From :meth:`simulate`.
+            spans: From :meth:`spans`.
+        """
+        gradients = self._gradients(cuts)
+        if spans is None or not any(gradients):
+            return None
+        ranks = np.array(self.schedule.stage_ranks)
+
+        def of_ranks(values: Sequence[float]) -> np.ndarray:
+            return np.bincount(ranks, weights=values, minlength=self.schedule.n_ranks)
+
+        sent = of_ranks([self.exchange.sent_bytes(n) for n in gradients])
+        last = ranks[np.where(gradients, spans.end, 0.0).argmax()]
+        seconds = float(of_ranks(spans.end - spans.start)[last])
+        after = max(0.0, float(spans.end.max()) - timeline.makespan)
+        return ExchangePlan(
+            sent_bytes=int(sent.max()),
+            seconds=seconds,
+            coding_seconds=self.exchange.coding_seconds(
+                float(of_ranks(gradients)[last]), float(self.exchange.speeds[last])
+            ),
+            hidden_seconds=max(0.0, seconds - after),
+        )
+
+    def _gradients(self, cuts: Sequence[int]) -> list[int]:
+        """Returns the elements that replicas exchange of each stage."""
+        return self.largest.sums.stages(cuts).n_gradients.tolist()
+
+
+def held_bytes(sums: StageSums, moments: Moments) -> np.ndarray:
+    """Returns what stages hold at their peak, without buffers of the exchange.
+
+    Args:
+        sums: Sums over the layers of the stages.
+        moments: When they hold most; of shape (n_moments, n_stages), or with more axes.
+    """
+    in_flight, graphs, pending = moments
+    held = in_flight * sums.input_bytes + graphs * sums.graph_bytes
+    held = held + pending * sums.pending_bytes
+    return held.max(axis=0) + sums.fixed_bytes + _passing_bytes(sums)
+
+
+def _passing_bytes(sums: StageSums) -> np.ndarray:
+    """Returns what a stage holds while it is at work: workspace and messages."""
+    return sums.workspace_bytes + sums.input_bytes + sums.own_output_bytes

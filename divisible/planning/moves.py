@@ -1,0 +1,95 @@
+"""Simulated steps, and cuts that are moved as long as that makes them shorter.
+
+The slowest stage, which cuts are found for, is not all that counts: until the pipeline
+is full, and when it empties, and wherever a rank waits for an answer, messages count as
+well::
+
+    cuts [0, 4, 8, 12] --> [0, 3, 8, 12], [0, 5, 8, 12], ...  one of them faster: go on
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+
+from divisible.planning.cut_plan import CutPlan, SimulatedStep
+from divisible.planning.cuts import MemoryLimitError
+from divisible.planning.cutting import cut_plan
+from divisible.planning.workload import Workload
+
+#: Predictions of equal time differ by rounding.
+SAME = 1 + 1e-6
+# How far a cut, or it and the next one, is moved to see whether that is faster.
+_MOVES = (
+    *((sign * distance,) for distance in (1, 2, 3, 4) for sign in (-1, 1)),
+    *itertools.product((-1, 1), repeat=2),
+)
+
+
+def simulated(workload: Workload, cut: CutPlan) -> CutPlan:
+    """Returns a cut plan with its simulated step.
+
+    Args:
+        workload: The minibatch on its machine.
+        cut: The plan.
+    """
+    model = workload.cost_model_of(cut)
+    timeline = model.simulate(cut.cuts)
+    spans = model.spans(cut.cuts, timeline)
+    seconds = timeline.makespan
+    if spans is not None:
+        seconds = max(seconds, float(spans.end.max()))
+    step = SimulatedStep(
+        seconds=seconds,
+        busy=float(timeline.busy.max()),
+        # Of all ranks until the last exchange has ended.
+        bubble=float(1 - timeline.busy.mean() / seconds),
+        held=int(timeline.peak_memory.max()),
+        in_flight=float(timeline.peak_in_flight.max()),
+        exchange=model.exchange_plan(cut.cuts, timeline, spans),
+    )
+    return replace(cut, step=step)
+
+
+def moved(workload: Workload, cut: CutPlan, effort: int) -> CutPlan:
+    """Moves the cuts of a simulated plan as long as that makes it faster.
+
+    Args:
+        workload: The minibatch on its machine.
+        cut: The plan, simulated.
+        effort: How much may be tried: layers times stages, and actions.
+
+    Returns:
+        CutPlan: The best found, simulated.
+    """
+    n_stages, n_layers = cut.uncut.n_stages, cut.cuts[-1]
+    each = n_stages * (n_layers + 3 * cut.uncut.n_microbatches)
+    before = None
+    while cut is not before:
+        before = cut
+        for k, move in itertools.product(range(1, n_stages), _MOVES):
+            if effort < each:
+                return cut
+            cuts = list(cut.cuts)
+            for i, distance in enumerate(move, k):
+                cuts[i] += distance
+            is_cut = cuts[-1] == n_layers and all(map(operator.lt, cuts, cuts[1:]))
+            if is_cut:
+                effort -= each
+                cut = _faster(workload, cut, cuts)
+    return cut
+
+
+def _faster(workload: Workload, cut: CutPlan, cuts: Sequence[int]) -> CutPlan:
+    """Returns the plan, or one with other cuts if that is faster and fits."""
+    seconds = cut.step.seconds / SAME
+    try:
+        other = cut_plan(workload, cut.uncut, cuts, cut.parts)
+    except MemoryLimitError:
+        return cut
+    if other.bound >= seconds:
+        return cut
+    other = simulated(workload, other)
+    return other if other.step.seconds < seconds else cut

@@ -1,0 +1,89 @@
+"""The costs of every possible stage, in sums that a search for cuts can subtract.
+
+Stage ``s`` of the layers ``i`` to ``j - 1`` costs a difference of two sums, one over
+the layers before ``j`` and one over those before ``i``::
+
+         0          i           j         n
+         |-- before --|-- stage s --|...
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from divisible.planning.cost_model import CostModel, held_bytes
+from divisible.schedules.held import Moments
+
+
+class MemoryTable(NamedTuple):
+    """The memory of every possible stage.
+
+    At each moment stage ``s`` of the layers ``i`` to ``j - 1`` holds, besides its
+    workspace, ``ends[s, j] - starts[s, i]`` bytes and, for ``inputs[s]`` microbatches,
+    the skip connections that end in it.
+
+    Attributes:
+        ends: Shape (n_moments, n_stages, n_layers + 1).
+        starts: The same shape.
+        inputs: Shape (n_moments, n_stages).
+        at_least: Shape (n_stages, n_layers + 1); a stage needs differences of these
+            whatever its ends are.
+    """
+
+    ends: np.ndarray
+    starts: np.ndarray
+    inputs: np.ndarray
+    at_least: np.ndarray
+
+
+def memory_table(model: CostModel) -> MemoryTable:
+    """Returns the memory of every possible stage."""
+    layers, buffers = model.largest.sums, model.stage_exchange_bytes
+    # Each stage has its own number of microbatches: columns against rows.
+    in_flight, graphs, pending = (m[..., None] for m in model.moments)
+    grows = layers.fixed + graphs * layers.activations + pending * layers.pending
+    return MemoryTable(
+        ends=grows + layers.own_output + graphs * layers.boundary + buffers,
+        starts=grows - (in_flight + 1) * layers.own_input,
+        inputs=model.moments.in_flight + 1.0,
+        at_least=grows[0],
+    )
+
+
+def bytes_alone(model: CostModel) -> np.ndarray:
+    """Returns what each layer would need as a stage of its own.
+
+    Returns:
+        Shape (n_stages, n_layers).
+    """
+    each = model.largest.sums.stages(range(len(model.largest) + 1))
+    moments = Moments(*(m[..., None] for m in model.moments))
+    return held_bytes(each, moments) + model.stage_exchange_bytes
+
+
+def busy_seconds(model: CostModel) -> np.ndarray:
+    """Returns what each stage would compute of the layers before each position.
+
+    Returns:
+        Seconds for one microbatch, of shape (n_stages, n_layers + 1).
+    """
+    return model.compute_seconds(model.largest.sums) / model.speeds[:, None]
+
+
+def link_seconds(model: CostModel) -> np.ndarray:
+    """Returns how long a message keeps each link busy, for each cut.
+
+    With overlap that is the transfer alone: many messages can be on their way.
+
+    Returns:
+        Shape (n_stages + 1, n_layers + 1); edge ``s`` lies before stage ``s``, and the
+        first and last are not there and cost nothing.
+    """
+    crossing, links = model.largest.sums.crossing, model.links
+    seconds = np.zeros((model.n_stages + 1, len(crossing)))
+    seconds[1:-1] = crossing / links.bandwidth[:, None]
+    if not links.overlap:
+        seconds[1:-1] += links.latency[:, None]
+    return seconds

@@ -1,0 +1,192 @@
+"""The workload: a minibatch of a model on a machine, from which cost models are made.
+
+::
+
+    profiles at some sizes ---> profile at the size of each microbatch, with what
+                                replicas and disks add to it
+    links, speeds, memory ----> at each place in a pipeline the slowest, and the
+    of all ranks                least, that a replica has there
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from divisible.planning.conditions import Conditions
+from divisible.planning.cost_model import CostModel
+from divisible.planning.cut_plan import CutPlan, UncutPlan
+from divisible.planning.cuts import stage_plans
+from divisible.planning.disk import segment_bytes, streamed_profile
+from divisible.planning.gradient_exchange import GradientExchange, Wire
+from divisible.planning.interpolation import interpolate
+from divisible.planning.machine import Machine
+from divisible.planning.network import Links
+from divisible.planning.plan import Plan
+from divisible.planning.profile import Profile, named_files
+from divisible.planning.unequal_replicas import microbatches_of_largest, relative_loads
+from divisible.schedules.catalogue import create
+from divisible.schedules.recomputation import recompute
+from divisible.schedules.schedule import Schedule
+
+
+class Workload:
+    """A minibatch of a model on a machine.
+
+    Args:
+        profiles: The profiles of the model, sorted by size.
+        machine: The machine.
+        batch: Samples of the minibatch.
+        wire: How replicas exchange gradients.
+    """
+
+    def __init__(
+        self, profiles: Sequence[Profile], machine: Machine, batch: int, wire: Wire
+    ) -> None:
+        self.profiles, self.machine = profiles, machine
+        self.batch, self.wire = batch, wire
+        # The machine has been checked when it was made.
+        self._links = machine.links()
+        self._memory, self._speeds = machine.rank_memory(), machine.rank_speeds()
+        self._sized: dict[tuple, Profile] = {}
+        self._pipelines: dict[tuple[int, int], tuple] = {}
+
+    def memory(self, uncut: UncutPlan) -> np.ndarray:
+        """Returns for each place in a pipeline the least that a replica has there."""
+        n = uncut.replicas * uncut.n_ranks
+        return self._memory[:n].reshape(uncut.replicas, -1).min(axis=0)
+
+    def speeds(self, uncut: UncutPlan) -> np.ndarray:
+        """Returns the speeds of the ranks, a row for each replica."""
+        n = uncut.replicas * uncut.n_ranks
+        return self._speeds[:n].reshape(uncut.replicas, uncut.n_ranks)
+
+    def cost_model(
+        self, uncut: UncutPlan, parts: Sequence[int] | None = None
+    ) -> CostModel:
+        """Returns the costs of a plan, wherever it is cut.
+
+        They are those of the slowest replica at each place in the pipeline, because in
+        the end all wait for each other.
+
+        Args:
+            uncut: The plan.
+            parts: Samples of each replica; equal ones by default.
+
+        Raises:
+            ValueError: If there are fewer samples than microbatches.
+        """
+        replicas, n_ranks, _, name, m, checkpoint, hold_in, _ = uncut
+        schedule = _schedule(name, uncut.n_stages, m, n_ranks, checkpoint)
+        links, exchange = self._pipeline(uncut)
+        # The first microbatches are the largest.
+        sizes = microbatches_of_largest(parts, self.batch, replicas, m)
+
+        def sized(n_samples: int) -> Profile:
+            return self._profile(n_samples, uncut, exchange)
+
+        speeds = self.speeds(uncut)
+        if parts is not None:
+            # In microbatches of the replica that has the largest ones.
+            loads = relative_loads(parts, m, lambda n: sized(n).seconds)
+            speeds = speeds / loads[:, None]
+        model = CostModel.of(
+            schedule,
+            [sized(size) for size in sizes],
+            speeds.min(axis=0),
+            links,
+            exchange,
+            self.machine.disk,
+        )
+        return model.waiting_on((True,) * n_ranks) if hold_in == "disk" else model
+
+    def cost_model_of(self, cut: CutPlan) -> CostModel:
+        """Returns the costs of a plan that is cut."""
+        return self.cost_model(cut.uncut, cut.parts).waiting_on(cut.on_disk)
+
+    def plan(self, cut: CutPlan) -> Plan:
+        """Returns the plan with what its stages cost, and its conditions."""
+        uncut, step, wire = cut.uncut, cut.step, self.wire
+        model = self.cost_model_of(cut)
+        # Stages that share the memory of a rank have no limit of their own.
+        limits = self.memory(uncut)
+        if uncut.stages_per_rank > 1:
+            limits = np.full(uncut.n_stages, np.inf)
+        has_replicas = model.exchange is not None
+        return Plan(
+            cut.cuts,
+            n_microbatches=uncut.n_microbatches,
+            schedule=uncut.schedule,
+            checkpoint=uncut.checkpoint,
+            replicas=uncut.replicas,
+            stages_per_rank=uncut.stages_per_rank,
+            layers=tuple(layer.name for layer in model.largest.layers),
+            stages=stage_plans(model, cut.cuts, limits),
+            wire_dtype=wire.dtype if has_replicas else None,
+            error_feedback=has_replicas and wire.error_feedback,
+            exchange=None if step is None else step.exchange,
+            shares=cut.parts,
+            hold_in=tuple(
+                "disk" if is_there else "memory" for is_there in cut.on_disk or ()
+            ),
+            streamed=uncut.streamed,
+            step_seconds=None if step is None else step.seconds,
+            bubble=None if step is None else step.bubble,
+            conditions=Conditions(
+                self.machine,
+                batch=self.batch,
+                profiles=named_files(self.profiles),
+                coding={wire.dtype: model.exchange.coding} if has_replicas else {},
+            ),
+        )
+
+    def _pipeline(self, uncut: UncutPlan) -> tuple[Links, GradientExchange | None]:
+        """Returns the links of a pipeline, and its exchange with the others."""
+        key = uncut.replicas, uncut.n_ranks
+        if key not in self._pipelines:
+            links = self._links.of_first(uncut.replicas * uncut.n_ranks)
+            exchange = self.wire.exchange(uncut.replicas, self.profiles[-1])
+            if exchange is not None:
+                exchange = exchange.on(
+                    links.between_replicas(uncut.replicas),
+                    self.speeds(uncut).min(axis=0),
+                )
+            self._pipelines[key] = links.slowest_replica(uncut.replicas), exchange
+        return self._pipelines[key]
+
+    def _profile(
+        self, n_samples: int, uncut: UncutPlan, exchange: GradientExchange | None
+    ) -> Profile:
+        """Returns the profile of a microbatch, with what replicas and disks add."""
+        has_replicas = exchange is not None
+        key: tuple = n_samples, has_replicas
+        segment = segment_bytes(float(self.memory(uncut).min()))
+        if uncut.streamed:
+            key += uncut.streamed, uncut.n_microbatches, segment
+        if key not in self._sized:
+            profile = streamed_profile(
+                interpolate(self.profiles, n_samples),
+                uncut.streamed,
+                self.machine.disk,
+                uncut.n_microbatches,
+                segment,
+                has_replicas=has_replicas,
+            )
+            if exchange is not None:
+                profile = exchange.with_residuals(profile)
+            self._sized[key] = profile
+        return self._sized[key]
+
+
+# Plans that are tried one after the other often have the same schedule, or one that
+# differs in what is recomputed.
+@functools.lru_cache(maxsize=16)
+def _schedule(
+    name: str, n_stages: int, n_microbatches: int, n_ranks: int, checkpoint: str
+) -> Schedule:
+    if checkpoint == "never":
+        return create(name, n_stages, n_microbatches, n_ranks)
+    without = _schedule(name, n_stages, n_microbatches, n_ranks, "never")
+    return recompute(without, checkpoint)
