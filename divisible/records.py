@@ -16,7 +16,7 @@ import json
 import operator
 import os
 import reprlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -206,6 +206,16 @@ def plain_text(what: str, value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a text, not {shown(value)}")
     return value
+
+
+def listed(name: str, values: Any) -> Any:
+    """Returns the values of a list of any kind, and refuses anything else.
+
+    A text, and a dictionary, is no list.
+    """
+    if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
+        raise TypeError(f"{name} must be a list, not {shown(values)}")
+    return values
 
 
 def shown(value: Any) -> str:

@@ -23,7 +23,7 @@
     unequal_replicas   parts of a minibatch for replicas of unequal speed
 
     plan               where a model is cut, and how it is run
-    plan_fields        those of its fields that are lists
+    plan_fields        its fields, checked
     plan_traffic       what the ranks of a plan send in a step
     expected_costs     what it expects of a stage, and of the exchange of gradients
 

@@ -18,9 +18,8 @@ from typing import Any
 
 from divisible.planning.coding import CodingRate, check_coding, rates_from_json
 from divisible.planning.machine import Machine
-from divisible.planning.plan_fields import listed
 from divisible.planning.units import count
-from divisible.records import from_fields, plain_integer, plain_text, shown
+from divisible.records import from_fields, listed, plain_integer, plain_text, shown
 
 
 @dataclass(frozen=True)

@@ -7,21 +7,17 @@ import os
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from divisible.communication.wire import check_wire_dtype
 from divisible.files import write_json
 from divisible.placement import cheaper_placement
+from divisible.planning import plan_fields as fields
 from divisible.planning.conditions import Conditions
 from divisible.planning.expected_costs import ExchangePlan, StagePlan
-from divisible.planning.plan_fields import chains, listed, places, positions
 from divisible.planning.plan_traffic import traffic_of
 from divisible.planning.profile import check_layers
-from divisible.planning.shares import integer_shares
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
 from divisible.planning.units import count, format_seconds
 from divisible.records import (
     from_fields,
-    plain_integer,
-    plain_number,
     plain_text,
     reading_json,
     shown,
@@ -136,90 +132,37 @@ class Plan:
     )
 
     def __post_init__(self) -> None:
-        cuts = _checked_cuts(self.cuts)
+        cuts = fields.positions_of_cuts(self.cuts)
         self._set(cuts=cuts)
-        self._check_numbers()
-        check_checkpoint(self.checkpoint)
-        self._check_shares()
-        n_ranks = self.n_stages // self.stages_per_rank
-        self._set(
-            fusion=chains(self.fusion, cuts[-1]),
-            hold_in=places(self.hold_in, n_ranks),
-            streamed=positions(self.streamed, cuts[-1]),
-        )
-        self._check_exchange()
-        if not (self.conditions is None or isinstance(self.conditions, Conditions)):
-            raise TypeError(
-                f"conditions must be Conditions, not {shown(self.conditions)}"
-            )
-        self._check_length("layers", cuts[-1])
-        self._check_length("stages", len(cuts) - 1)
-        for position, layer in enumerate(self.layers or ()):
-            plain_text(f"layer {position} of layers", layer)
-
-    def _set(self, **values: Any) -> None:
-        """Puts plain values in the place of what was given; JSON knows no others."""
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-
-    def _check_numbers(self) -> None:
         for name in ("n_microbatches", "replicas", "stages_per_rank"):
             value = getattr(self, name)
-            if name == "n_microbatches" and value is None:
-                continue
-            try:
-                number = plain_integer(name, value)
-            except TypeError:
-                number = 0
-            if number < 1:
-                raise ValueError(
-                    f"{name} must be a positive integer, not {shown(value)}"
-                )
-            self._set(**{name: number})
+            if value is not None or name != "n_microbatches":
+                self._set(**{name: fields.positive_count(name, value)})
         if self.schedule is not None:
             plain_text("schedule", self.schedule)
         for name in ("step_seconds", "bubble", "scatter"):
-            value = getattr(self, name)
-            if value is not None:
-                self._set(**{name: plain_number(name, value, "Leave it out")})
+            self._set(**{name: fields.optional_number(name, getattr(self, name))})
         if self.n_stages % self.stages_per_rank:
             raise ValueError(
                 f"cuts {self.cuts} make {count(self.n_stages, 'stage')}, which do not"
                 f" lie {self.stages_per_rank} on each rank"
             )
+        check_checkpoint(self.checkpoint)
+        fields.check_exchange(self.wire_dtype, self.error_feedback)
+        fields.check_conditions(self.conditions)
+        self._set(
+            shares=fields.replica_shares(self.shares, self.replicas),
+            fusion=fields.chains(self.fusion, cuts[-1]),
+            hold_in=fields.places(self.hold_in, self.n_stages // self.stages_per_rank),
+            streamed=fields.positions(self.streamed, cuts[-1]),
+            layers=fields.descriptions("layers", self.layers, cuts[-1], cuts),
+            stages=fields.descriptions("stages", self.stages, len(cuts) - 1, cuts),
+        )
 
-    def _check_shares(self) -> None:
-        if self.shares is None:
-            return
-        shares = list(listed("shares", self.shares))
-        if len(shares) != self.replicas:
-            raise ValueError(
-                f"shares {shown(shares)} are {len(shares)}, but there are"
-                f" {count(self.replicas, 'replica')}: give each one"
-            )
-        # Refuses what is no share.
-        integer_shares(shares, len(shares))
-        self._set(shares=shares)
-
-    def _check_exchange(self) -> None:
-        if self.wire_dtype is not None:
-            check_wire_dtype(self.wire_dtype)
-        if not isinstance(self.error_feedback, bool):
-            raise TypeError(
-                f"error_feedback must be true or false, not"
-                f" {shown(self.error_feedback)}"
-            )
-
-    def _check_length(self, name: str, n: int) -> None:
-        """Refuses a description of the layers, or of the stages, that is not of all."""
-        if getattr(self, name) is None:
-            return
-        values = tuple(listed(name, getattr(self, name)))
-        self._set(**{name: values})
-        if len(values) != n:
-            raise ValueError(
-                f"cuts {self.cuts} have {n} {name}, but {name} describes {len(values)}"
-            )
+    def _set(self, **values: Any) -> None:
+        """Puts plain values in the place of what was given; JSON knows no others."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def uniform(cls, n_layers: int, n_stages: int) -> Plan:
@@ -370,23 +313,7 @@ class Plan:
             ValueError: If the file holds something else; the message names the field.
         """
         with reading_json(path, "a plan") as content:
-            if content.pop("divisible", "plan") != "plan":
-                raise ValueError("it is another kind of file")
-            if "alternatives" in content:
-                raise ValueError("alternatives are not part of a file")
-            rows = content.get("stages")
-            if isinstance(rows, list):
-                content["stages"] = [
-                    from_fields(StagePlan, row, f"stage {i}")
-                    for i, row in enumerate(rows)
-                ]
-            exchange = content.get("exchange")
-            if exchange is not None:
-                content["exchange"] = from_fields(ExchangePlan, exchange, "exchange")
-            conditions = content.get("conditions")
-            if conditions is not None:
-                content["conditions"] = Conditions.from_json(conditions, _folder(path))
-            return from_fields(cls, content)
+            return from_fields(cls, fields.from_json(content, _folder(path)))
 
     def __str__(self) -> str:
         lines = [self.headline]
@@ -462,22 +389,3 @@ class Plan:
 def _folder(path: str | os.PathLike) -> str:
     """Returns the folder of a file."""
     return os.path.dirname(os.fspath(path)) or os.curdir
-
-
-def _checked_cuts(given: Any) -> list[int]:
-    """Returns cuts as plain integers, and refuses what makes no stages."""
-    cuts = [
-        plain_integer(f"position {i} of cuts", cut)
-        for i, cut in enumerate(listed("cuts", given))
-    ]
-    if len(cuts) < 2 or cuts[0] != 0:
-        raise ValueError(
-            f"cuts {cuts}: expected 0, the positions to cut at, and the number of"
-            f" layers, such as [0, 3, 5] for layers 0 to 2 and 3 to 4"
-        )
-    for a, b in zip(cuts, cuts[1:]):
-        if a >= b:
-            raise ValueError(
-                f"cuts {cuts}: the stage from {a} to {b} has no layers; cuts must grow"
-            )
-    return cuts

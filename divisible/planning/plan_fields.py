@@ -1,15 +1,116 @@
-"""The fields of a plan that are lists, checked: they may come from a file."""
+"""The fields of a plan, checked: they may come from a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
+from divisible.communication.wire import check_wire_dtype
+from divisible.planning.conditions import Conditions
+from divisible.planning.expected_costs import ExchangePlan, StagePlan
+from divisible.planning.shares import integer_shares
 from divisible.planning.units import count
-from divisible.records import plain_integer, shown
+from divisible.records import (
+    from_fields,
+    listed,
+    plain_integer,
+    plain_number,
+    plain_text,
+    shown,
+)
 
 #: Where microbatches may wait for their backward.
 HOLD_IN = ("memory", "disk")
+
+
+def positions_of_cuts(cuts: Any) -> list[int]:
+    """Returns cuts as plain integers, and refuses what makes no stages."""
+    found = [
+        plain_integer(f"position {i} of cuts", cut)
+        for i, cut in enumerate(listed("cuts", cuts))
+    ]
+    if len(found) < 2 or found[0] != 0:
+        raise ValueError(
+            f"cuts {found}: expected 0, the positions to cut at, and the number of"
+            f" layers, such as [0, 3, 5] for layers 0 to 2 and 3 to 4"
+        )
+    for a, b in zip(found, found[1:]):
+        if a >= b:
+            raise ValueError(
+                f"cuts {found}: the stage from {a} to {b} has no layers; cuts must grow"
+            )
+    return found
+
+
+def positive_count(name: str, value: Any) -> int:
+    """Returns a number of something as a plain integer."""
+    try:
+        number = plain_integer(name, value)
+    except TypeError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"{name} must be a positive integer, not {shown(value)}")
+    return number
+
+
+def optional_number(name: str, value: Any) -> float | None:
+    """Returns a number that may be left out as a plain one."""
+    return None if value is None else plain_number(name, value, "Leave it out")
+
+
+def replica_shares(shares: Any, replicas: int) -> list[float] | None:
+    """Returns the shares of replicas; ``None`` for equal ones."""
+    if shares is None:
+        return None
+    found = list(listed("shares", shares))
+    if len(found) != replicas:
+        raise ValueError(
+            f"shares {shown(found)} are {len(found)}, but there are"
+            f" {count(replicas, 'replica')}: give each one"
+        )
+    # Refuses what is no share.
+    integer_shares(found, len(found))
+    return found
+
+
+def descriptions(
+    name: str, values: Any, n: int, cuts: Sequence[int]
+) -> tuple[Any, ...] | None:
+    """Returns a description of all layers, or of all stages; ``None`` if there is none.
+
+    Args:
+        name: The name of the field, ``'layers'`` or ``'stages'``.
+        values: Its values.
+        n: Number of them that the cuts make.
+        cuts: The cuts, for the message.
+    """
+    if values is None:
+        return None
+    found = tuple(listed(name, values))
+    if len(found) != n:
+        raise ValueError(
+            f"cuts {cuts} have {n} {name}, but {name} describes {len(found)}"
+        )
+    if name == "layers":
+        for position, layer in enumerate(found):
+            plain_text(f"layer {position} of layers", layer)
+    return found
+
+
+def check_exchange(wire_dtype: Any, error_feedback: Any) -> None:
+    """Refuses what is no dtype on the wire, and neither true nor false."""
+    if wire_dtype is not None:
+        check_wire_dtype(wire_dtype)
+    if not isinstance(error_feedback, bool):
+        raise TypeError(
+            f"error_feedback must be true or false, not {shown(error_feedback)}"
+        )
+
+
+def check_conditions(conditions: Any) -> None:
+    """Refuses what is neither conditions nor ``None``."""
+    if not (conditions is None or isinstance(conditions, Conditions)):
+        raise TypeError(f"conditions must be Conditions, not {shown(conditions)}")
 
 
 def chains(fusion: Any, n_layers: int) -> tuple[tuple[int, int], ...]:
@@ -56,8 +157,28 @@ def positions(streamed: Any, n_layers: int) -> tuple[int, ...]:
     return tuple(sorted(set(found)))
 
 
-def listed(name: str, values: Any) -> Any:
-    """Returns values of which there may be any number; a text is none of them."""
-    if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} must be a list, not {shown(values)}")
-    return values
+def from_json(content: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Returns the fields of a plan, from those of its file.
+
+    Args:
+        content: The fields in the file.
+        folder: The folder of the file; names of profiles are relative to it.
+
+    Raises:
+        ValueError: If it is another kind of file, or a field is something else.
+    """
+    found = dict(content)
+    if found.pop("divisible", "plan") != "plan":
+        raise ValueError("it is another kind of file")
+    if "alternatives" in found:
+        raise ValueError("alternatives are not part of a file")
+    rows = found.get("stages")
+    if isinstance(rows, list):
+        found["stages"] = [
+            from_fields(StagePlan, row, f"stage {i}") for i, row in enumerate(rows)
+        ]
+    if found.get("exchange") is not None:
+        found["exchange"] = from_fields(ExchangePlan, found["exchange"], "exchange")
+    if found.get("conditions") is not None:
+        found["conditions"] = Conditions.from_json(found["conditions"], folder)
+    return found
