@@ -40,6 +40,7 @@ from benchmarks.common.results import Result, alternate, command, machine, ratio
 from divisible import (
     Disk,
     Divisible,
+    Machine,
     MemoryLimitError,
     Plan,
     Profile,
@@ -219,12 +220,15 @@ class OnHosts:
             },
         }
 
-    def _best(self, limit: float | None, **options: Any) -> Plan:
+    def _best(
+        self, limit: float | None, disk: Disk | None = None, **options: Any
+    ) -> Plan:
+        machine = Machine(
+            self._comm.size, memory=limit, network=self._network, disk=disk
+        )
         return best_plan(
             self._profiles,
-            self._comm.size,
-            memory=limit,
-            network=self._network,
+            machine,
             batch=self._batch,
             microbatches=[MICROBATCHES],
             schedules=[SCHEDULE],
@@ -242,8 +246,7 @@ class OnHosts:
             plan,
             self._profiles,
             batch=self._batch,
-            network=self._network,
-            disk=self._disk,
+            machine=Machine(plan.n_ranks, network=self._network, disk=self._disk),
         )
         return {"seconds": timeline.makespan, "peak": float(max(timeline.peak_memory))}
 

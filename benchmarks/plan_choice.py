@@ -36,7 +36,7 @@ from benchmarks.common.hosts import (
     run,
 )
 from benchmarks.common.results import Result, alternate, command, machine, ratios
-from divisible import Divisible, Plan, Profile, best_plan
+from divisible import Divisible, Machine, Plan, Profile, best_plan
 
 N_HOSTS = 3
 LINK = "1gbit"
@@ -119,8 +119,7 @@ class Search:
         numbers = list(range(1, self._job["most"] + 1))
         chosen = best_plan(
             self._profiles,
-            self._comm.size,
-            network=self._network,
+            Machine(self._comm.size, network=self._network),
             pipeline_ranks=[self._comm.size],
             microbatches=numbers,
             schedules=["1f1b"],
@@ -182,8 +181,9 @@ class Search:
         from divisible.planning.plan_simulation import simulate_plan
 
         batch, network = self._job["batch"], self._network
+        machine = Machine(plan.n_ranks, network=network)
         return simulate_plan(
-            plan, self._profiles, batch=batch, network=network
+            plan, self._profiles, batch=batch, machine=machine
         ).makespan
 
 

@@ -26,7 +26,7 @@ from benchmarks.common.results import Result, command, machine, ratios
 from benchmarks.paper_tables.models import equal_cuts
 from benchmarks.paper_tables.points import Point, Scale
 from benchmarks.paper_tables.profiles import profiles_of
-from divisible import Network, Plan, Profile, best_plan
+from divisible import Machine, Network, Plan, Profile, best_plan
 from divisible.minibatch import microbatch_sizes
 from divisible.planning.interpolation import interpolate
 
@@ -101,13 +101,11 @@ def main() -> None:
     for schedule in SCHEDULES:
         plans[f"ours, {schedule}"] = best_plan(
             profiles,
-            hosts.n,
-            network=Network(hosts.bandwidth),
+            Machine(hosts.n, network=Network(hosts.bandwidth), speeds=hosts.share),
             batch=point.batch,
             microbatches=[n],
             schedules=[schedule],
             checkpoints=["never"],
-            speeds=hosts.share,
         )
     seconds, stages = in_turn(
         hosts,

@@ -23,7 +23,7 @@ from benchmarks.common.plans import UNDIVIDED, in_turn
 from benchmarks.common.results import Result, command, machine, ratios
 from benchmarks.paper_tables.points import DATA, Scale
 from benchmarks.paper_tables.profiles import profiles_of
-from divisible import Network, best_plan
+from divisible import Machine, Network, best_plan
 
 SCHEDULES = ("1f1b", "zb_h1")
 #: Seconds that the run may take.
@@ -60,13 +60,11 @@ def main() -> None:
     for n in (hosts.n // 2, hosts.n):
         plans[f"{n} hosts"] = best_plan(
             profiles,
-            n,
-            network=Network(hosts.bandwidth),
+            Machine(n, network=Network(hosts.bandwidth), speeds=hosts.share),
             batch=point.batch,
             microbatches=[point.microbatches],
             schedules=SCHEDULES,
             checkpoints=["never"],
-            speeds=hosts.share,
         )
     seconds, _ = in_turn(
         hosts,

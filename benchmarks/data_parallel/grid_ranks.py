@@ -12,7 +12,7 @@ from benchmarks.common.perceptron import cut, minibatch, mlp, step_seconds
 from benchmarks.common.probes import busy_seconds, link, slowed
 from benchmarks.common.results import alternate
 from data_parallel import Grid, create_multi_node_optimizer
-from divisible import Divisible, Plan, Profile, best_plan, profile
+from divisible import Divisible, Machine, Plan, Profile, best_plan, profile
 from pipeline import Pipeline
 
 #: Seconds between two looks of a rank that waits for the others to start or end.
@@ -205,16 +205,14 @@ def plans(comm: MPI.Comm, job: Job) -> dict[str, Any]:
                 replicas = comm.size // n
                 chosen[f"{replicas} x {n}, {wire_dtype}"] = best_plan(
                     profiles,
-                    comm.size,
-                    network=network,
+                    Machine(comm.size, network=network),
                     batch=job.batch,
                     microbatches=range(1, job.microbatches + 1),
                     schedules=["1f1b"],
                     checkpoints=["never"],
                     pipeline_ranks=[n],
-                    min_replicas=replicas,
-                    max_replicas=replicas,
                     wire_dtype=wire_dtype,
+                    replicas=(replicas, replicas),
                 )
     # What they measure of their own may differ.
     chosen = comm.bcast(chosen)

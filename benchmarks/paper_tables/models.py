@@ -11,7 +11,15 @@ from chainer.initializers import HeNormal
 
 from benchmarks.common.hosts import Hosts
 from benchmarks.paper_tables.points import EQUAL, MLP_LAYERS, N_CLASSES, Point
-from divisible import Divisible, Network, Plan, Profile, best_plan, deferred_init
+from divisible import (
+    Divisible,
+    Machine,
+    Network,
+    Plan,
+    Profile,
+    best_plan,
+    deferred_init,
+)
 
 
 def build(point: Point) -> Divisible:
@@ -57,13 +65,13 @@ def cuts(point: Point, profiles: list[Profile], hosts: Hosts) -> list[int]:
         return equal_cuts(point)
     plan = best_plan(
         profiles,
-        hosts.n,
-        network=Network(bandwidth=hosts.bandwidth),
+        Machine(
+            hosts.n, network=Network(bandwidth=hosts.bandwidth), speeds=hosts.share
+        ),
         batch=point.batch,
         microbatches=[point.microbatches],
         schedules=[point.schedule],
         checkpoints=["never"],
-        speeds=hosts.share,
     )
     return list(plan.cuts)
 

@@ -61,7 +61,7 @@ def _planned(job: dict[str, Any]) -> tuple[Any, list[float]]:
     import chainer.functions as F
     from mpi4py import MPI
 
-    from divisible import best_plan, profile
+    from divisible import Machine, best_plan, profile
     from heterogeneous import ability
 
     comm = MPI.COMM_WORLD
@@ -87,15 +87,13 @@ def _planned(job: dict[str, Any]) -> tuple[Any, list[float]]:
     if comm.rank == 0:
         plan = best_plan(
             profile(model, x, t, F.softmax_cross_entropy),
-            comm.size,
+            Machine(comm.size, speeds=speeds),
             batch=job["batch"],
             microbatches=[job["microbatches"]],
             schedules=["1f1b"],
             checkpoints=["never"],
             pipeline_ranks=[N_PIPELINE],
-            min_replicas=2,
-            max_replicas=2,
-            speeds=speeds,
+            replicas=(2, 2),
         )
     return comm.bcast(plan), speeds
 

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from divisible.planning.coding import CodingRate, check_coding, rates_from_json
-from divisible.planning.machine import Machine
+from divisible.planning.machine import Machine, check_machine
 from divisible.planning.units import count
-from divisible.records import from_fields, listed, plain_integer, plain_text, shown
+from divisible.records import from_fields, listed, plain_integer, plain_text
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ class Conditions:
     coding: Mapping[str, CodingRate] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.machine, Machine):
-            raise TypeError(f"machine must be a Machine, not {shown(self.machine)}")
+        check_machine(self.machine)
         if (self.batch is None) == (self.microbatch_size is None):
             raise ValueError(
                 "conditions have either batch or microbatch_size: give one of them"
@@ -89,16 +88,16 @@ class Conditions:
             return self.batch
         return self.microbatch_size * n_microbatches
 
-    def changed(self, ranks: int, batch: int | None = None, **given: Any) -> Conditions:
+    def changed(
+        self, batch: int | None = None, machine: Machine | None = None
+    ) -> Conditions:
         """Returns these conditions with others in place of those that are given.
 
         Args:
-            ranks: Number of ranks in use; the first ones of the machine.
             batch: Samples of a minibatch; as ever if ``None``.
-            given: Attributes of :class:`Machine`; as ever if ``None``.
+            machine: The machine; as ever if ``None``.
         """
-        given = {name: value for name, value in given.items() if value is not None}
-        found = replace(self, machine=replace(self.machine, ranks=ranks, **given))
+        found = self if machine is None else replace(self, machine=machine)
         if batch is None:
             return found
         return replace(found, batch=batch, microbatch_size=None)

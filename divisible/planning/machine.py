@@ -44,7 +44,7 @@ class Machine:
 
     ranks: int
     memory: PerRank | None = None
-    network: Network = Network()
+    network: Network | None = None
     speeds: PerRank | None = None
     disk: Disk | None = None
 
@@ -52,6 +52,8 @@ class Machine:
         ranks = plain_integer("ranks", self.ranks)
         if ranks < 1:
             raise ValueError(f"ranks must be 1 or more, not {ranks}")
+        if self.network is None:
+            object.__setattr__(self, "network", Network())
         if not isinstance(self.network, Network):
             raise TypeError(f"network must be a Network, not {shown(self.network)}")
         if not (self.disk is None or isinstance(self.disk, Disk)):
@@ -127,6 +129,18 @@ class Machine:
             read, write = _rate(self.disk.read), _rate(self.disk.write)
             words.append(f"disks that read {read} and write {write}")
         return ", ".join(words)
+
+
+def check_machine(machine: object) -> None:
+    """Refuses what is no machine.
+
+    Raises:
+        TypeError: With what it is.
+    """
+    if not isinstance(machine, Machine):
+        raise TypeError(
+            f"machine must be a Machine, such as Machine(ranks=4), not {shown(machine)}"
+        )
 
 
 def _plain(name: str, values: PerRank) -> float | tuple[float, ...]:

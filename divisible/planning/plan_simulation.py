@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from divisible.planning.coding import CodingRate
 from divisible.planning.conditions import Conditions
 from divisible.planning.cut_plan import UncutPlan
-from divisible.planning.disk import Disk
 from divisible.planning.gradient_exchange import Spans, Wire
 from divisible.planning.interpolation import sort_profiles
 from divisible.planning.machine import Machine
-from divisible.planning.network import Network
-from divisible.planning.per_rank import PerRank
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, check_layers
 from divisible.planning.shares import integer_shares
@@ -28,10 +26,8 @@ def simulate_plan(
     profile: Profile | Sequence[Profile],
     *,
     batch: int | None = None,
-    network: Network | None = None,
-    speeds: PerRank | None = None,
+    machine: Machine | None = None,
     coding: CodingRate | None = None,
-    disk: Disk | None = None,
 ) -> Timeline:
     """Simulates one minibatch of a plan: forward and backward, without the update.
 
@@ -42,14 +38,11 @@ def simulate_plan(
         batch: Samples of the minibatch, of which each replica takes its share, equal
             ones if the plan has none. By default those of the plan's conditions, and of
             the largest profile if it has none.
-        network: The links between the ranks, those of all replicas. By default those of
-            the plan's conditions, and infinitely fast if it has none.
-        speeds: Speeds of the ranks, those of all replicas, relative to that of the
-            profile. By default those of the plan's conditions.
+        machine: The ranks of all replicas, with their links, speeds and disks; more of
+            them than the plan takes are left out. By default that of the plan's
+            conditions, and one of infinitely fast links if it has none.
         coding: How fast a rank codes gradients for the wire. By default what the plan's
             conditions say, then what the profile says, then what is measured here.
-        disk: The disk of each rank, which a plan needs that puts something there. By
-            default that of the plan's conditions.
 
     Returns:
         Timeline: Of one replica. For each place in the pipeline it is reckoned with the
@@ -71,14 +64,14 @@ def simulate_plan(
     """
     profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
     check_plan(plan, profiles[0])
-    conditions = conditions_of(plan, profiles).changed(
-        plan.n_ranks, batch, network=network, speeds=speeds, disk=disk
-    )
-    batch, machine = conditions.minibatch(plan.n_microbatches), conditions.machine
+    conditions = conditions_of(plan, profiles).changed(batch, machine)
+    batch = conditions.minibatch(plan.n_microbatches)
+    machine = _used(plan, conditions.machine)
     holds = "disk" in plan.hold_in
     if machine.disk is None and (holds or plan.streamed):
         raise ValueError(
-            "the plan puts something on disk: say how fast that is, with disk="
+            "the plan puts something on disk: say how fast that is, with"
+            " machine=Machine(..., disk=Disk(read, write))"
         )
     dtype = plan.wire_dtype or Wire().dtype
     wire = Wire(dtype, plan.error_feedback, coding or conditions.coding.get(dtype))
@@ -114,6 +107,16 @@ def conditions_of(plan: Plan, profiles: Sequence[Profile]) -> Conditions:
     if plan.conditions is not None:
         return plan.conditions
     return Conditions(Machine(plan.n_ranks), batch=profiles[-1].n_samples)
+
+
+def _used(plan: Plan, machine: Machine) -> Machine:
+    """Returns the ranks of a machine that a plan takes."""
+    if machine.ranks < plan.n_ranks:
+        raise ValueError(
+            f"the plan {plan.cuts} is for {plan.n_ranks} ranks, but the machine has"
+            f" {machine.ranks}"
+        )
+    return replace(machine, ranks=plan.n_ranks)
 
 
 def _with_exchange(timeline: Timeline, schedule: Schedule, spans: Spans) -> Timeline:

@@ -23,14 +23,11 @@ from divisible.planning.coding import CodingRate
 from divisible.planning.cut_plan import CutPlan, UncutPlan
 from divisible.planning.cuts import MemoryLimitError
 from divisible.planning.cutting import cut_plans
-from divisible.planning.disk import Disk
 from divisible.planning.gradient_exchange import Wire
 from divisible.planning.interpolation import sort_profiles
 from divisible.planning.layer_cost import SAMPLE_BYTES
-from divisible.planning.machine import Machine
+from divisible.planning.machine import Machine, check_machine
 from divisible.planning.moves import SAME, moved, simulated
-from divisible.planning.network import Network
-from divisible.planning.per_rank import PerRank
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile
 from divisible.planning.search_space import SearchSpace
@@ -46,25 +43,20 @@ _EFFORT = 2 * 10**6
 
 def best_plan(
     profile: Profile | Sequence[Profile],
-    ranks: int,
-    memory: PerRank | None = None,
-    network: Network | None = None,
+    machine: Machine,
     *,
     batch: int | None = None,
     microbatches: Sequence[int] | None = None,
     schedules: Sequence[str] = TRIED_BY_DEFAULT,
     checkpoints: Sequence[str] = CHECKPOINTS,
     pipeline_ranks: Sequence[int] | None = None,
-    max_replicas: int = 1,
-    min_replicas: int = 1,
+    replicas: tuple[int, int] = (1, 1),
     wire_dtype: str = "fp32",
     error_feedback: bool = False,
     coding: CodingRate | None = None,
-    speeds: PerRank | None = None,
-    disk: Disk | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan:
-    """Finds the fastest way to run a model on some ranks.
+    """Finds the fastest way to run a model on a machine.
 
     Searches the number of stages, of microbatches and of replicas, the schedule and
     the recomputation. Each configuration is cut optimally (:func:`divisible.partition`)
@@ -85,9 +77,9 @@ def best_plan(
         profile: The costs of the layers. A profile at one size of microbatch is scaled
             in proportion, which flatters small microbatches; give several, such as at
             the whole minibatch, a quarter and a sixteenth of it.
-        ranks: Number of ranks.
-        memory: Bytes that a rank may use; one number for all or one for each.
-        network: The links between ranks; infinitely fast by default.
+        machine: The ranks with their memory, speeds, links and disks. A disk is used
+            where memory does not suffice: microbatches wait there for their backward
+            (``plan.hold_in``), or weights of layers are there (``plan.streamed``).
         batch: Samples of the minibatch; those of the largest profile by default.
         microbatches: The numbers of microbatches to try; by default for each size of
             microbatch the least number that gives it. Of more than 1,024 samples, some
@@ -96,18 +88,13 @@ def best_plan(
         schedules: The names of those to try.
         checkpoints: The ways to recompute to try.
         pipeline_ranks: The numbers of ranks to make a pipeline of, to try; by default
-            all up to ``ranks``.
-        max_replicas: The most replicas to try.
-        min_replicas: The fewest to try.
+            all that the machine has.
+        replicas: The fewest and the most replicas to try, ``(least, most)``.
         wire_dtype: The dtype in which replicas exchange gradients, such as ``'fp32'``
             or ``'int8'``: a name in `divisible.communication.wire.WIRE`.
         error_feedback: Whether they keep what encodings lose, which takes memory.
         coding: How fast a rank codes gradients for the wire; what the profile says by
             default, and if that says nothing, what is measured here.
-        speeds: Of the ranks, relative to that of the profile.
-        disk: Of each rank, to be used where memory does not suffice: microbatches wait
-            there for their backward (``plan.hold_in``), or weights of layers are there
-            (``plan.streamed``).
         progress: Called with the number of configurations seen and that of all.
 
     Returns:
@@ -119,34 +106,33 @@ def best_plan(
     Raises:
         MemoryLimitError: If nothing fits. Where several stages on a rank share its
             memory, some ways to do so are tried, not all.
-        TypeError: If numbers of something are not integers.
+        TypeError: If ``machine`` is none, or numbers of something are not integers.
         ValueError: If an argument is out of range.
 
     Example:
-        >>> from divisible.planning.layer_cost import LayerCost
+        >>> from divisible import LayerCost, Network
         >>> layers = [LayerCost(1.0, 1.0, 1.0, output_bytes=10**6)] * 8
         >>> plan = best_plan(
-        ...     Profile(layers, n_samples=8), 4, network=Network(latency=0.1),
+        ...     Profile(layers, n_samples=8), Machine(4, network=Network(latency=0.1)),
         ...     microbatches=[1, 2, 4, 8], schedules=['1f1b'])
         >>> plan.cuts, plan.n_microbatches, round(plan.step_seconds, 2)
         ([0, 2, 4, 6, 8], 8, 9.85)
     """
     profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
     batch = profiles[-1].n_samples if batch is None else batch
+    check_machine(machine)
     space = SearchSpace(
-        ranks,
+        machine.ranks,
         len(profiles[0]),
         batch,
         microbatches,
         schedules,
         checkpoints,
         pipeline_ranks,
-        (min_replicas, max_replicas),
+        replicas,
     )
     check_wire_dtype(wire_dtype)
     _check_size(profiles[-1], batch)
-    network = Network() if network is None else network
-    machine = Machine(ranks, memory, network, speeds, disk)
     wire = Wire(wire_dtype, error_feedback, coding)
     workload = Workload(profiles, machine, batch, wire)
     fitting, refused = _cut(workload, space.rounds(), progress)

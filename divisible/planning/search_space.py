@@ -158,17 +158,22 @@ def _integers(name: str, values: Sequence[int]) -> list[int]:
 
 def _check_numbers(ranks: int, batch: int, replicas: tuple[int, int]) -> None:
     """Refuses numbers that are not positive, and replicas without ranks."""
-    fewest, most = replicas
+    try:
+        fewest, most = map(operator.index, replicas)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"replicas must be the fewest and the most to try, such as (1, 4), not"
+            f" {shown(replicas)}"
+        ) from None
     for name, number in (
-        ("ranks", ranks),
         ("batch", batch),
-        ("max_replicas", most),
-        ("min_replicas", fewest),
+        ("replicas", fewest),
+        ("replicas", most),
     ):
         if number < 1:
             raise ValueError(f"{name} must be at least 1, not {number}")
     if fewest > min(most, ranks):
         raise ValueError(
-            f"min_replicas is {fewest}, but of {ranks} ranks there can be"
-            f" {min(most, ranks)} at most: max_replicas is {most}"
+            f"replicas are {fewest} at least and {most} at most, but of {ranks} ranks"
+            f" there can be {min(most, ranks)} at most"
         )

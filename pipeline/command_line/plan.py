@@ -9,6 +9,7 @@ import numpy as np
 
 from divisible.communication.wire import WIRE
 from divisible.planning.cuts import METHODS
+from divisible.planning.machine import Machine
 from divisible.planning.network import Network
 from divisible.planning.partition import partition
 from divisible.planning.plan import Alternative, Plan
@@ -31,6 +32,10 @@ _OF_A_CUT = {
 _SHOWN = 5
 #: What one pipeline has no use for.
 _OF_REPLICAS = {"wire_dtype": "--wire-dtype", "error_feedback": "--error-feedback"}
+
+
+# Options that make a machine.
+_OF_A_MACHINE = ("memory", "network", "speeds", "disk")
 
 
 @click.command("plan")
@@ -66,7 +71,6 @@ _OF_REPLICAS = {"wire_dtype": "--wire-dtype", "error_feedback": "--error-feedbac
 )
 @click.option(
     "--replicas",
-    "max_replicas",
     type=options.NUMBER,
     default=1,
     help="With --ranks the most pipelines to share a minibatch.  [default: 1]",
@@ -106,7 +110,7 @@ def plan_command(profiles, ranks, stages, shows_all, output, plot, **given) -> N
         raise click.UsageError("give either --ranks or --stages")
     given["network"] = Network(**given.pop("links"))
     given = {name: value for name, value in given.items() if value}
-    if given["max_replicas"] == 1:
+    if given["replicas"] == 1:
         alone = [option for name, option in _OF_REPLICAS.items() if name in given]
         if alone:
             raise click.UsageError(f"{' and '.join(alone)}: only with --replicas")
@@ -120,7 +124,12 @@ def plan_command(profiles, ranks, stages, shows_all, output, plot, **given) -> N
         raise click.UsageError("--method goes with --stages")
     else:
         with console.show_progress("trying combinations") as progress:
-            plan = best_plan(profiles, ranks, progress=progress, **given)
+            given["replicas"] = (1, given["replicas"])
+            machine = Machine(
+                ranks,
+                **{name: given.pop(name) for name in _OF_A_MACHINE if name in given},
+            )
+            plan = best_plan(profiles, machine, progress=progress, **given)
     # Before it is printed: "| head" closes the pipe, which ends the command.
     plan.save(output)
     _print_plan(plan, shows_all)
@@ -137,7 +146,7 @@ def _cut(profiles, stages, given) -> Plan:
     wrong = []
     if "batch" in given:
         wrong.append("--batch goes with --ranks: here it is what the profile has")
-    if given.pop("max_replicas") != 1:
+    if given.pop("replicas") != 1:
         wrong.append("--replicas goes with --ranks")
     if "disk" in given:
         wrong.append("--disk goes with --ranks")

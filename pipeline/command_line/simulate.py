@@ -66,14 +66,15 @@ def simulate_command(
     conditions = conditions_of(plan, profiles)
     machine = conditions.machine
     given = {
-        "batch": batch,
         "speeds": speeds,
         "disk": disk,
         "network": replace(machine.network, **links) if links else None,
     }
-    plan = replace(plan, conditions=conditions.changed(plan.n_ranks, **given))
+    given = {name: value for name, value in given.items() if value is not None}
+    machine = replace(machine, ranks=plan.n_ranks, **given)
+    plan = replace(plan, conditions=conditions.changed(batch, machine))
     console.say_wrapped(plan.headline)
-    changed += [name for name, value in given.items() if value is not None]
+    changed += ["batch"] * (batch is not None) + list(given)
     _say_conditions(plan, made_for is not None, changed)
     timeline = simulate_plan(plan, profiles)
     _print_timeline(timeline)

@@ -5,7 +5,16 @@ import re
 import numpy as np
 import pytest
 
-from divisible import LayerCost, Network, Plan, Profile, best_plan, partition, simulate
+from divisible import (
+    LayerCost,
+    Machine,
+    Network,
+    Plan,
+    Profile,
+    best_plan,
+    partition,
+    simulate,
+)
 from divisible.number_lists import amount, numbers
 from divisible.schedules import Costs, list_schedule, one_f_one_b
 from heterogeneous import ability
@@ -27,7 +36,7 @@ CALLS = {
     "memory": lambda v: partition(PROFILE, 4, memory=v),
     "bandwidth": lambda v: partition(PROFILE, 4, network=Network(v)),
     "latency": lambda v: partition(PROFILE, 4, network=Network(1.0, v)),
-    "microbatches": lambda v: best_plan(PROFILE, 4, batch=8, microbatches=v),
+    "microbatches": lambda v: best_plan(PROFILE, Machine(4), batch=8, microbatches=v),
     "forward": lambda v: simulate(SCHEDULE, Costs(v, 1, 1)),
     "transfer": lambda v: simulate(SCHEDULE, Costs(1, 1, 1, transfer=v)),
     "activation_bytes": lambda v: simulate(

@@ -17,13 +17,14 @@ assert_on_ranks(2, train, {NAME!r})
 close_shared_ranks()
 """
 PLAN = f"""
-from divisible import LayerCost, Network, Profile, best_plan, schedules
+from divisible import LayerCost, Machine, Network, Profile, best_plan, schedules
 from divisible.planning.search import TRIED_BY_DEFAULT
 assert {NAME!r} in schedules.NAMES and {NAME!r} in TRIED_BY_DEFAULT
 assert schedules.eager_one_f_one_b.__name__ in schedules.__all__
 profile = Profile([LayerCost(1, 1, 1, output_bytes=10)] * 4, n_samples=64)
-options = dict(network=Network(latency=0.05), checkpoints=["never"])
-plan = best_plan(profile, 4, schedules=["1f1b", {NAME!r}], **options)
+machine = Machine(4, network=Network(latency=0.05))
+options = dict(checkpoints=["never"], schedules=["1f1b", {NAME!r}])
+plan = best_plan(profile, machine, **options)
 assert plan.schedule == {NAME!r}, plan
 """
 PAGES = f"""

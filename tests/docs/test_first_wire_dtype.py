@@ -21,9 +21,10 @@ for make in (wire_tables.bounds, wire_tables.errors):
     assert any({NAME!r} in line for line in make()), make()
 """
 PLAN = f"""
-from divisible import LayerCost, Profile, best_plan
+from divisible import LayerCost, Machine, Profile, best_plan
 layers = [LayerCost(1, 1, 1, output_bytes=10, parameter_bytes=4000)] * 4
-plan = best_plan(Profile(layers, n_samples=64), 4, max_replicas=2, wire_dtype={NAME!r})
+options = dict(replicas=(1, 2), wire_dtype={NAME!r})
+plan = best_plan(Profile(layers, n_samples=64), Machine(4), **options)
 print(plan)
 """
 

@@ -113,11 +113,10 @@ def test_a_slow_rank_is_predicted_from_the_file(tmp_path):
     layers = profile_of([(1.0, 1.0, 1.0, {})] * 2)
     plan = best_plan(
         layers,
-        2,
+        Machine(2, speeds=[1, 1]),
         batch=32,
         microbatches=[4],
         schedules=["gpipe"],
-        speeds=[1, 1],
         checkpoints=["never"],
         pipeline_ranks=[2],
     )
@@ -129,11 +128,10 @@ def test_a_slow_rank_is_predicted_from_the_file(tmp_path):
     # The second rank at half the speed: its four microbatches follow on the first one.
     slow = best_plan(
         layers,
-        2,
+        Machine(2, speeds=[1, 0.5]),
         batch=32,
         microbatches=[4],
         schedules=["gpipe"],
-        speeds=[1, 0.5],
         checkpoints=["never"],
         pipeline_ranks=[2],
     )
@@ -184,14 +182,12 @@ def test_a_saved_plan_predicts_what_the_plan_did(
     profiles = [profile_of(layers, 8), profile_of(layers, 3)]
     plan = best_plan(
         profiles,
-        ranks,
-        network=Network(bandwidth, latency, overlap),
-        speeds=speeds,
+        Machine(ranks, network=Network(bandwidth, latency, overlap), speeds=speeds),
         batch=batch,
-        max_replicas=replicas,
         wire_dtype=wire_dtype,
         microbatches=[1, 3, 4],
         schedules=["gpipe", "1f1b", "zb_v"],
+        replicas=(1, replicas),
     )
     path = tmp_path_factory.mktemp("plans") / "plan.json"
     for each in (plan, *(other.plan for other in plan.alternatives)):

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from divisible import LayerCost, MemoryLimitError, Network, Plan, Profile, best_plan
+from divisible import (
+    LayerCost,
+    Machine,
+    MemoryLimitError,
+    Network,
+    Plan,
+    Profile,
+    best_plan,
+)
 from divisible.planning.disk import Disk, segment_bytes, streamed_cost, streamed_profile
 from divisible.planning.plan_simulation import simulate_plan
 
@@ -81,20 +89,18 @@ OPTIONS = {"schedules": ["1f1b", "gpipe"], "batch": 64}
 def test_more_ranks_win_where_there_are_some():
     plan = best_plan(
         profile_of(),
-        4,
-        memory=600 * MB,
-        network=Network(bandwidth=1e12),
-        disk=Disk(1e9, 1e9),
+        Machine(
+            4, memory=600 * MB, network=Network(bandwidth=1e12), disk=Disk(1e9, 1e9)
+        ),
         **OPTIONS,
     )
     assert plan.n_ranks == 4 and not plan.streamed
     assert set(plan.hold_in) == {"memory"} and plan.checkpoint == "never"
 
 
-# A pipeline of four that has no room for a second of its two microbatches.
+# A pipeline of four, for machines that have no room for all its microbatches.
 TIGHT = {
-    "memory": 180 * MB,
-    "microbatches": [2],
+    "microbatches": [8],
     "pipeline_ranks": [4],
     "schedules": ["gpipe"],
     "batch": 64,
@@ -103,30 +109,29 @@ TIGHT = {
 
 def test_holding_on_disk_wins_where_it_is_fast():
     layers = profile_of(activation=20 * MB)
-    options = {**TIGHT, "microbatches": [8], "memory": 26 * MB}
-    fast = best_plan(layers, 4, disk=Disk(1e12, 1e12), **options)
+    machine = Machine(4, memory=26 * MB)
+    fast = best_plan(layers, replace(machine, disk=Disk(1e12, 1e12)), **TIGHT)
     assert "disk" in fast.hold_in and fast.checkpoint == "never"
-    slow = best_plan(layers, 4, disk=Disk(1e5, 1e5), **options)
+    slow = best_plan(layers, replace(machine, disk=Disk(1e5, 1e5)), **TIGHT)
     assert set(slow.hold_in) == {"memory"} and slow.checkpoint != "never"
     assert fast.step_seconds < slow.step_seconds
-    without = best_plan(layers, 4, **options)
+    without = best_plan(layers, machine, **TIGHT)
     assert without.step_seconds == slow.step_seconds
     # What the plan says can be predicted, if the disk is known.
     with pytest.raises(ValueError, match="disk="):
         simulate_plan(replace(fast, conditions=None), layers)
     timeline = simulate_plan(fast, layers)
     assert timeline.makespan == pytest.approx(fast.step_seconds)
-    assert timeline.peak_memory.max() <= options["memory"]
+    assert timeline.peak_memory.max() <= machine.memory
     assert "held on disk by the ranks" in str(fast)
 
 
 def test_only_ranks_without_room_hold_on_disk():
     plan = best_plan(
         profile_of(activation=20 * MB),
-        4,
-        disk=Disk(1e12, 1e12),
+        Machine(4, memory=24 * MB, disk=Disk(1e12, 1e12)),
         checkpoints=["never"],
-        **{**TIGHT, "schedules": ["1f1b"], "microbatches": [8], "memory": 24 * MB},
+        **{**TIGHT, "schedules": ["1f1b"]},
     )
     # Its first rank has four microbatches in flight; the others have fewer.
     assert plan.hold_in == ("disk", "memory", "memory", "memory")
@@ -135,22 +140,22 @@ def test_only_ranks_without_room_hold_on_disk():
 
 def test_streaming_wins_where_weights_do_not_fit():
     heavy = profile_of(4, forward=10.0, activation=MB, parameter=200 * MB)
-    options = {"memory": 1500 * MB, "disk": Disk(1e9, 1e9), **OPTIONS}
-    plan = best_plan(heavy, 1, **options)
+    machine = Machine(1, memory=1500 * MB, disk=Disk(1e9, 1e9))
+    plan = best_plan(heavy, machine, **OPTIONS)
     # All four take 2.4 GB with gradients and state; segments take 16 times 11.7 MB.
     assert len(plan.streamed) == 2 and plan.n_ranks == 1
     assert "streamed" in plan.headline
-    assert simulate_plan(plan, heavy, disk=Disk(1e9, 1e9)).makespan == pytest.approx(
-        plan.step_seconds
-    )
+    assert simulate_plan(plan, heavy).makespan == pytest.approx(plan.step_seconds)
     with pytest.raises(MemoryLimitError):
-        best_plan(heavy, 1, memory=1500 * MB, **OPTIONS)
+        best_plan(heavy, replace(machine, disk=None), **OPTIONS)
     with pytest.raises(MemoryLimitError):
-        best_plan(profile_of(4, parameter=400 * MB, streamable=False), 1, **options)
+        fixed = profile_of(4, parameter=400 * MB, streamable=False)
+        best_plan(fixed, machine, **OPTIONS)
     # Of layers that differ, the one that computes longest goes.
     layers = [*heavy.layers[:3], LayerCost(**{**vars(heavy.layers[3]), "forward": 99})]
     mixed = Profile(layers, n_samples=64)
-    plan = best_plan(mixed, 1, **{**options, "disk": Disk(1e7, 1e7), "memory": 2.2e9})
+    slow = Machine(1, memory=2.2e9, disk=Disk(1e7, 1e7))
+    plan = best_plan(mixed, slow, **OPTIONS)
     assert plan.streamed == (3,)
 
 
@@ -175,10 +180,10 @@ def test_more_microbatches_or_a_disk():
     layers = profile_of(activation=40 * MB)
     options = {"schedules": ["1f1b"], "batch": 64, "microbatches": [4, 16, 64]}
     for memory in np.geomspace(20 * MB, 400 * MB, 4):
-        options["memory"] = float(memory)
+        machine = Machine(3, memory=float(memory))
         try:
-            without = best_plan(layers, 3, **options).step_seconds
+            without = best_plan(layers, machine, **options).step_seconds
         except MemoryLimitError:
             without = np.inf
-        disk = Disk(1e9, 1e9)
-        assert best_plan(layers, 3, disk=disk, **options).step_seconds <= without
+        machine = replace(machine, disk=Disk(1e9, 1e9))
+        assert best_plan(layers, machine, **options).step_seconds <= without

@@ -78,7 +78,10 @@ def test_a_prediction_is_a_simulation_of_the_stages_sums():
     expected = simulate(schedules.one_f_one_b(2, 4), costs, links="serial")
     network = Network(1e5, 0.002)
     timeline = simulate_plan(
-        plan, profile, batch=4 * profile.n_samples, network=network
+        plan,
+        profile,
+        batch=4 * profile.n_samples,
+        machine=Machine(plan.n_ranks, network=network),
     )
     assert timeline.makespan == pytest.approx(expected.makespan)
     assert timeline.bubble == pytest.approx(expected.bubble)
@@ -90,7 +93,8 @@ def test_speeds_recomputation_and_unequal_microbatches():
     def seconds(cuts, m, **options):
         more = {k: options.pop(k) for k in ("checkpoint",) if k in options}
         plan = Plan(cuts, n_microbatches=m, schedule="gpipe", **more)
-        return simulate_plan(plan, profile, **options).makespan
+        machine = Machine(plan.n_ranks, speeds=options.pop("speeds", None))
+        return simulate_plan(plan, profile, machine=machine, **options).makespan
 
     assert seconds([0, 2], 1) == 6
     assert seconds([0, 2], 1, speeds=[3]) == 2
@@ -148,7 +152,9 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
             plan = Plan(
                 plan.cuts, m, name, checkpoint=checkpoint, stages_per_rank=per_rank
             )
-            peak = simulate_plan(plan, profile, network=network).peak_memory.max()
+            peak = simulate_plan(
+                plan, profile, machine=Machine(plan.n_ranks, network=network)
+            ).peak_memory.max()
             if memory is not None and peak > memory:
                 continue
         else:
@@ -158,15 +164,19 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
                 )
             except MemoryLimitError:
                 continue
-        found.append(simulate_plan(plan, profile, network=network).makespan)
-    arguments = {"memory": memory, "network": network, "microbatches": [1, 2, 4]}
+        found.append(
+            simulate_plan(
+                plan, profile, machine=Machine(plan.n_ranks, network=network)
+            ).makespan
+        )
+    machine = Machine(ranks, memory, network)
     try:
-        best = best_plan(profile, ranks, **arguments)
+        best = best_plan(profile, machine, microbatches=[1, 2, 4])
     except MemoryLimitError:
         assert not found
         return
     assert best.step_seconds <= min(found, default=math.inf) * (1 + 1e-9)
-    timeline = simulate_plan(best, profile, network=network)
+    timeline = simulate_plan(best, profile, machine=Machine(ranks, network=network))
     assert timeline.makespan == pytest.approx(best.step_seconds)
     if memory is not None:
         assert timeline.peak_memory.max() <= memory
@@ -188,10 +198,12 @@ def test_stages_of_a_rank_share_its_memory(parameter_bytes, cuts, seconds):
     ]
     profile = Profile(layers, n_samples=8)
     options = {"microbatches": [8], "checkpoints": ["never"], "pipeline_ranks": [2]}
-    plan = best_plan(profile, 2, 1000, schedules=["zb_v"], **options)
+    plan = best_plan(profile, Machine(2, memory=1000), schedules=["zb_v"], **options)
     assert (plan.cuts, plan.step_seconds) == (cuts, pytest.approx(seconds))
     # Others to choose from do not make it worse.
-    among = best_plan(profile, 2, 1000, schedules=["1f1b", "zb_v"], **options)
+    among = best_plan(
+        profile, Machine(2, memory=1000), schedules=["1f1b", "zb_v"], **options
+    )
     assert among.step_seconds <= plan.step_seconds
 
 
@@ -200,39 +212,40 @@ def test_the_slowest_replica_is_predicted():
     speeds = [1, 1, 0.9, 0.8]
     plan = best_plan(
         profile,
-        4,
-        speeds=speeds,
-        max_replicas=2,
+        Machine(4, speeds=speeds),
         pipeline_ranks=[2],
         microbatches=[4],
         schedules=["1f1b"],
+        replicas=(1, 2),
     )
     assert plan.replicas == 2
-    seconds = simulate_plan(plan, profile, speeds=speeds).makespan
+    seconds = simulate_plan(
+        plan, profile, machine=Machine(plan.n_ranks, speeds=speeds)
+    ).makespan
     assert seconds == pytest.approx(plan.step_seconds)
-    options = {"network": Network(latency=[0.0, 9.0, 0.5]), "speeds": speeds}
+    machine = Machine(4, network=Network(latency=[0.0, 9.0, 0.5]), speeds=speeds)
     one = replace(plan, replicas=1)
-    slowest = {"network": Network(latency=0.5), "speeds": [0.9, 0.8]}
-    expected = simulate_plan(one, profile, batch=4, **slowest).makespan
-    assert simulate_plan(plan, profile, **options).makespan == expected
-    with pytest.raises(ValueError, match="there are 4 ranks"):
-        simulate_plan(plan, profile, speeds=[1, 1])
+    slowest = Machine(2, network=Network(latency=0.5), speeds=[0.9, 0.8])
+    expected = simulate_plan(one, profile, batch=4, machine=slowest).makespan
+    assert simulate_plan(plan, profile, machine=machine).makespan == expected
+    with pytest.raises(ValueError, match="is for 4 ranks, but the machine has 2"):
+        simulate_plan(plan, profile, machine=Machine(2, speeds=[1, 1]))
 
 
 @pytest.mark.parametrize("speed", [0, -1, np.nan, np.inf])
 def test_impossible_speeds_are_refused(speed):
     plan = Plan([0, 3, 8], n_microbatches=4, schedule="1f1b")
     with pytest.raises(ValueError, match="speeds must be finite and positive"):
-        simulate_plan(plan, uneven(), speeds=[1, speed])
+        simulate_plan(plan, uneven(), machine=Machine(2, speeds=[1, speed]))
 
 
 def test_one_rank_needs_no_other_schedule():
-    plan = best_plan(uneven(), 1, schedules=["interleaved", "gpipe", "1f1b"])
+    plan = best_plan(uneven(), Machine(1), schedules=["interleaved", "gpipe", "1f1b"])
     assert (plan.schedule, plan.n_stages) == ("1f1b", 1)
     for name in ONE_PER_RANK:
-        assert best_plan(uneven(), 1, schedules=[name]).schedule == name
+        assert best_plan(uneven(), Machine(1), schedules=[name]).schedule == name
     with pytest.raises(ValueError, match="no configuration of 1 ranks"):
-        best_plan(uneven(), 1, schedules=["interleaved"])
+        best_plan(uneven(), Machine(1), schedules=["interleaved"])
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -255,8 +268,7 @@ def test_the_choice_is_as_good_as_the_best_of_all_cuts(seed, schedule):
     numbers = range(1, 17)
     chosen = best_plan(
         profiles,
-        3,
-        network=network,
+        Machine(3, network=network),
         schedules=[schedule],
         checkpoints=["never"],
         pipeline_ranks=[3],
@@ -264,7 +276,9 @@ def test_the_choice_is_as_good_as_the_best_of_all_cuts(seed, schedule):
     )
     least = min(
         simulate_plan(
-            Plan([0, i, j, 9], m, schedule), profiles, network=network
+            Plan([0, i, j, 9], m, schedule),
+            profiles,
+            machine=Machine(3, network=network),
         ).makespan
         for i, j in itertools.combinations(range(1, 9), 2)
         for m in numbers
@@ -278,20 +292,21 @@ def test_cuts_move_away_from_large_messages(monkeypatch):
     layers = [LayerCost(0.1, 0.1, 0.1, output_bytes=size) for size in sizes]
     profile, network = Profile(layers, n_samples=1), Network(2e6)
     options = {"schedules": ["1f1b"], "microbatches": [2], "pipeline_ranks": [2]}
-    plan = best_plan(profile, 2, network=network, batch=2, **options)
+    plan = best_plan(profile, Machine(2, network=network), batch=2, **options)
     assert partition(profile, 2, network=network).cuts == [0, 4, 8]
     assert plan.cuts in ([0, 3, 8], [0, 5, 8])
     # A cut that does not fit is no improvement.
     layers = [replace(layer, parameter_bytes=10**7) for layer in layers]
     profile = Profile(layers, n_samples=1)
     even = partition(profile, 2)
-    options["memory"] = max(stage.memory for stage in even.stages)
-    plan = best_plan(profile, 2, network=network, batch=2, **options)
+    memory = max(stage.memory for stage in even.stages)
+    machine = Machine(2, memory, network)
+    plan = best_plan(profile, machine, batch=2, **options)
     assert plan.cuts == [0, 4, 8]
     # Nor is there one if nothing may be tried.
     monkeypatch.setattr("divisible.planning.search._EFFORT", 0)
-    options.update(memory=None, checkpoints=["never"])
-    plan = best_plan(profile, 2, network=network, batch=2, **options)
+    options.update(checkpoints=["never"])
+    plan = best_plan(profile, Machine(2, network=network), batch=2, **options)
     assert plan.cuts == [0, 4, 8]
 
 
@@ -299,12 +314,14 @@ def test_cuts_move_away_from_large_messages(monkeypatch):
 def test_cuts_of_several_stages_on_a_rank_move_as_well(schedule):
     profile, network = uneven(), Network(1e6, 1e-3)
     options = {"schedules": [schedule], "pipeline_ranks": [2], "microbatches": [4]}
-    chosen = best_plan(profile, 2, network=network, checkpoints=["never"], **options)
+    chosen = best_plan(
+        profile, Machine(2, network=network), checkpoints=["never"], **options
+    )
     least = min(
         simulate_plan(
             Plan([0, *inner, 8], 4, schedule, stages_per_rank=2),
             profile,
-            network=network,
+            machine=Machine(2, network=network),
         ).makespan
         for inner in itertools.combinations(range(1, 8), 3)
     )
@@ -312,8 +329,10 @@ def test_cuts_of_several_stages_on_a_rank_move_as_well(schedule):
 
 
 def test_the_others_lost_for_a_reason():
-    plan = best_plan(uneven(), 4, memory=30e3, network=Network(1e6, 1e-3))
-    assert plan == best_plan(uneven(), 4, 30e3, Network(1e6, 1e-3))
+    plan = best_plan(uneven(), Machine(4, memory=30e3, network=Network(1e6, 1e-3)))
+    assert plan == best_plan(
+        uneven(), Machine(4, memory=30e3, network=Network(1e6, 1e-3))
+    )
     assert plan.alternatives
     reasons = [other.reason for other in plan.alternatives]
     assert all(other.seconds >= plan.step_seconds for other in plan.alternatives)
@@ -329,13 +348,13 @@ def test_the_others_lost_for_a_reason():
 
 
 def test_what_is_slower_by_less_than_timings_scatter_is_said_to_be_as_good(tmp_path):
-    options = {"ranks": 4, "network": Network(1e6, 1e-3)}
-    unknown = best_plan(uneven(), **options)
+    machine = Machine(4, network=Network(1e6, 1e-3))
+    unknown = best_plan(uneven(), machine)
     assert unknown.scatter is None and "scatter" not in str(unknown)
     # The largest counts of those that are known.
     scatters = {12: None, 6: 0.01, 3: 0.075}
     profiles = [replace(uneven(n_samples=n), scatter=s) for n, s in scatters.items()]
-    plan = best_plan(profiles, **options)
+    plan = best_plan(profiles, machine)
     assert plan.scatter == 0.075
     assert str(plan).splitlines()[1] == (
         "the timings of the layers scattered by 7.5%: plans within that are as good"
@@ -359,28 +378,28 @@ def test_memory_forces_recomputation():
     ]
     profile = Profile(layers, n_samples=8, input_bytes=10)
     options = {"microbatches": [8], "batch": 64}
-    free = best_plan(profile, 2, **options)
-    tight = best_plan(profile, 2, 3000, **options)
+    free = best_plan(profile, Machine(2), **options)
+    tight = best_plan(profile, Machine(2, memory=3000), **options)
     assert free.checkpoint == "never"
     assert tight.checkpoint != "never"
     assert tight.step_seconds > free.step_seconds
     with pytest.raises(MemoryLimitError, match="none of .* configurations fits"):
-        best_plan(profile, 2, 300, **options)
+        best_plan(profile, Machine(2, memory=300), **options)
 
 
 def test_replicas_where_stages_are_few():
     """Two layers make two stages at most; four ranks take two pipelines."""
     layers = [LayerCost(1.0, 1.0, 1.0, parameter_bytes=1000) for _ in range(2)]
     profile = Profile(layers, n_samples=16)
-    assert best_plan(profile, 4).n_ranks <= 2
-    plan = best_plan(profile, 4, max_replicas=4)
+    assert best_plan(profile, Machine(4)).n_ranks <= 2
+    plan = best_plan(profile, Machine(4), replicas=(1, 4))
     assert plan.replicas > 1
-    assert plan.step_seconds < best_plan(profile, 4).step_seconds
+    assert plan.step_seconds < best_plan(profile, Machine(4)).step_seconds
     # Adding up the gradients over a slow network is not worth it.
-    slow = {"network": Network(100, 0.0), "max_replicas": 4}
-    assert best_plan(profile, 4, **slow).replicas == 1
+    slow = Machine(4, network=Network(100, 0.0))
+    assert best_plan(profile, slow, replicas=(1, 4)).replicas == 1
     # Unless it must be.
-    some = best_plan(profile, 4, **slow, min_replicas=2)
+    some = best_plan(profile, slow, replicas=(2, 4))
     assert some.replicas == 2
     assert min(other.seconds for other in some.alternatives) >= some.step_seconds
 
@@ -391,9 +410,9 @@ FREE = CodingRate(1e15, 1e15)
 
 def test_what_two_replicas_of_one_stage_take():
     profile = Profile([LayerCost(1.0, 1.0, 1.0, parameter_bytes=600)], n_samples=4)
-    options = {"microbatches": [1], "checkpoints": ["never"], "max_replicas": 2}
+    options = {"microbatches": [1], "checkpoints": ["never"], "replicas": (1, 2)}
     network = Network(1e3, 0.05)
-    plan = best_plan(profile, 2, network=network, coding=FREE, **options)
+    plan = best_plan(profile, Machine(2, network=network), coding=FREE, **options)
     assert plan.replicas == 2
     # Half of the samples; then, after an opening, half of the gradients twice.
     exchange = 0.3 + 0.3 + 3 * 0.05
@@ -406,14 +425,14 @@ def test_what_two_replicas_of_one_stage_take():
     assert text.endswith("of coding; 0 hidden, 750 ms not")
     # 150 elements: a byte each, and a scale.
     plan = best_plan(
-        profile, 2, network=network, wire_dtype="int8", coding=FREE, **options
+        profile, Machine(2, network=network), wire_dtype="int8", coding=FREE, **options
     )
     assert plan.exchange.sent_bytes == 154
     assert plan.step_seconds == pytest.approx(6 / 4 + 0.154 + 0.15)
     # A chunk of them is coded first: one and a half times written, twice read.
     slow = CodingRate(encode=1500, decode=3000)
     plan = best_plan(
-        profile, 2, network=network, wire_dtype="int8", coding=slow, **options
+        profile, Machine(2, network=network), wire_dtype="int8", coding=slow, **options
     )
     assert plan.exchange.coding_seconds == pytest.approx(0.15 + 0.1)
     assert plan.step_seconds == pytest.approx(6 / 4 + 0.154 + 0.15 + 0.25)
@@ -440,7 +459,13 @@ def test_no_step_with_replicas_is_faster_than_its_bound(
     cut = simulated(workload, cut_plan(workload, one))
     assert cut.bound <= cut.step.seconds * (1 + 1e-9)
     plan = workload.plan(cut)
-    timeline = simulate_plan(plan, profile, batch=12, network=network, coding=coding)
+    timeline = simulate_plan(
+        plan,
+        profile,
+        batch=12,
+        coding=coding,
+        machine=Machine(plan.n_ranks, network=network),
+    )
     assert timeline.makespan == pytest.approx(cut.step.seconds)
     exchange = plan.exchange
     if exchange is not None:
@@ -456,8 +481,8 @@ def test_fewer_bits_and_more_replicas_are_chosen_by_the_wire():
     profile = Profile(layers, n_samples=16)
 
     def seconds(wire_dtype, coding=FREE, most=4):
-        options = {"wire_dtype": wire_dtype, "coding": coding, "max_replicas": most}
-        plan = best_plan(profile, 4, network=Network(1e6), **options)
+        options = {"wire_dtype": wire_dtype, "coding": coding, "replicas": (1, most)}
+        plan = best_plan(profile, Machine(4, network=Network(1e6)), **options)
         return plan.step_seconds
 
     fp32, bf16, int8 = (seconds(name) for name in ("fp32", "bf16", "int8"))
@@ -473,15 +498,15 @@ def test_an_exchange_takes_memory():
     layers = [LayerCost(1.0, 1.0, 1.0, parameter_bytes=4000, n_parameters=1000)] * 2
     profile = Profile(layers, n_samples=4)
     options = {"microbatches": [2], "checkpoints": ["never"], "pipeline_ranks": [1]}
-    options.update(coding=FREE, wire_dtype="int8", max_replicas=2)
-    plan = best_plan(profile, 2, **options)
+    options.update(coding=FREE, wire_dtype="int8", replicas=(1, 2))
+    plan = best_plan(profile, Machine(2), **options)
     alone = partition(profile, 1).stages[0].memory
     # Of two replicas each sends a half, receives a half, twice; and has its own half.
     codes = 2000 + 4 * 8
     buffers = 5 / 2 * codes
     assert plan.replicas == 2
     assert plan.stages[0].memory == alone + buffers
-    kept = best_plan(profile, 2, error_feedback=True, **options)
+    kept = best_plan(profile, Machine(2), error_feedback=True, **options)
     assert kept.stages[0].memory == alone + buffers + 2 * 8000
     assert "gradients in int8 with error feedback" in str(kept)
     assert simulate_plan(kept, profile).peak_memory.tolist() == [kept.stages[0].memory]
@@ -489,31 +514,36 @@ def test_an_exchange_takes_memory():
     for error_feedback, other in ((False, plan), (True, kept)):
         memory = other.stages[0].memory
         options["error_feedback"] = error_feedback
-        assert best_plan(profile, 2, memory, **options).replicas == 2
-        assert best_plan(profile, 2, memory - 1, **options).replicas == 1
+        assert best_plan(profile, Machine(2, memory=memory), **options).replicas == 2
+        assert (
+            best_plan(profile, Machine(2, memory=memory - 1), **options).replicas == 1
+        )
 
 
 def test_a_plan_says_what_the_exchange_costs():
     layers = [LayerCost(0.1, 0.1, 0.1, parameter_bytes=10**5)] * 4
     profile = Profile(layers, n_samples=16)
-    options = {"coding": FREE, "max_replicas": 2, "network": Network(1e6)}
-    plan = best_plan(profile, 4, pipeline_ranks=[2], **options)
+    options = {"coding": FREE, "replicas": (1, 2)}
+    machine = Machine(4, network=Network(1e6))
+    plan = best_plan(profile, machine, pipeline_ranks=[2], **options)
     assert (plan.replicas, plan.wire_dtype) == (2, "fp32")
     assert "2 replicas, gradients in fp32" in plan.headline
     reasons = " ".join(other.reason for other in plan.alternatives)
     assert "and gradients are exchanged for" in reasons
-    one = best_plan(profile, 4, **{**options, "max_replicas": 1})
+    one = best_plan(profile, machine, coding=FREE)
     assert (one.wire_dtype, one.exchange) == (None, None)
     assert "gradients" not in f"{one} {[other.reason for other in one.alternatives]}"
     with pytest.raises(ValueError, match="wire_dtype must be one of fp32, fp16"):
-        best_plan(profile, 4, wire_dtype="int7")
+        best_plan(profile, Machine(4), wire_dtype="int7")
 
 
 def test_each_rank_has_the_slowest_link_to_its_replica():
     profile = Profile([LayerCost(1, 1, 1, parameter_bytes=400)] * 2, n_samples=8)
     plan = Plan([0, 1, 2], 4, "1f1b", replicas=2)
     network = Network(bandwidth=[100.0, 50.0, 25.0], latency=[0.1, 0.2, 0.4])
-    timeline = simulate_plan(plan, profile, network=network, coding=FREE)
+    timeline = simulate_plan(
+        plan, profile, coding=FREE, machine=Machine(plan.n_ranks, network=network)
+    )
     seconds = {
         event.what: event.end - event.start
         for event in timeline
@@ -529,9 +559,9 @@ def test_each_rank_has_the_slowest_link_to_its_replica():
 def test_slow_ranks_get_less():
     profile = Profile([LayerCost(1.0, 1.0, 1.0)] * 6, n_samples=8)
     options = {"schedules": ["1f1b"], "microbatches": [8]}
-    assert best_plan(profile, 2, speeds=[1, 2], **options).cuts == [0, 2, 6]
+    assert best_plan(profile, Machine(2, speeds=[1, 2]), **options).cuts == [0, 2, 6]
     # Too slow to help at all.
-    assert best_plan(profile, 2, speeds=[1, 0.01], **options).cuts == [0, 6]
+    assert best_plan(profile, Machine(2, speeds=[1, 0.01]), **options).cuts == [0, 6]
 
 
 def test_profiles_at_several_sizes():
@@ -540,24 +570,25 @@ def test_profiles_at_several_sizes():
 
     # A microbatch costs 1 s and 0.1 s for each sample: few and large ones are best.
     profiles = [Profile(layers(1 + 0.1 * n), n_samples=n) for n in (1, 16)]
-    several = best_plan(profiles, 4, schedules=["gpipe"])
-    single = best_plan(profiles[1], 4, schedules=["gpipe"])
+    several = best_plan(profiles, Machine(4), schedules=["gpipe"])
+    single = best_plan(profiles[1], Machine(4), schedules=["gpipe"])
     assert single.n_microbatches == 16
     assert several.n_microbatches < 8
     seen = []
-    best_plan(profiles, 2, progress=lambda done, total: seen.append((done, total)))
+    best_plan(
+        profiles, Machine(2), progress=lambda done, total: seen.append((done, total))
+    )
     assert [done for done, _ in seen] == list(range(1, seen[0][1] + 1))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"ranks": 0}, "ranks must be at least 1"),
         ({"batch": 0}, "batch must be at least 1"),
-        ({"max_replicas": 0}, "max_replicas must be"),
-        ({"min_replicas": 0}, "min_replicas must be"),
-        ({"min_replicas": 2}, "min_replicas is 2, but of 2 ranks there can be 1 at"),
-        ({"min_replicas": 3, "max_replicas": 9}, "can be 2 at most: max_replicas is 9"),
+        ({"replicas": (1, 0)}, "replicas must be at least 1"),
+        ({"replicas": (0, 1)}, "replicas must be at least 1"),
+        ({"replicas": (2, 1)}, "replicas are 2 at least and 1 at most, but of 2 ranks"),
+        ({"replicas": (3, 9)}, "of 2 ranks there can be 2 at most"),
         ({"schedules": ["1f2b"]}, "schedules must be some of"),
         ({"schedules": []}, "schedules must be some of"),
         ({"checkpoints": ["often"]}, "checkpoints must be some of"),
@@ -565,29 +596,36 @@ def test_profiles_at_several_sizes():
         ({"microbatches": []}, "microbatches must be some positive integers"),
         ({"microbatches": [0, 1]}, "microbatches must be some positive integers"),
         ({"pipeline_ranks": [5]}, r"pipeline_ranks \[5\]"),
-        ({"memory": [1e9]}, "there are 2 ranks"),
-        # Also where stages share the memory of a rank.
-        ({"memory": np.nan, "schedules": ["zb_v"]}, "memory must be positive"),
-        ({"memory": -5, "schedules": ["zb_v"]}, "memory must be positive, not -5"),
-        ({"speeds": [1, -1]}, "speeds must be"),
         ({"profile": []}, "at least one profile"),
     ],
 )
 def test_bad_requests(options, message):
-    arguments = {"profile": uneven(), "ranks": 2, **options}
+    arguments = {"profile": uneven(), "machine": Machine(2), **options}
     with pytest.raises(ValueError, match=message):
-        best_plan(arguments.pop("profile"), arguments.pop("ranks"), **arguments)
+        best_plan(**arguments)
+
+
+@pytest.mark.parametrize("machine", [2, None, "two", {"ranks": 2}])
+def test_what_is_no_machine_is_refused(machine):
+    with pytest.raises(TypeError, match=r"must be a Machine, such as Machine\(ranks=4"):
+        best_plan(uneven(), machine)
+
+
+@pytest.mark.parametrize("replicas", [2, None, (1,), (1, 2, 3), (1.5, 2), "ab"])
+def test_replicas_are_the_fewest_and_the_most(replicas):
+    with pytest.raises(TypeError, match="replicas must be the fewest and the most"):
+        best_plan(uneven(), Machine(2), replicas=replicas)
 
 
 @pytest.mark.parametrize("name", ["microbatches", "pipeline_ranks"])
 def test_numbers_to_try(name):
-    expected = best_plan(uneven(), 2, **{name: [1, 2]}, max_replicas=2)
+    expected = best_plan(uneven(), Machine(2), replicas=(1, 2), **{name: [1, 2]})
     for numbers in (iter([1, 2]), np.array([1, 2]), (1, 2)):
-        plan = best_plan(uneven(), 2, **{name: numbers}, max_replicas=2)
+        plan = best_plan(uneven(), Machine(2), replicas=(1, 2), **{name: numbers})
         assert (plan, plan.step_seconds) == (expected, expected.step_seconds)
     for bad in (2, [1.5], "two"):
         with pytest.raises(TypeError, match=f"{name} must be integers to try"):
-            best_plan(uneven(), 2, **{name: bad})
+            best_plan(uneven(), Machine(2), **{name: bad})
 
 
 def test_a_plan_for_another_model():
@@ -606,7 +644,7 @@ def test_a_plan_for_another_model():
 
 
 def test_a_chosen_plan_saved_and_loaded(tmp_path):
-    plan = best_plan(uneven(), 3, memory=1e6, schedules=["interleaved"])
+    plan = best_plan(uneven(), Machine(3, memory=1e6), schedules=["interleaved"])
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded == plan
@@ -623,7 +661,7 @@ def even(n_bytes=10):
 
 def test_huge_minibatches_are_searched_as_far_as_it_helps():
     options = {"schedules": ["1f1b"], "checkpoints": ["never"]}
-    plan = best_plan(even(), 2, batch=10**12, **options)
+    plan = best_plan(even(), Machine(2), batch=10**12, **options)
     assert plan.n_microbatches == 1024
     assert plan.n_stages == 2
 
@@ -631,10 +669,12 @@ def test_huge_minibatches_are_searched_as_far_as_it_helps():
 def test_more_microbatches_are_tried_if_memory_asks_for_them():
     # Two of its layers of so many samples fit, in one microbatch at a time.
     options = {"schedules": ["1f1b"], "checkpoints": ["never"]}
-    plan = best_plan(even(), 2, memory=2 * 2 * 10 * 10, batch=40_000, **options)
+    plan = best_plan(
+        even(), Machine(2, memory=2 * 2 * 10 * 10), batch=40_000, **options
+    )
     assert plan.n_microbatches == 4000
     with pytest.raises(MemoryLimitError, match="62500 microbatches"):
-        best_plan(even(), 2, memory=20, batch=10**6, **options)
+        best_plan(even(), Machine(2, memory=20), batch=10**6, **options)
 
 
 @pytest.mark.parametrize(
@@ -646,16 +686,16 @@ def test_more_microbatches_are_tried_if_memory_asks_for_them():
 )
 def test_what_is_too_large_to_be_reckoned_with(options, words):
     with pytest.raises(ValueError, match=words):
-        best_plan(even(), 2, **options)
+        best_plan(even(), Machine(2), **options)
 
 
 def test_many_replicas_and_ranks_end():
-    plan = best_plan(even(), 10, max_replicas=10**9, schedules=["1f1b"])
+    plan = best_plan(even(), Machine(10), schedules=["1f1b"], replicas=(1, 10**9))
     assert plan.replicas * plan.n_stages <= 10
 
 
 def test_one_rank_is_what_others_are_compared_with():
-    plan = best_plan(uneven(), 4)
+    plan = best_plan(uneven(), Machine(4))
     (alone,) = [
         each for each in plan.alternatives if each.plan and each.plan.n_stages == 1
     ]

@@ -23,8 +23,7 @@ PROFILE = Profile([LayerCost(1.0, 1.0, 1.0)] * 12, n_samples=64)
 # What does not depend on the size of microbatches.
 LATENCY = Profile([LayerCost(0.5, 0.5, 0.5)] * 12, n_samples=1)
 OPTIONS = {
-    "min_replicas": 2,
-    "max_replicas": 2,
+    "replicas": (2, 2),
     "pipeline_ranks": [2],
     "microbatches": [8],
     "schedules": ["1f1b"],
@@ -33,8 +32,9 @@ OPTIONS = {
 }
 
 
-def plan_for(speeds, profile=PROFILE, **options):
-    return best_plan(profile, 4, speeds=speeds, **{**OPTIONS, **options})
+def plan_for(speeds, profile=PROFILE, memory=None, **options):
+    machine = Machine(4, memory, speeds=speeds)
+    return best_plan(profile, machine, **{**OPTIONS, **options})
 
 
 @given(
@@ -73,14 +73,16 @@ def test_a_fast_replica_gets_more(speeds, shares, cuts):
     plan = plan_for(speeds)
     assert (plan.shares, plan.cuts) == (shares, cuts)
     assert plan.step_seconds == pytest.approx(
-        simulate_plan(plan, PROFILE, speeds=speeds).makespan
+        simulate_plan(plan, PROFILE, machine=Machine(4, speeds=speeds)).makespan
     )
 
 
 def test_no_replica_waits_for_a_slower_one_in_all():
     speeds = [1, 1, 0.5, 0.5]
     plan = plan_for(speeds)
-    equal = simulate_plan(replace(plan, shares=None), PROFILE, speeds=speeds).makespan
+    equal = simulate_plan(
+        replace(plan, shares=None), PROFILE, machine=Machine(4, speeds=speeds)
+    ).makespan
     # 2/3 of the samples in place of a half, on ranks of twice the speed.
     assert plan.step_seconds == pytest.approx(equal * 2 / 3, rel=0.03)
 
@@ -93,8 +95,8 @@ def test_unequal_parts_are_no_slower_than_the_best_cut_for_equal_ones(speeds):
         simulate_plan(
             Plan([0, k, 12], 8, "1f1b", replicas=2, wire_dtype="fp32"),
             PROFILE,
-            speeds=speeds,
             coding=OPTIONS["coding"],
+            machine=Machine(4, speeds=speeds),
         ).makespan
         for k in range(1, 12)
     )
@@ -105,7 +107,7 @@ def test_unequal_parts_are_no_slower_than_the_best_cut_for_equal_ones(speeds):
             replace(plan, replicas=1, shares=None),
             PROFILE,
             batch=n_samples,
-            speeds=speeds[2 * replica : 2 * replica + 2],
+            machine=Machine(2, speeds=speeds[2 * replica : 2 * replica + 2]),
         )
         assert alone.makespan <= plan.step_seconds * 1.15
 
@@ -115,7 +117,9 @@ def test_costs_that_do_not_grow_with_samples_are_reckoned_with():
     speeds = [1, 1, 0.5, 0.5]
     plan = plan_for(speeds, profiles, batch=256)
     assert plan.step_seconds == pytest.approx(
-        simulate_plan(plan, profiles, batch=256, speeds=speeds).makespan
+        simulate_plan(
+            plan, profiles, batch=256, machine=Machine(4, speeds=speeds)
+        ).makespan
     )
     a, b = plan.shares
     assert a + b == 256
@@ -139,10 +143,8 @@ def test_what_passes_over_a_disk_does_not_grow_with_samples():
         workload.plan(cut),
         profiles,
         batch=128,
-        network=network,
-        speeds=speeds,
         coding=OPTIONS["coding"],
-        disk=disk,
+        machine=machine,
     )
     assert predicted.makespan == pytest.approx(cut.step.seconds)
 
@@ -153,12 +155,21 @@ def test_memory_is_that_of_the_largest_part():
     speeds = [1, 1, 0.5, 0.5]
     free = plan_for(speeds, profile)
     assert free.shares is not None
-    held = simulate_plan(free, profile, speeds=speeds).peak_memory.max()
-    equal = simulate_plan(replace(free, shares=None), profile, speeds=speeds)
+    held = simulate_plan(
+        free, profile, machine=Machine(4, speeds=speeds)
+    ).peak_memory.max()
+    equal = simulate_plan(
+        replace(free, shares=None), profile, machine=Machine(4, speeds=speeds)
+    )
     assert held > equal.peak_memory.max()
     limited = plan_for(speeds, profile, memory=held - 1)
     assert limited != free
-    assert simulate_plan(limited, profile, speeds=speeds).peak_memory.max() < held
+    assert (
+        simulate_plan(
+            limited, profile, machine=Machine(4, speeds=speeds)
+        ).peak_memory.max()
+        < held
+    )
 
 
 def test_shares_are_kept_in_a_file(tmp_path):

@@ -214,7 +214,7 @@ def test_best_plan_and_stream_agree():
         n_samples=8,
     )
     disk = Disk(1e9, 1e9)
-    plan = best_plan(profile, 1, memory=55 * MIB, disk=disk)
+    plan = best_plan(profile, Machine(1, memory=55 * MIB, disk=disk))
     report = stream(model, 55 * MIB, plan=plan, show=False)
     assert report.streamed == plan.streamed and len(plan.streamed) == 1
 

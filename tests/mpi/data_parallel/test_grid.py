@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import data_parallel.grid as grid_module
 from data_parallel import Grid, ReplicaIterator
-from divisible import LayerCost, Plan, Profile, best_plan
+from divisible import LayerCost, Machine, Plan, Profile, best_plan
 from divisible.planning.coding import CodingRate
 from tests.support.mpiexec import assert_on_ranks, refused_on_ranks
 
@@ -72,11 +72,10 @@ def by_cost(comm):
         profile = Profile([LayerCost(1, 1, 1, **cost)] * 4, n_samples=16)
         plan = best_plan(
             profile,
-            4,
+            Machine(4),
             schedules=["1f1b"],
-            min_replicas=2,
-            max_replicas=2,
             coding=CodingRate(1e9, 1e9),
+            replicas=(2, 2),
         )
         with pytest.MonkeyPatch.context() as patch:
             host = f"host {comm.rank // 2}"

@@ -4,7 +4,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
-from divisible import Divisible, Network, best_plan, partition, profile
+from divisible import Divisible, Machine, Network, best_plan, partition, profile
 from divisible.planning.plan_simulation import simulate_plan
 from pipeline import Pipeline
 from tests.support.equivalence import stages_of_rank
@@ -40,9 +40,7 @@ def run_chosen_plan(comm, schedules, checkpoint):
         costs = [profile(model, x[:n], t[:n], repeat=2) for n in (3, 12)]
         plan = best_plan(
             costs,
-            comm.size,
-            memory=1e9,
-            network=Network(1e9, 1e-5),
+            Machine(comm.size, memory=1e9, network=Network(1e9, 1e-5)),
             schedules=schedules,
             checkpoints=[checkpoint],
             pipeline_ranks=[comm.size],
