@@ -56,9 +56,9 @@ SCHEDULE, MICROBATCHES = "gpipe", 8
 PROFILED = (16, 8)
 #: By name what a plan may do.
 WAYS = {
-    "hold": {"checkpoints": ["never"]},
-    "recompute": {"checkpoints": ["always"]},
-    "disk": {"checkpoints": ["never"]},
+    "hold": {"recompute": ["never"]},
+    "recompute": {"recompute": ["always"]},
+    "disk": {"recompute": ["never"]},
 }
 TARGET, DEADLINE = 0.15, 3000
 #: Seconds between two looks of a rank that waits for the next step.
@@ -188,7 +188,7 @@ class OnHosts:
         plans: dict[str, Plan] = {}
         reasons = {}
         for name, options in {
-            "chosen": {"checkpoints": ["never", "always"], "disk": self._disk},
+            "chosen": {"recompute": ["never", "always"], "disk": self._disk},
             "hold, 2 ranks": {**WAYS["hold"], "pipeline_ranks": [2]},
             "hold, all ranks": {
                 **WAYS["hold"],
@@ -267,7 +267,7 @@ class OnHosts:
             plan.n_microbatches,
             plan.schedule,
             accfun=None,
-            checkpoint=plan.checkpoint,
+            checkpoint=plan.recompute,
             hold_in=plan.hold_in[rank] if plan.hold_in else "memory",
         )
 
@@ -306,15 +306,15 @@ def _on_disk(plan: Plan) -> Plan:
         plan.cuts,
         n_microbatches=plan.n_microbatches,
         schedule=plan.schedule,
-        checkpoint=plan.checkpoint,
+        recompute=plan.recompute,
         hold_in=("disk",) * plan.n_stages,
     )
 
 
 def _in_words(plan: Plan) -> str:
     words = [f"{plan.n_stages} ranks, cuts {list(plan.cuts)}"]
-    if plan.checkpoint != "never":
-        words.append(f"checkpoint {plan.checkpoint}")
+    if plan.recompute != "never":
+        words.append(f"recompute {plan.recompute}")
     if "disk" in plan.hold_in:
         words.append(f"held on disk by {plan.hold_in.count('disk')}")
     if plan.streamed:

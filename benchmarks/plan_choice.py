@@ -123,7 +123,7 @@ class Search:
             pipeline_ranks=[self._comm.size],
             microbatches=numbers,
             schedules=["1f1b"],
-            checkpoints=["never"],
+            recompute=["never"],
         )
         plans = all_plans(len(self._model), self._comm.size, numbers)
         if self._job["sample"]:

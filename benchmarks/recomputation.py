@@ -34,7 +34,7 @@ from benchmarks.common.results import Result, alternate, command, machine, ratio
 from benchmarks.memory import MIB, held_bytes, peaks
 from divisible import simulate
 from divisible.schedules import Costs
-from divisible.schedules.recomputation import CHECKPOINTS
+from divisible.schedules.recomputation import RECOMPUTATIONS
 from pipeline import Pipeline, abort_on_error
 
 #: Seconds between two looks of a rank that waits for the next step.
@@ -81,7 +81,7 @@ def main() -> None:
     for schedule in arguments.schedules:
         make = {
             mode: functools.partial(Pipeline, stage, comm, n, schedule, checkpoint=mode)
-            for mode in CHECKPOINTS
+            for mode in RECOMPUTATIONS
         }
         seconds, timelines = time_modes(comm, make, data, arguments.rounds)
         costs = measured_costs(timelines, comm.size)
@@ -92,7 +92,7 @@ def main() -> None:
             "memory measured | predicted",
         )
         plain = simulate(make["never"]().schedule, costs).makespan
-        for mode in CHECKPOINTS:
+        for mode in RECOMPUTATIONS:
             live, _ = peaks(comm, make[mode], data)
             live = comm.gather(live - gradients)
             program = make[mode]().schedule

@@ -105,7 +105,7 @@ def main() -> None:
             batch=point.batch,
             microbatches=[n],
             schedules=[schedule],
-            checkpoints=["never"],
+            recompute=["never"],
         )
     seconds, stages = in_turn(
         hosts,

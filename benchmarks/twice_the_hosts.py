@@ -64,7 +64,7 @@ def main() -> None:
             batch=point.batch,
             microbatches=[point.microbatches],
             schedules=SCHEDULES,
-            checkpoints=["never"],
+            recompute=["never"],
         )
     seconds, _ = in_turn(
         hosts,

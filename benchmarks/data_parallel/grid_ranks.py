@@ -209,7 +209,7 @@ def plans(comm: MPI.Comm, job: Job) -> dict[str, Any]:
                     batch=job.batch,
                     microbatches=range(1, job.microbatches + 1),
                     schedules=["1f1b"],
-                    checkpoints=["never"],
+                    recompute=["never"],
                     pipeline_ranks=[n],
                     wire_dtype=wire_dtype,
                     replicas=(replicas, replicas),

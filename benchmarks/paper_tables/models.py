@@ -71,7 +71,7 @@ def cuts(point: Point, profiles: list[Profile], hosts: Hosts) -> list[int]:
         batch=point.batch,
         microbatches=[point.microbatches],
         schedules=[point.schedule],
-        checkpoints=["never"],
+        recompute=["never"],
     )
     return list(plan.cuts)
 

@@ -91,7 +91,7 @@ def _planned(job: dict[str, Any]) -> tuple[Any, list[float]]:
             batch=job["batch"],
             microbatches=[job["microbatches"]],
             schedules=["1f1b"],
-            checkpoints=["never"],
+            recompute=["never"],
             pipeline_ranks=[N_PIPELINE],
             replicas=(2, 2),
         )

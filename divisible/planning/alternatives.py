@@ -105,5 +105,5 @@ def _exposed(its: SimulatedStep, mine: SimulatedStep) -> str:
 def _kinds(uncut: UncutPlan) -> list[tuple[str, object]]:
     return [
         (name, getattr(uncut, name))
-        for name in ("replicas", "n_ranks", "schedule", "checkpoint", "hold_in")
+        for name in ("replicas", "n_ranks", "schedule", "recompute", "hold_in")
     ] + [("streams", bool(uncut.streamed))]

@@ -19,7 +19,7 @@ class UncutPlan(NamedTuple):
         stages_per_rank: Number of stages on each rank.
         schedule: Name of the schedule.
         n_microbatches: Number of microbatches of a minibatch.
-        checkpoint: Which microbatches run forward again before their backward.
+        recompute: Which microbatches run forward again before their backward.
         hold_in: Where microbatches wait for their backward, ``'memory'`` or ``'disk'``,
             on ranks that have no room for them.
         streamed: Positions of layers whose weights are on disk.
@@ -30,7 +30,7 @@ class UncutPlan(NamedTuple):
     stages_per_rank: int
     schedule: str
     n_microbatches: int
-    checkpoint: str
+    recompute: str
     hold_in: str = "memory"
     streamed: tuple[int, ...] = ()
 
@@ -46,8 +46,8 @@ class UncutPlan(NamedTuple):
         if self.replicas > 1:
             words.insert(0, count(self.replicas, "replica"))
         words += [count(self.n_microbatches, "microbatch"), self.schedule]
-        if self.checkpoint != "never":
-            words.append(f"recomputation {self.checkpoint}")
+        if self.recompute != "never":
+            words.append(f"recomputation {self.recompute}")
         if self.hold_in != "memory":
             words.append(f"held on {self.hold_in}")
         if self.streamed:

@@ -15,8 +15,8 @@ from divisible.planning.per_rank import PerRank, spread_memory, spread_speeds
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, named_files
 from divisible.planning.units import count
+from divisible.schedules import recomputation
 from divisible.schedules.catalogue import CATALOGUE, ONE_PER_RANK, create
-from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
 
 
@@ -30,7 +30,7 @@ def partition(
     network: Network | None = None,
     schedule: str | Schedule = "1f1b",
     n_microbatches: int | None = None,
-    checkpoint: str = "never",
+    recompute: str = "never",
     cuts: Sequence[int] | None = None,
 ) -> Plan:
     """Cuts a model so that the slowest stage is as fast as possible.
@@ -59,7 +59,7 @@ def partition(
             those of the stages, one after the other.
         n_microbatches (int): Number of microbatches. It may be left out with a name
             where more of them take no more memory, which they do in ``'gpipe'``.
-        checkpoint (str): ``'never'``, ``'except_last'`` or ``'always'``: for which
+        recompute (str): ``'never'``, ``'except_last'`` or ``'always'``: for which
             microbatches the forward runs again before the backward, and only the
             stage's input is held in between.
         cuts: Where to cut, in place of a method: to learn what the stages cost, and
@@ -101,7 +101,7 @@ def partition(
         )
     if n_microbatches is not None and n_microbatches < 1:
         raise ValueError(f"n_microbatches must be positive, not {n_microbatches}")
-    chosen = _schedule(schedule, n_stages, n_microbatches, checkpoint)
+    chosen = _schedule(schedule, n_stages, n_microbatches, recompute)
     network = Network() if network is None else network
     model = CostModel(
         chosen,
@@ -121,7 +121,7 @@ def partition(
         cuts,
         n_microbatches=n_microbatches,
         schedule=schedule,
-        checkpoint=checkpoint,
+        recompute=recompute,
         layers=tuple(layer.name for layer in profile.layers),
         stages=stage_plans(model, cuts, limits),
         conditions=Conditions(
@@ -133,7 +133,7 @@ def partition(
 
 
 def _schedule(
-    schedule: str | Schedule, n_stages: int, n_microbatches: int | None, checkpoint: str
+    schedule: str | Schedule, n_stages: int, n_microbatches: int | None, recompute: str
 ) -> Schedule:
     """Returns what the stages run, with the forwards that run again."""
     if isinstance(schedule, Schedule):
@@ -148,7 +148,7 @@ def _schedule(
                 f" {schedule.n_microbatches}"
             )
         schedule.validate()
-        return recompute(schedule, checkpoint)
+        return recomputation.recompute(schedule, recompute)
     if schedule in CATALOGUE and schedule not in ONE_PER_RANK:
         raise ValueError(
             f"{schedule} puts several stages on a rank, which share its memory:"
@@ -157,7 +157,7 @@ def _schedule(
         )
 
     def make(m: int) -> Schedule:
-        return recompute(create(schedule, n_stages, m), checkpoint)
+        return recomputation.recompute(create(schedule, n_stages, m), recompute)
 
     if n_microbatches is not None:
         return make(n_microbatches)

@@ -23,7 +23,7 @@ from divisible.records import (
     shown,
 )
 from divisible.schedules.catalogue import create
-from divisible.schedules.recomputation import check_checkpoint
+from divisible.schedules.recomputation import check_recomputation
 from divisible.terminal_text import printable
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Plan:
             layers.
         n_microbatches: Number of microbatches of a minibatch.
         schedule: Name of the schedule, for :class:`pipeline.Pipeline`.
-        checkpoint: Which microbatches run forward again before their backward:
+        recompute: Which microbatches run forward again before their backward:
             ``'never'``, ``'except_last'`` or ``'always'``.
         replicas: Number of pipelines that share a minibatch.
         stages_per_rank: Number of stages on each rank.
@@ -105,7 +105,7 @@ class Plan:
     cuts: Sequence[int]
     n_microbatches: int | None = None
     schedule: str | None = None
-    checkpoint: str = "never"
+    recompute: str = "never"
     replicas: int = 1
     stages_per_rank: int = 1
     layers: Sequence[str] | None = dataclasses.field(default=None, repr=False)
@@ -147,7 +147,7 @@ class Plan:
                 f"cuts {self.cuts} make {count(self.n_stages, 'stage')}, which do not"
                 f" lie {self.stages_per_rank} on each rank"
             )
-        check_checkpoint(self.checkpoint)
+        check_recomputation("recompute", self.recompute)
         fields.check_exchange(self.wire_dtype, self.error_feedback)
         fields.check_conditions(self.conditions)
         self._set(
@@ -350,8 +350,8 @@ class Plan:
             words.insert(1, count(self.n_microbatches, "microbatch"))
         if self.replicas > 1:
             words.append(f"{self.replicas} replicas")
-        if self.checkpoint != "never":
-            words.append(f"recomputation {self.checkpoint}")
+        if self.recompute != "never":
+            words.append(f"recomputation {self.recompute}")
         return ", ".join(words)
 
     @property
@@ -364,8 +364,8 @@ class Plan:
             words.append(f"{self.schedule} schedule")
         if self.n_microbatches is not None:
             words.append(count(self.n_microbatches, "microbatch"))
-        if self.checkpoint != "never":
-            words.append(f"recomputation {self.checkpoint}")
+        if self.recompute != "never":
+            words.append(f"recomputation {self.recompute}")
         if "disk" in self.hold_in:
             ranks = [i for i, place in enumerate(self.hold_in) if place == "disk"]
             words.append(f"held on disk by the ranks {', '.join(map(str, ranks))}")

@@ -170,6 +170,9 @@ def from_json(content: dict[str, Any], folder: str) -> dict[str, Any]:
     found = dict(content)
     if found.pop("divisible", "plan") != "plan":
         raise ValueError("it is another kind of file")
+    if "checkpoint" in found:
+        # The name in files of earlier versions.
+        found.setdefault("recompute", found.pop("checkpoint"))
     if "alternatives" in found:
         raise ValueError("alternatives are not part of a file")
     rows = found.get("stages")

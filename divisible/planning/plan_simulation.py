@@ -82,7 +82,7 @@ def simulate_plan(
         plan.stages_per_rank,
         plan.schedule,
         plan.n_microbatches,
-        plan.checkpoint,
+        plan.recompute,
         streamed=plan.streamed,
     )
     model = Workload(profiles, machine, batch, wire).cost_model(uncut, parts)

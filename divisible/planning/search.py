@@ -33,7 +33,7 @@ from divisible.planning.profile import Profile
 from divisible.planning.search_space import SearchSpace
 from divisible.planning.workload import Workload
 from divisible.schedules.catalogue import NAMES, TRIED_BY_DEFAULT
-from divisible.schedules.recomputation import CHECKPOINTS
+from divisible.schedules.recomputation import RECOMPUTATIONS
 
 # Plans that are cut still better: so many at most, and so much slower at most.
 _IMPROVED, _NEAR = 5, 1.1
@@ -48,7 +48,7 @@ def best_plan(
     batch: int | None = None,
     microbatches: Sequence[int] | None = None,
     schedules: Sequence[str] = TRIED_BY_DEFAULT,
-    checkpoints: Sequence[str] = CHECKPOINTS,
+    recompute: Sequence[str] = RECOMPUTATIONS,
     pipeline_ranks: Sequence[int] | None = None,
     replicas: tuple[int, int] = (1, 1),
     wire_dtype: str = "fp32",
@@ -86,7 +86,7 @@ def best_plan(
             60 numbers up to 1,024 are tried, and if nothing fits, 4,096 and so on up
             to 65,536.
         schedules: The names of those to try.
-        checkpoints: The ways to recompute to try.
+        recompute: The ways to recompute to try.
         pipeline_ranks: The numbers of ranks to make a pipeline of, to try; by default
             all that the machine has.
         replicas: The fewest and the most replicas to try, ``(least, most)``.
@@ -127,7 +127,7 @@ def best_plan(
         batch,
         microbatches,
         schedules,
-        checkpoints,
+        recompute,
         pipeline_ranks,
         replicas,
     )
@@ -204,7 +204,7 @@ def _thrift(refused: RefusedPlan) -> tuple:
         uncut.n_ranks,
         -uncut.stages_per_rank,
         uncut.n_microbatches,
-        CHECKPOINTS.index(uncut.checkpoint),
+        RECOMPUTATIONS.index(uncut.recompute),
         -NAMES.index(uncut.schedule),
     )
 
@@ -246,7 +246,7 @@ def _frugality(plan: CutPlan) -> tuple:
     uncut, step = plan.uncut, plan.step
     return (
         uncut.replicas * uncut.n_ranks,
-        CHECKPOINTS.index(uncut.checkpoint),
+        RECOMPUTATIONS.index(uncut.recompute),
         uncut.hold_in != "memory",
         len(uncut.streamed),
         step.held,

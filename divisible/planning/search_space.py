@@ -13,7 +13,7 @@ import numpy as np
 from divisible.planning.cut_plan import UncutPlan
 from divisible.records import shown
 from divisible.schedules.catalogue import CATALOGUE, NAMES, ONE_PER_RANK, create
-from divisible.schedules.recomputation import CHECKPOINTS
+from divisible.schedules.recomputation import RECOMPUTATIONS
 
 # With more microbatches than enough a pipeline hardly waits less. More are tried only
 # if nothing fits, so many times as many, up to what takes minutes.
@@ -33,7 +33,7 @@ class SearchSpace:
         microbatches: The numbers of microbatches to try; ``None`` for all sizes of
             them.
         schedules: The names of the schedules to try.
-        checkpoints: The ways to recompute to try.
+        recompute: The ways to recompute to try.
         pipeline_ranks: The numbers of ranks of a pipeline to try; ``None`` for all.
         replicas: The fewest and the most replicas to try.
 
@@ -47,13 +47,13 @@ class SearchSpace:
     batch: int
     microbatches: Sequence[int] | None
     schedules: Sequence[str]
-    checkpoints: Sequence[str]
+    recompute: Sequence[str]
     pipeline_ranks: Sequence[int] | None
     replicas: tuple[int, int]
 
     def __post_init__(self) -> None:
         _check_numbers(self.ranks, self.batch, self.replicas)
-        for name, known in (("schedules", NAMES), ("checkpoints", CHECKPOINTS)):
+        for name, known in (("schedules", NAMES), ("recompute", RECOMPUTATIONS)):
             values = tuple(getattr(self, name))
             unknown = [value for value in values if value not in known]
             if unknown or not values:
@@ -109,19 +109,19 @@ class SearchSpace:
         fewest, most = self.replicas
         for replicas in range(fewest, min(most, self.ranks) + 1):
             most_ranks = min(self.ranks // replicas, self.n_layers)
-            for n_ranks, m, name, checkpoint in itertools.product(
+            for n_ranks, m, name, recompute in itertools.product(
                 range(1, most_ranks + 1),
                 numbers(-(-self.batch // replicas)),
                 self.schedules,
-                self.checkpoints,
+                self.recompute,
             ):
                 per_rank = CATALOGUE[name].stages_per_rank
                 if n_ranks == 1 and name != serial:
                     continue
                 if n_ranks * per_rank <= self.n_layers and not (
-                    checkpoint == "except_last" and m == 1
+                    recompute == "except_last" and m == 1
                 ):
-                    yield UncutPlan(replicas, n_ranks, per_rank, name, m, checkpoint)
+                    yield UncutPlan(replicas, n_ranks, per_rank, name, m, recompute)
 
 
 def _numbers(n_samples: int) -> Sequence[int]:

@@ -78,8 +78,8 @@ class Workload:
         Raises:
             ValueError: If there are fewer samples than microbatches.
         """
-        replicas, n_ranks, _, name, m, checkpoint, hold_in, _ = uncut
-        schedule = _schedule(name, uncut.n_stages, m, n_ranks, checkpoint)
+        replicas, n_ranks, _, name, m, when, hold_in, _ = uncut
+        schedule = _schedule(name, uncut.n_stages, m, n_ranks, when)
         links, exchange = self._pipeline(uncut)
         # The first microbatches are the largest.
         sizes = microbatches_of_largest(parts, self.batch, replicas, m)
@@ -119,7 +119,7 @@ class Workload:
             cut.cuts,
             n_microbatches=uncut.n_microbatches,
             schedule=uncut.schedule,
-            checkpoint=uncut.checkpoint,
+            recompute=uncut.recompute,
             replicas=uncut.replicas,
             stages_per_rank=uncut.stages_per_rank,
             layers=tuple(layer.name for layer in model.largest.layers),
@@ -184,9 +184,9 @@ class Workload:
 # differs in what is recomputed.
 @functools.lru_cache(maxsize=16)
 def _schedule(
-    name: str, n_stages: int, n_microbatches: int, n_ranks: int, checkpoint: str
+    name: str, n_stages: int, n_microbatches: int, n_ranks: int, when: str
 ) -> Schedule:
-    if checkpoint == "never":
+    if when == "never":
         return create(name, n_stages, n_microbatches, n_ranks)
     without = _schedule(name, n_stages, n_microbatches, n_ranks, "never")
-    return recompute(without, checkpoint)
+    return recompute(without, when)

@@ -61,16 +61,16 @@ class Trial:
     Args:
         stage_ranks: For each stage the rank that holds it.
         n_microbatches: Number of microbatches.
-        checkpoint: Which of them are recomputed, see
+        when: Which of them are recomputed, see
             `divisible.schedules.recomputation`.
     """
 
     def __init__(
-        self, stage_ranks: Sequence[int], n_microbatches: int, checkpoint: str
+        self, stage_ranks: Sequence[int], n_microbatches: int, when: str
     ) -> None:
         self._stage_ranks = tuple(stage_ranks)
         self._n_microbatches = n_microbatches
-        self._checkpoint = checkpoint
+        self._when = when
         self._n_seen = 0
         self._timelines: list[Timeline] = []
 
@@ -101,12 +101,12 @@ class Trial:
         # one that runs.
         candidates = [*self._named(), first_schedule(*where)]
         candidates.append(_list_schedule(costs, *where))
-        if self._checkpoint != "never":
+        if self._when != "never":
             candidates.append(_list_schedule(_recomputing(costs), *where))
         limit = _limit(*where)
         best, least = None, np.inf
         for plain in candidates:
-            schedule = recompute(plain, self._checkpoint)
+            schedule = recompute(plain, self._when)
             timeline = simulate(schedule, costs)
             fits = np.all(timeline.peak_held <= limit)
             if fits and timeline.makespan < least * (1 - 1e-9):

@@ -23,10 +23,10 @@ from divisible.schedules.schedule import Schedule
 
 #: When the forward of a microbatch runs again before its backward, so that only the
 #: stage's input is held in between.
-CHECKPOINTS = ("never", "except_last", "always")
+RECOMPUTATIONS = ("never", "except_last", "always")
 
 
-def recompute(schedule: Schedule, checkpoint: str = "always") -> Schedule:
+def recompute(schedule: Schedule, when: str = "always") -> Schedule:
     """Puts an R before the backward of each microbatch that is to be recomputed.
 
     Where the backward follows the forward at once, as on the last stage of 1F1B,
@@ -34,7 +34,7 @@ def recompute(schedule: Schedule, checkpoint: str = "always") -> Schedule:
 
     Args:
         schedule: Any schedule.
-        checkpoint: ``'never'``; ``'except_last'`` for all microbatches but the last
+        when: ``'never'``; ``'except_last'`` for all microbatches but the last
             one, which saves its second forward and holds its activations; or
             ``'always'``.
 
@@ -42,7 +42,7 @@ def recompute(schedule: Schedule, checkpoint: str = "always") -> Schedule:
         The schedule with the R; the same one for ``'never'`` or without backward.
 
     Raises:
-        ValueError: If ``checkpoint`` is none of these.
+        ValueError: If ``when`` is none of these.
 
     Example:
         >>> from divisible.schedules import one_f_one_b
@@ -52,8 +52,8 @@ def recompute(schedule: Schedule, checkpoint: str = "always") -> Schedule:
         rank 0  0F0 0F1 0R0 0B0 0F2 0R1 0B1 0R2 0B2
         rank 1    . 1F0 1B0 1F1 1B1 1F2 1B2   .   .
     """
-    check_checkpoint(checkpoint)
-    if checkpoint == "never":
+    check_recomputation("when", when)
+    if when == "never":
         return schedule
     kind, stage, microbatch = schedule.kind, schedule.stage, schedule.microbatch
     table = locate(schedule)
@@ -62,7 +62,7 @@ def recompute(schedule: Schedule, checkpoint: str = "always") -> Schedule:
         table[row, stage[backward], microbatch[backward]] for row in (0, 3)
     )
     chosen = (forward != backward - 1) & (again == NONE)
-    if checkpoint == "except_last":
+    if when == "except_last":
         chosen &= microbatch[backward] != schedule.n_microbatches - 1
     before = backward[chosen]
     return Schedule.from_arrays(
@@ -94,13 +94,17 @@ def recomputed_share(schedule: Schedule) -> np.ndarray:
     return np.bincount(again, minlength=schedule.n_stages) / schedule.n_microbatches
 
 
-def check_checkpoint(checkpoint: str) -> None:
-    """Refuses what is none of `CHECKPOINTS`.
+def check_recomputation(name: str, value: str) -> None:
+    """Refuses what is none of `RECOMPUTATIONS`.
+
+    Args:
+        name: The name of the argument, for the message.
+        value: The argument.
 
     Raises:
         ValueError: With those there are.
     """
-    if checkpoint not in CHECKPOINTS:
+    if value not in RECOMPUTATIONS:
         raise ValueError(
-            f"checkpoint must be one of {', '.join(CHECKPOINTS)}, not {checkpoint!r}"
+            f"{name} must be one of {', '.join(RECOMPUTATIONS)}, not {value!r}"
         )

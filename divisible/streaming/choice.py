@@ -209,7 +209,7 @@ def _on_ranks(
     # Without a schedule each rank has one microbatch in flight.
     m = (plan.n_microbatches or 1) if plan.schedule else 1
     schedule = create(plan.schedule or "gpipe", plan.n_stages, m, n_ranks)
-    schedule = recompute(schedule, plan.checkpoint)
+    schedule = recompute(schedule, plan.recompute)
     layers: list[list[int]] = [[] for _ in range(n_ranks)]
     for number, rank in enumerate(schedule.stage_ranks):
         layers[rank] += range(*plan.range(number))

@@ -27,7 +27,7 @@ from mpi4py import MPI
 from sklearn.datasets import load_digits
 
 from divisible import Plan, deferred_init, schedules
-from divisible.schedules.recomputation import CHECKPOINTS
+from divisible.schedules.recomputation import RECOMPUTATIONS
 from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, abort_on_error
 
 comm = MPI.COMM_WORLD
@@ -101,7 +101,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--batchsize", type=int, default=64, help="samples of a minibatch")
     add("--microbatches", type=int, default=4, help="of a minibatch")
     add("--schedule", choices=schedules.NAMES, default="1f1b")
-    add("--checkpoint", choices=CHECKPOINTS, default="never")
+    add("--checkpoint", choices=RECOMPUTATIONS, default="never")
     add("--units", type=int, default=128, help="of the layer in between")
     add("--code", type=int, default=8, help="numbers for each digit")
     add("--every", type=int, default=10, help="epochs between two lines")

@@ -65,7 +65,7 @@ def main() -> None:
         stages,
         comm,
         schedule=schedule,
-        checkpoint=plan.checkpoint,
+        checkpoint=plan.recompute,
         hold_in=plan.hold_in[comm.rank],
         lossfun=float32_loss(F.softmax_cross_entropy),
         loss_scale=scale,

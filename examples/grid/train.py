@@ -66,7 +66,7 @@ def main() -> None:
         grid,
         plan.n_microbatches,
         plan.schedule,
-        checkpoint=plan.checkpoint,
+        checkpoint=plan.recompute,
         hold_in=plan.hold_in[grid.pipeline.rank],
         seed=args.seed,
     )

@@ -32,7 +32,7 @@ from model import LanguageModel, RecurrentModel
 from mpi4py import MPI
 
 from divisible import Plan, deferred_init, schedules
-from divisible.schedules.recomputation import CHECKPOINTS
+from divisible.schedules.recomputation import RECOMPUTATIONS
 from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, abort_on_error
 
 comm = MPI.COMM_WORLD
@@ -103,7 +103,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--batchsize", type=int, default=32, help="samples of a minibatch")
     add("--microbatches", type=int, default=4, help="of a minibatch")
     add("--schedule", choices=schedules.NAMES, default="1f1b")
-    add("--checkpoint", choices=CHECKPOINTS, default="never")
+    add("--checkpoint", choices=RECOMPUTATIONS, default="never")
     add("--words", type=int, default=1000, help="size of the vocabulary at most")
     add("--positions", type=int, default=24, help="words of a sample")
     add("--units", type=int, default=48, help="of each position")

@@ -21,7 +21,7 @@ from divisible.communication.aborting import (
 )
 from divisible.schedules import Schedule
 from divisible.schedules.catalogue import CATALOGUE
-from divisible.schedules.recomputation import CHECKPOINTS
+from divisible.schedules.recomputation import RECOMPUTATIONS
 from pipeline import SnapshotError
 
 comm = MPI.COMM_WORLD
@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         add("--schedule", choices=schedules.NAMES, default="1f1b")
         add(
             "--checkpoint",
-            choices=CHECKPOINTS,
+            choices=RECOMPUTATIONS,
             default="never",
             help="which microbatches' activations to compute again for the backward",
         )
@@ -164,7 +164,7 @@ def make_plan(args: argparse.Namespace, model: Divisible, train: Images) -> Plan
         plan.check(model, comm.size)
         args.microbatches = plan.n_microbatches or args.microbatches
         args.schedule = plan.schedule or args.schedule
-        args.checkpoint = plan.checkpoint
+        args.checkpoint = plan.recompute
         args.batchsize = args.batchsize or plan.batch or BATCHSIZE
         if plan.conditions is not None:
             say(f"{args.plan} is for {plan.conditions}")

@@ -24,7 +24,7 @@ from model import UNet
 from mpi4py import MPI
 
 from divisible import Plan, deferred_init, schedules
-from divisible.schedules.recomputation import CHECKPOINTS
+from divisible.schedules.recomputation import RECOMPUTATIONS
 from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, abort_on_error
 
 comm = MPI.COMM_WORLD
@@ -94,7 +94,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--batchsize", type=int, default=8, help="samples of a minibatch")
     add("--microbatches", type=int, default=2, help="of a minibatch")
     add("--schedule", choices=schedules.NAMES, default="1f1b")
-    add("--checkpoint", choices=CHECKPOINTS, default="never")
+    add("--checkpoint", choices=RECOMPUTATIONS, default="never")
     add("--samples", type=int, default=400, help="training images")
     add("--width", type=int, default=8, help="channels of the first level")
     add("--seed", type=int, default=0, help="of weights and order of samples")

@@ -18,7 +18,7 @@ from divisible.planning.search import best_plan
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
 from divisible.planning.units import format_seconds, parse_bytes
 from divisible.schedules.catalogue import NAMES, ONE_PER_RANK, TRIED_BY_DEFAULT
-from divisible.schedules.recomputation import CHECKPOINTS
+from divisible.schedules.recomputation import RECOMPUTATIONS
 from pipeline.command_line import console, options
 from pipeline.command_line.simulate import draw
 
@@ -26,7 +26,7 @@ from pipeline.command_line.simulate import draw
 _OF_A_CUT = {
     "microbatches": "n_microbatches",
     "schedules": "schedule",
-    "checkpoints": "checkpoint",
+    "recompute": "recompute",
 }
 # How many alternatives are shown, unless all are asked for.
 _SHOWN = 5
@@ -63,9 +63,8 @@ _OF_A_MACHINE = ("memory", "network", "speeds", "disk")
     f"  [default: {', '.join(TRIED_BY_DEFAULT)}; 1f1b to cut]",
 )
 @click.option(
-    "--checkpoint",
-    "checkpoints",
-    type=click.Choice(CHECKPOINTS),
+    "--recompute",
+    type=click.Choice(RECOMPUTATIONS),
     multiple=True,
     help="Recomputation; with --ranks those to try.  [default: all; never to cut]",
 )
@@ -168,7 +167,7 @@ def _cut(profiles, stages, given) -> Plan:
             if more:
                 raise click.UsageError(
                     "with --stages there is one --microbatches, --schedule and"
-                    " --checkpoint"
+                    " --recompute"
                 )
     return partition(profiles[0], stages, **given)
 

@@ -19,7 +19,7 @@ from divisible.records import shown
 from divisible.schedules.catalogue import NAMES
 from divisible.schedules.comparison import CAUSES, Comparison
 from divisible.schedules.events import MOVE, OTHER
-from divisible.schedules.recomputation import CHECKPOINTS
+from divisible.schedules.recomputation import RECOMPUTATIONS
 from divisible.schedules.timeline import Timeline
 from pipeline.command_line import console, options
 
@@ -37,7 +37,7 @@ _ROUNDING = 1e-6
 )
 @click.option("--schedule", type=click.Choice(NAMES), help="Another than the plan's.")
 @click.option(
-    "--checkpoint", type=click.Choice(CHECKPOINTS), help="Not that of the plan."
+    "--recompute", type=click.Choice(RECOMPUTATIONS), help="Not that of the plan."
 )
 @click.option(
     "--wire-dtype", type=click.Choice(list(WIRE)), help="Of replicas; not the plan's."

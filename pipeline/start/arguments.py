@@ -15,7 +15,7 @@ import numpy as np
 from divisible import Divisible
 from divisible.carried_state import carrying
 from divisible.number_lists import as_list
-from divisible.schedules.recomputation import check_checkpoint
+from divisible.schedules.recomputation import check_recomputation
 from divisible.schedules.schedule import Schedule
 from divisible.streaming.held_store import check_directory
 
@@ -57,7 +57,7 @@ class Arguments(NamedTuple):
         check_transport(self.transport, self.wire_dtype, stages[0].device)
         check_losses(self.lossfun, self.accfun)
         check_loss_scale(self.loss_scale)
-        check_checkpoint(self.checkpoint)
+        check_recomputation("checkpoint", self.checkpoint)
         check_hold(self.hold_in, self.hold_directory, stages[0].device)
         if not self.timeout > 0:
             raise ValueError(f"timeout must be positive, not {self.timeout}")

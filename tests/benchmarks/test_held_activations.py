@@ -21,7 +21,7 @@ def test_each_case_has_a_model_of_whole_microbatches():
 
 
 def test_plans_in_words():
-    plan = Plan([0, 2, 5], n_microbatches=4, schedule="gpipe", checkpoint="always")
-    assert benchmark._in_words(plan) == "2 ranks, cuts [0, 2, 5]; checkpoint always"
+    plan = Plan([0, 2, 5], n_microbatches=4, schedule="gpipe", recompute="always")
+    assert benchmark._in_words(plan) == "2 ranks, cuts [0, 2, 5]; recompute always"
     words = benchmark._in_words(benchmark._on_disk(plan))
     assert words.endswith("; held on disk by 2")

@@ -99,7 +99,7 @@ MISSING = object()
         (Plan, ["n_microbatches"], 10**30, "n_microbatches must be below 2**63"),
         (Plan, ["n_microbatches"], True, "n_microbatches must be a positive integer"),
         (Plan, ["schedule"], ["1f1b"], "schedule must be a text, not ['1f1b']"),
-        (Plan, ["checkpoint"], {}, "checkpoint must be one of never"),
+        (Plan, ["recompute"], {}, "recompute must be one of never"),
         (Plan, ["layers"], "ab", "layers must be a list, not 'ab'"),
         (Plan, ["layers", 1], None, "layer 1 of layers must be a text, not None"),
         (Plan, ["stages"], 3, "stages must be a list, not 3"),

@@ -23,7 +23,7 @@ assert {NAME!r} in schedules.NAMES and {NAME!r} in TRIED_BY_DEFAULT
 assert schedules.eager_one_f_one_b.__name__ in schedules.__all__
 profile = Profile([LayerCost(1, 1, 1, output_bytes=10)] * 4, n_samples=64)
 machine = Machine(4, network=Network(latency=0.05))
-options = dict(checkpoints=["never"], schedules=["1f1b", {NAME!r}])
+options = dict(recompute=["never"], schedules=["1f1b", {NAME!r}])
 plan = best_plan(profile, machine, **options)
 assert plan.schedule == {NAME!r}, plan
 """

@@ -117,7 +117,7 @@ def test_a_slow_rank_is_predicted_from_the_file(tmp_path):
         batch=32,
         microbatches=[4],
         schedules=["gpipe"],
-        checkpoints=["never"],
+        recompute=["never"],
         pipeline_ranks=[2],
     )
     plan.save(tmp_path / "plan.json")
@@ -132,7 +132,7 @@ def test_a_slow_rank_is_predicted_from_the_file(tmp_path):
         batch=32,
         microbatches=[4],
         schedules=["gpipe"],
-        checkpoints=["never"],
+        recompute=["never"],
         pipeline_ranks=[2],
     )
     slow.save(tmp_path / "plan.json")

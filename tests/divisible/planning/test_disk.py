@@ -95,7 +95,7 @@ def test_more_ranks_win_where_there_are_some():
         **OPTIONS,
     )
     assert plan.n_ranks == 4 and not plan.streamed
-    assert set(plan.hold_in) == {"memory"} and plan.checkpoint == "never"
+    assert set(plan.hold_in) == {"memory"} and plan.recompute == "never"
 
 
 # A pipeline of four, for machines that have no room for all its microbatches.
@@ -111,9 +111,9 @@ def test_holding_on_disk_wins_where_it_is_fast():
     layers = profile_of(activation=20 * MB)
     machine = Machine(4, memory=26 * MB)
     fast = best_plan(layers, replace(machine, disk=Disk(1e12, 1e12)), **TIGHT)
-    assert "disk" in fast.hold_in and fast.checkpoint == "never"
+    assert "disk" in fast.hold_in and fast.recompute == "never"
     slow = best_plan(layers, replace(machine, disk=Disk(1e5, 1e5)), **TIGHT)
-    assert set(slow.hold_in) == {"memory"} and slow.checkpoint != "never"
+    assert set(slow.hold_in) == {"memory"} and slow.recompute != "never"
     assert fast.step_seconds < slow.step_seconds
     without = best_plan(layers, machine, **TIGHT)
     assert without.step_seconds == slow.step_seconds
@@ -130,7 +130,7 @@ def test_only_ranks_without_room_hold_on_disk():
     plan = best_plan(
         profile_of(activation=20 * MB),
         Machine(4, memory=24 * MB, disk=Disk(1e12, 1e12)),
-        checkpoints=["never"],
+        recompute=["never"],
         **{**TIGHT, "schedules": ["1f1b"]},
     )
     # Its first rank has four microbatches in flight; the others have fewer.

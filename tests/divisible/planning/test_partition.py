@@ -20,7 +20,7 @@ from divisible import (
 )
 from divisible.planning import dynamic_program
 from divisible.schedules.catalogue import ONE_PER_RANK
-from divisible.schedules.recomputation import CHECKPOINTS, recompute
+from divisible.schedules.recomputation import RECOMPUTATIONS, recompute
 from tests.support.schedules import held_moments
 
 SETTINGS = settings(max_examples=400)
@@ -83,7 +83,7 @@ def requests(draw):
         else None,
         "schedule": draw(st.sampled_from(ONE_PER_RANK)),
         "n_microbatches": draw(st.integers(1, 5)),
-        "checkpoint": draw(st.sampled_from(["never", "except_last", "always"])),
+        "recompute": draw(st.sampled_from(["never", "except_last", "always"])),
     }
     return profile, n_stages, options
 
@@ -94,7 +94,7 @@ def costs_of(profile, cuts, options):
     Returns the slowest stage or link, the sum of squares, and whether all fit.
     """
     n, n_stages = len(profile), len(cuts) - 1
-    m, checkpoint = options["n_microbatches"], options["checkpoint"]
+    m, checkpoint = options["n_microbatches"], options["recompute"]
     network = options["network"] or Network()
     bandwidth, latency, _ = network.links(n_stages)
     schedule = schedules.create(options["schedule"], n_stages, m)
@@ -199,12 +199,12 @@ def test_other_methods_minimise_what_they_say(request, method):
         "uniform": np.ones(len(profile)),
         "parameters": profile.column("parameter_bytes"),
         "time": profile.column("forward")
-        * (1 + (options["checkpoint"] == "always" and options["n_microbatches"] != 1))
+        * (1 + (options["recompute"] == "always" and options["n_microbatches"] != 1))
         + profile.column("backward_input")
         + profile.column("backward_weight"),
     }[method]
-    if options["checkpoint"] == "except_last":
-        options["checkpoint"] = "never"
+    if options["recompute"] == "except_last":
+        options["recompute"] = "never"
 
     def most(cuts):
         return max(weights[i:j].sum() for i, j in zip(cuts, cuts[1:]))
@@ -343,7 +343,7 @@ def test_memory_moves_the_cut():
     # 1F1B holds two microbatches on the first stage and one on the second.
     assert [stage.memory for stage in partition(profile, 2).stages] == [440, 240]
     assert partition(profile, 2, memory=400).cuts == [0, 1, 4]
-    assert partition(profile, 2, memory=400, checkpoint="always").cuts == [0, 2, 4]
+    assert partition(profile, 2, memory=400, recompute="always").cuts == [0, 2, 4]
 
 
 def test_cuts_that_are_given():
@@ -410,8 +410,8 @@ def test_what_lacks_for_a_skip_is_said():
         ({"memory": float("nan")}, "memory must be positive"),
         ({"schedule": "1f2b"}, "no schedule '1f2b'; choose one of 1f1b"),
         ({"schedule": "gpipe"}, "n_microbatches is needed"),
-        ({"checkpoint": "often"}, "checkpoint must be one of never"),
-        ({"checkpoint": "often", "schedule": "zb_h1"}, "checkpoint must be one of"),
+        ({"recompute": "often"}, "recompute must be one of never"),
+        ({"recompute": "often", "schedule": "zb_h1"}, "recompute must be one of"),
         ({"schedule": "zb_v"}, "zb_v puts several stages on a rank.* best_plan cuts"),
         ({"schedule": schedules.gpipe(3, 4)}, "gpipe is of 3 stages, not of 2"),
         (
@@ -449,8 +449,8 @@ def test_too_few_links():
 
 def test_the_plan_knows_what_it_is_for():
     profile = Profile(layers_of([1.0, 2.0]), n_samples=1)
-    plan = partition(profile, 2, n_microbatches=4, checkpoint="always")
-    assert plan == Plan([0, 1, 2], 4, "1f1b", checkpoint="always", layers=["0", "1"])
+    plan = partition(profile, 2, n_microbatches=4, recompute="always")
+    assert plan == Plan([0, 1, 2], 4, "1f1b", recompute="always", layers=["0", "1"])
     assert str(plan).splitlines()[0] == (
         "2 layers cut at [0, 1, 2], 1f1b schedule, 4 microbatches, recomputation always"
     )
@@ -461,18 +461,18 @@ def test_the_plan_knows_what_it_is_for():
 def test_the_last_stage_recomputes_nothing():
     """Its backward follows its forward at once, so it gets more layers."""
     profile = Profile([LayerCost(1, 1, 1)] * 14, n_samples=1)
-    options = {"n_microbatches": 8, "checkpoint": "always"}
+    options = {"n_microbatches": 8, "recompute": "always"}
     assert partition(profile, 2, schedule="1f1b", **options).cuts == [0, 6, 14]
     assert partition(profile, 2, schedule="gpipe", **options).cuts == [0, 7, 14]
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("checkpoint", RECOMPUTATIONS)
 @pytest.mark.parametrize("name", [name for name in ONE_PER_RANK if name != "gpipe"])
 def test_any_number_of_microbatches_are_as_many(name, checkpoint):
     layers = layers_of([1.0] * 9, activation_bytes=[10] * 9, output_bytes=[3] * 9)
     layers = [replace(layer, pending_bytes=5) for layer in layers]
     profile = Profile(layers, n_samples=1)
-    options = {"schedule": name, "checkpoint": checkpoint}
+    options = {"schedule": name, "recompute": checkpoint}
     for n_stages in (1, 2, 4):
         plan = partition(profile, n_stages, **options)
         many = partition(profile, n_stages, n_microbatches=10**4, **options)
@@ -499,7 +499,7 @@ def test_a_schedule_of_ones_own():
 
 def test_a_single_microbatch_is_not_recomputed():
     profile = Profile([LayerCost(1, 1, 1)] * 14, n_samples=1)
-    options = {"n_microbatches": 1, "checkpoint": "always"}
+    options = {"n_microbatches": 1, "recompute": "always"}
     assert partition(profile, 2, schedule="1f1b", **options).cuts == [0, 7, 14]
 
 

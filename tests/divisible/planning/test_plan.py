@@ -69,7 +69,7 @@ def test_samples_are_whole():
     ("arguments", "message"),
     [
         ({"stages_per_rank": 2}, "3 stages, which do not lie 2 on each rank"),
-        ({"checkpoint": "sometimes"}, "checkpoint must be one of never"),
+        ({"recompute": "sometimes"}, "recompute must be one of never"),
         ({"n_microbatches": 0}, "n_microbatches must be a positive integer"),
     ],
 )
@@ -102,3 +102,11 @@ def test_chains_that_are_fused_are_kept(tmp_path):
 def test_what_is_no_chain_of_the_model_is_refused(fusion):
     with pytest.raises((TypeError, ValueError), match="fusion|must be a list"):
         Plan([0, 4, 9], fusion=fusion)
+
+
+def test_a_file_with_the_earlier_name_of_recomputation_is_read(tmp_path):
+    path = tmp_path / "plan.json"
+    plan = Plan([0, 3, 5], 4, "1f1b", recompute="except_last")
+    plan.save(path)
+    path.write_text(path.read_text().replace('"recompute"', '"checkpoint"'))
+    assert Plan.load(path) == plan

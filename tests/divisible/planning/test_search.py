@@ -34,7 +34,7 @@ from divisible.schedules.catalogue import (
     TRIED_BY_DEFAULT,
 )
 from divisible.schedules.costs import Costs
-from divisible.schedules.recomputation import CHECKPOINTS
+from divisible.schedules.recomputation import RECOMPUTATIONS
 
 
 def uneven(n=8, n_samples=12):
@@ -56,11 +56,11 @@ def uneven(n=8, n_samples=12):
 
 
 @pytest.mark.parametrize("schedule", ONE_PER_RANK)
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("checkpoint", RECOMPUTATIONS)
 @pytest.mark.parametrize("m", [1, 2, 4])
 def test_predicted_memory_is_what_the_cut_reckons_with(schedule, checkpoint, m):
     profile = uneven()
-    options = {"n_microbatches": m, "schedule": schedule, "checkpoint": checkpoint}
+    options = {"n_microbatches": m, "schedule": schedule, "recompute": checkpoint}
     plan = partition(profile, 3, **options)
     timeline = simulate_plan(plan, profile, batch=m * profile.n_samples)
     assert timeline.peak_memory.tolist() == [stage.memory for stage in plan.stages]
@@ -91,7 +91,7 @@ def test_speeds_recomputation_and_unequal_microbatches():
     profile = Profile([LayerCost(1.0, 1.0, 1.0)] * 2, n_samples=1)
 
     def seconds(cuts, m, **options):
-        more = {k: options.pop(k) for k in ("checkpoint",) if k in options}
+        more = {k: options.pop(k) for k in ("recompute",) if k in options}
         plan = Plan(cuts, n_microbatches=m, schedule="gpipe", **more)
         machine = Machine(plan.n_ranks, speeds=options.pop("speeds", None))
         return simulate_plan(plan, profile, machine=machine, **options).makespan
@@ -101,8 +101,8 @@ def test_speeds_recomputation_and_unequal_microbatches():
     assert seconds([0, 1, 2], 3, batch=3) == (3 + 2 - 1) * 3
     # Five samples in two microbatches: three and two, in proportion.
     assert seconds([0, 2], 2, batch=5) == 5 * 6
-    assert seconds([0, 2], 4, batch=4, checkpoint="always") == 4 * (6 + 2)
-    assert seconds([0, 2], 4, batch=4, checkpoint="except_last") == 4 * 6 + 3 * 2
+    assert seconds([0, 2], 4, batch=4, recompute="always") == 4 * (6 + 2)
+    assert seconds([0, 2], 4, batch=4, recompute="except_last") == 4 * 6 + 3 * 2
 
 
 @st.composite
@@ -133,12 +133,12 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
     """The bounds spare simulations; they never spare the best configuration."""
     found = []
     for n_ranks, m, name, checkpoint in itertools.product(
-        range(1, ranks + 1), (1, 2, 4), TRIED_BY_DEFAULT, CHECKPOINTS
+        range(1, ranks + 1), (1, 2, 4), TRIED_BY_DEFAULT, RECOMPUTATIONS
     ):
         per_rank = CATALOGUE[name].stages_per_rank
         if n_ranks * per_rank > len(profile) or (n_ranks == 1 and name != "1f1b"):
             continue
-        options = {"checkpoint": checkpoint, "network": network, "n_microbatches": m}
+        options = {"recompute": checkpoint, "network": network, "n_microbatches": m}
         sized = interpolate([profile], -(-4 // m))
         if per_rank > 1:
             if n_ranks > 2:
@@ -150,7 +150,7 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
                 continue
             plan = partition(sized, 2 * n_ranks, schedule=schedule, **options)
             plan = Plan(
-                plan.cuts, m, name, checkpoint=checkpoint, stages_per_rank=per_rank
+                plan.cuts, m, name, recompute=checkpoint, stages_per_rank=per_rank
             )
             peak = simulate_plan(
                 plan, profile, machine=Machine(plan.n_ranks, network=network)
@@ -197,7 +197,7 @@ def test_stages_of_a_rank_share_its_memory(parameter_bytes, cuts, seconds):
         for t, n in zip((1, 1, 2, 2, 2), parameter_bytes)
     ]
     profile = Profile(layers, n_samples=8)
-    options = {"microbatches": [8], "checkpoints": ["never"], "pipeline_ranks": [2]}
+    options = {"microbatches": [8], "recompute": ["never"], "pipeline_ranks": [2]}
     plan = best_plan(profile, Machine(2, memory=1000), schedules=["zb_v"], **options)
     assert (plan.cuts, plan.step_seconds) == (cuts, pytest.approx(seconds))
     # Others to choose from do not make it worse.
@@ -270,7 +270,7 @@ def test_the_choice_is_as_good_as_the_best_of_all_cuts(seed, schedule):
         profiles,
         Machine(3, network=network),
         schedules=[schedule],
-        checkpoints=["never"],
+        recompute=["never"],
         pipeline_ranks=[3],
         microbatches=numbers,
     )
@@ -305,7 +305,7 @@ def test_cuts_move_away_from_large_messages(monkeypatch):
     assert plan.cuts == [0, 4, 8]
     # Nor is there one if nothing may be tried.
     monkeypatch.setattr("divisible.planning.search._EFFORT", 0)
-    options.update(checkpoints=["never"])
+    options.update(recompute=["never"])
     plan = best_plan(profile, Machine(2, network=network), batch=2, **options)
     assert plan.cuts == [0, 4, 8]
 
@@ -315,7 +315,7 @@ def test_cuts_of_several_stages_on_a_rank_move_as_well(schedule):
     profile, network = uneven(), Network(1e6, 1e-3)
     options = {"schedules": [schedule], "pipeline_ranks": [2], "microbatches": [4]}
     chosen = best_plan(
-        profile, Machine(2, network=network), checkpoints=["never"], **options
+        profile, Machine(2, network=network), recompute=["never"], **options
     )
     least = min(
         simulate_plan(
@@ -380,8 +380,8 @@ def test_memory_forces_recomputation():
     options = {"microbatches": [8], "batch": 64}
     free = best_plan(profile, Machine(2), **options)
     tight = best_plan(profile, Machine(2, memory=3000), **options)
-    assert free.checkpoint == "never"
-    assert tight.checkpoint != "never"
+    assert free.recompute == "never"
+    assert tight.recompute != "never"
     assert tight.step_seconds > free.step_seconds
     with pytest.raises(MemoryLimitError, match="none of .* configurations fits"):
         best_plan(profile, Machine(2, memory=300), **options)
@@ -410,7 +410,7 @@ FREE = CodingRate(1e15, 1e15)
 
 def test_what_two_replicas_of_one_stage_take():
     profile = Profile([LayerCost(1.0, 1.0, 1.0, parameter_bytes=600)], n_samples=4)
-    options = {"microbatches": [1], "checkpoints": ["never"], "replicas": (1, 2)}
+    options = {"microbatches": [1], "recompute": ["never"], "replicas": (1, 2)}
     network = Network(1e3, 0.05)
     plan = best_plan(profile, Machine(2, network=network), coding=FREE, **options)
     assert plan.replicas == 2
@@ -497,7 +497,7 @@ def test_fewer_bits_and_more_replicas_are_chosen_by_the_wire():
 def test_an_exchange_takes_memory():
     layers = [LayerCost(1.0, 1.0, 1.0, parameter_bytes=4000, n_parameters=1000)] * 2
     profile = Profile(layers, n_samples=4)
-    options = {"microbatches": [2], "checkpoints": ["never"], "pipeline_ranks": [1]}
+    options = {"microbatches": [2], "recompute": ["never"], "pipeline_ranks": [1]}
     options.update(coding=FREE, wire_dtype="int8", replicas=(1, 2))
     plan = best_plan(profile, Machine(2), **options)
     alone = partition(profile, 1).stages[0].memory
@@ -591,7 +591,7 @@ def test_profiles_at_several_sizes():
         ({"replicas": (3, 9)}, "of 2 ranks there can be 2 at most"),
         ({"schedules": ["1f2b"]}, "schedules must be some of"),
         ({"schedules": []}, "schedules must be some of"),
-        ({"checkpoints": ["often"]}, "checkpoints must be some of"),
+        ({"recompute": ["often"]}, "recompute must be some of"),
         ({"microbatches": [100]}, "no configuration"),
         ({"microbatches": []}, "microbatches must be some positive integers"),
         ({"microbatches": [0, 1]}, "microbatches must be some positive integers"),
@@ -660,7 +660,7 @@ def even(n_bytes=10):
 
 
 def test_huge_minibatches_are_searched_as_far_as_it_helps():
-    options = {"schedules": ["1f1b"], "checkpoints": ["never"]}
+    options = {"schedules": ["1f1b"], "recompute": ["never"]}
     plan = best_plan(even(), Machine(2), batch=10**12, **options)
     assert plan.n_microbatches == 1024
     assert plan.n_stages == 2
@@ -668,7 +668,7 @@ def test_huge_minibatches_are_searched_as_far_as_it_helps():
 
 def test_more_microbatches_are_tried_if_memory_asks_for_them():
     # Two of its layers of so many samples fit, in one microbatch at a time.
-    options = {"schedules": ["1f1b"], "checkpoints": ["never"]}
+    options = {"schedules": ["1f1b"], "recompute": ["never"]}
     plan = best_plan(
         even(), Machine(2, memory=2 * 2 * 10 * 10), batch=40_000, **options
     )

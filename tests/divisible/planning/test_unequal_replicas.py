@@ -27,7 +27,7 @@ OPTIONS = {
     "pipeline_ranks": [2],
     "microbatches": [8],
     "schedules": ["1f1b"],
-    "checkpoints": ["never"],
+    "recompute": ["never"],
     "coding": CodingRate(1e9, 1e9),
 }
 

@@ -11,7 +11,7 @@ from divisible.schedules import one_f_one_b
 from divisible.schedules.catalogue import ONE_PER_RANK, create
 from divisible.schedules.held import moments, peaks
 from divisible.schedules.recomputation import (
-    CHECKPOINTS,
+    RECOMPUTATIONS,
     recompute,
     recomputed_share,
 )
@@ -22,7 +22,7 @@ weights = st.lists(st.integers(0, 9), min_size=3, max_size=3)
 
 
 @quick
-@given(named_schedules(), st.sampled_from(CHECKPOINTS))
+@given(named_schedules(), st.sampled_from(RECOMPUTATIONS))
 def test_no_moment_is_missing_and_none_is_idle(schedule, checkpoint):
     schedule = recompute(schedule, checkpoint)
     found = np.stack(moments(schedule))
@@ -37,7 +37,7 @@ def test_no_moment_is_missing_and_none_is_idle(schedule, checkpoint):
 
 
 @quick
-@given(named_schedules(), st.sampled_from(CHECKPOINTS), st.data())
+@given(named_schedules(), st.sampled_from(RECOMPUTATIONS), st.data())
 def test_a_rank_holds_what_its_stages_hold_at_one_time(schedule, checkpoint, data):
     schedule = recompute(schedule, checkpoint)
     sizes = np.array([data.draw(weights) for _ in range(schedule.n_stages)]).T
@@ -78,7 +78,7 @@ KNOWN = ["gpipe", "1f1b", "zb_h1", "zb_h2"]
 
 
 @pytest.mark.parametrize("name", KNOWN)
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("checkpoint", RECOMPUTATIONS)
 def test_closed_forms(name, checkpoint):
     for n_stages in (*range(1, 8), 16):
         for m in (1, 2, 3, 4, 7, 8, 15, 16, 17, 64):

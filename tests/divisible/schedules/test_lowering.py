@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from divisible.schedules import interleaved, one_f_one_b
 from divisible.schedules.actions import Action, Route, ScheduleError, Transfer
 from divisible.schedules.lowering import lower
-from divisible.schedules.recomputation import CHECKPOINTS, recompute
+from divisible.schedules.recomputation import RECOMPUTATIONS, recompute
 from tests.support.program_validation import check_programs
 from tests.support.schedules import named_schedules
 
@@ -16,7 +16,7 @@ from tests.support.schedules import named_schedules
 def lowered(draw):
     schedule = draw(named_schedules(4, 6, max_chunks=3))
     if draw(st.booleans()):
-        schedule = recompute(schedule, draw(st.sampled_from(CHECKPOINTS)))
+        schedule = recompute(schedule, draw(st.sampled_from(RECOMPUTATIONS)))
     elif draw(st.booleans()):
         schedule = schedule.forward_only()
     stages = st.integers(0, schedule.n_stages - 1)

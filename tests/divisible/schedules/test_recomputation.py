@@ -9,12 +9,12 @@ from divisible import simulate
 from divisible.schedules import gpipe, one_f_one_b, zero_bubble_h1
 from divisible.schedules.actions import ScheduleError
 from divisible.schedules.costs import Costs
-from divisible.schedules.recomputation import CHECKPOINTS, recompute
+from divisible.schedules.recomputation import RECOMPUTATIONS, recompute
 from divisible.schedules.schedule import Schedule
 from tests.support.schedules import named_schedules
 
 
-@given(named_schedules(), st.sampled_from(CHECKPOINTS))
+@given(named_schedules(), st.sampled_from(RECOMPUTATIONS))
 def test_every_schedule_stays_valid(schedule, mode):
     again = recompute(schedule, mode)
     report = again.validate()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from divisible import Plan
-from divisible.schedules.recomputation import CHECKPOINTS
+from divisible.schedules.recomputation import RECOMPUTATIONS
 from examples.autoencoder.model import Autoencoder
 from examples.language_model.model import LanguageModel
 from examples.train.models import resnet50, vgg16
@@ -215,7 +215,7 @@ def test_real_networks(name):
 
 def all_combinations(comm, name, schedule):
     n_stages = STAGES_PER_RANK[schedule] * comm.size
-    for checkpoint in CHECKPOINTS:
+    for checkpoint in RECOMPUTATIONS:
         # More would leave batch normalization single samples.
         for n_microbatches in (1, 2) if "resnet50" in name else (1, 4):
             check(

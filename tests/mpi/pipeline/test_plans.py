@@ -42,7 +42,7 @@ def run_chosen_plan(comm, schedules, checkpoint):
             costs,
             Machine(comm.size, memory=1e9, network=Network(1e9, 1e-5)),
             schedules=schedules,
-            checkpoints=[checkpoint],
+            recompute=[checkpoint],
             pipeline_ranks=[comm.size],
             microbatches=[3, 4],
         )
@@ -57,7 +57,7 @@ def run_chosen_plan(comm, schedules, checkpoint):
         comm,
         plan.n_microbatches,
         plan.schedule,
-        checkpoint=plan.checkpoint,
+        checkpoint=plan.recompute,
         timeout=20,
     ) as pipe:
         loss = pipe.step(x, t)["loss"]

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from divisible import Divisible, Plan, pop, stash
-from divisible.schedules.recomputation import CHECKPOINTS
+from divisible.schedules.recomputation import RECOMPUTATIONS
 from pipeline import Pipeline
 from tests.support.equivalence import (
     STAGES_PER_RANK,
@@ -170,7 +170,7 @@ def test_models(name, n_ranks):
 
 def all_combinations(comm, name, transport):
     for schedule in STAGES_PER_RANK:
-        for checkpoint in CHECKPOINTS:
+        for checkpoint in RECOMPUTATIONS:
             for n_microbatches in (1, 3, 4):
                 check(comm, name, schedule, checkpoint, n_microbatches, transport)
 
@@ -224,7 +224,7 @@ def graphs(draw):
         ),
         "recomputed": sorted(draw(st.sets(st.integers(0, n - 1)))),
         "schedule": schedule,
-        "checkpoint": draw(st.sampled_from(CHECKPOINTS)),
+        "checkpoint": draw(st.sampled_from(RECOMPUTATIONS)),
         "n_microbatches": draw(st.integers(1, 5)),
         "cuts": draw(
             st.lists(st.integers(1, n_layers - 1), min_size=7, max_size=7, unique=True)
@@ -396,7 +396,7 @@ def batch_statistics(comm, checkpoint):
                 assert_close(averages(stage)[path], average, rtol=1e-5, what=path)
 
 
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+@pytest.mark.parametrize("checkpoint", RECOMPUTATIONS)
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
 def test_running_averages_move_once_a_minibatch(n_ranks, checkpoint):
     """torchgpipe #9 and #14, chainermn #203."""

@@ -169,10 +169,10 @@ def test_a_cut_by_its_method(folder):
     assert "[0, 2, 4, 6]" in run("plan", small, "--stages", 3)
     output = run(
         *("plan", small, "--stages", 2, "--method", "time", "--schedule", "gpipe"),
-        *("--microbatches", 4, "--checkpoint", "always", "-o", "other.json"),
+        *("--microbatches", 4, "--recompute", "always", "-o", "other.json"),
     )
     assert "gpipe schedule, 4 microbatches, recomputation always" in output
-    assert Plan.load("other.json").checkpoint == "always"
+    assert Plan.load("other.json").recompute == "always"
     output = run("plan", small, "--stages", 2, "--speeds", "1,2")
     assert "[0, 2, 6]" in output
 
@@ -420,10 +420,10 @@ def test_everything_has_help():
         (
             [
                 *("plan", "profile-1.json", "--stages", "2"),
-                *("--checkpoint", "always", "--checkpoint", "never"),
+                *("--recompute", "always", "--recompute", "never"),
             ],
             2,
-            "with --stages there is one --microbatches, --schedule and --checkpoint",
+            "with --stages there is one --microbatches, --schedule and --recompute",
         ),
         (
             [
