@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 
 from divisible import Plan
 from pipeline import latest_snapshot
+from tests.support.loaded_python import loaded_python
 from tests.support.mpiexec import mpiexec
 from tests.support.processes import launcher, running
 
@@ -74,7 +74,7 @@ def process_of(program, rank):
 
 def test_a_signal_to_one_rank_saves_and_the_run_goes_on_elsewhere(tmp_path):
     long = ["--width", "8", "--epoch", "1000", "--out", str(tmp_path)]
-    command = [launcher(), "-n", "4", sys.executable, SCRIPT, *long]
+    command = [launcher(), "-n", "4", *loaded_python(), SCRIPT, *long]
     with running([*command, "--stages", "2"]) as program:
         program.wait_for(lambda: (tmp_path / "log").exists(), 30)
         os.kill(process_of(program, 3), signal.SIGTERM)

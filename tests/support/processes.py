@@ -37,6 +37,11 @@ PACKAGES = (
 LOAD = 5
 
 
+#: The variable with the mark of what a test runs, and how much of it is a name.
+MARK = "TEST_MARK"
+LONGEST_NAME = 15
+
+
 class Launching:
     """Whether tests may start MPI programs; not with ``--quick``."""
 
@@ -77,19 +82,19 @@ class Running:
     """An MPI program that runs while the test does something to it.
 
     Every process of it, on whichever host and in whichever session, inherits a mark
-    in its environment, by which it is found.
+    in its environment, by which it is found. Processes that `python_server` has forked
+    have it as their name.
     """
 
     def __init__(
         self, command: list[str], env: dict[str, str] | None, output: IO
     ) -> None:
-        self._mark = f"TEST_MARK={uuid.uuid4().hex}"
-        name, value = self._mark.split("=")
+        self._mark = uuid.uuid4().hex
         self._output = output
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), name: value},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {}), MARK: self._mark},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -108,7 +113,11 @@ class Running:
         for folder in pathlib.Path("/proc").glob("[0-9]*"):
             # The environment of a process that has ended reads as empty.
             with contextlib.suppress(OSError):
-                if self._mark.encode() in (folder / "environ").read_bytes():
+                environment = (folder / "environ").read_bytes()
+                name = environment and (folder / "comm").read_text().strip()
+                if self._mark.encode() in environment or (
+                    name == self._mark[:LONGEST_NAME]
+                ):
                     found.append(int(folder.name))
         return found
 

@@ -43,8 +43,8 @@ MAY_DIFFER = (
 )
 # What modules may have read when they were loaded; some set variables themselves.
 _ENVIRONMENT = dict(os.environ)
-# The number of this option of Linux's prctl.
-_SIGNAL_AT_PARENTS_END = 1
+# The numbers of these options of Linux's prctl.
+_SIGNAL_AT_PARENTS_END, _NAME = 1, 15
 
 
 class Request(NamedTuple):
@@ -53,6 +53,8 @@ class Request(NamedTuple):
     arguments: list[str]
     environment: dict[str, str]
     folder: str
+    #: The namespaces and control groups of the stub.
+    place: list[str]
     #: Files of the stub by the number that they have there.
     files: dict[int, int]
 
@@ -70,7 +72,17 @@ class Request(NamedTuple):
         # Modules that Python imports before anything else.
         first = [os.path.join(folder, "sitecustomize.py") for folder in folders]
         knows = self.arguments[0] in ("-m", "-c") or self.arguments[0][:1] != "-"
-        return knows and not differ and not any(map(os.path.exists, first))
+        is_here = self.place == place("self")
+        return knows and is_here and not differ and not any(map(os.path.exists, first))
+
+
+def place(process: int | str) -> list[str]:
+    """Returns the namespaces and control groups of a process: its emulated host."""
+    folder = f"/proc/{process}"
+    with open(f"{folder}/cgroup") as groups:
+        found = [groups.read()]
+    names = sorted(os.listdir(f"{folder}/ns"))
+    return [*found, *(os.readlink(f"{folder}/ns/{name}") for name in names)]
 
 
 def receive(connection: socket.socket) -> Request:
@@ -79,7 +91,9 @@ def receive(connection: socket.socket) -> Request:
     (n_bytes,) = struct.unpack("!i", head)
     text = connection.recv(n_bytes, socket.MSG_WAITALL)
     arguments, environment, folder, numbers = json.loads(text)
-    return Request(arguments, environment, folder, dict(zip(numbers, files)))
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    where = place(struct.unpack("3i", peer)[0])
+    return Request(arguments, environment, folder, where, dict(zip(numbers, files)))
 
 
 class Server:
@@ -170,7 +184,12 @@ def _answer(connection: socket.socket, number: int) -> None:
 def become(request: Request) -> None:
     """Makes this process what Python would have been when it starts the script."""
     os.setsid()
-    ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_END, signal.SIGKILL)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_SIGNAL_AT_PARENTS_END, signal.SIGKILL)
+    if "TEST_MARK" in request.environment:
+        # The system shows the first environment of a process as long as it lives, which
+        # is the server's.
+        prctl(_NAME, request.environment["TEST_MARK"].encode())
     for number, file in _out_of_the_way(request.files).items():
         os.dup2(file, number)
         os.close(file)

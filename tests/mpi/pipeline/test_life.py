@@ -3,11 +3,11 @@
 import os
 import re
 import signal
-import sys
 
 import pytest
 
 from pipeline import Snapshot
+from tests.support.loaded_python import loaded_python
 from tests.support.mpiexec import mpiexec
 from tests.support.processes import ROOT, launcher, running
 
@@ -76,7 +76,7 @@ def test_a_signal_stops_all_ranks_with_a_snapshot(number, whom, tmp_path):
     assert output.count("stopped by SIG") == 1, output
     assert output.count("exit code 75: a signal stopped the training") == 1, output
     (iteration,) = set(re.findall(r"goes on after iteration (\d+)", output))
-    snapshots = sorted(os.listdir(tmp_path))
+    snapshots = sorted(path.name for path in tmp_path.glob("[!.]*"))
     ours = [f"snapshot_{r}_{iteration}" for r in range(N_RANKS)]
     assert snapshots == [*ours, "whole"]
     # Written in the background, before the script went on.
@@ -105,7 +105,7 @@ def test_a_signal_that_nobody_handles_ends_all(tmp_path):
         "import time\nfrom mpi4py import MPI\n"
         "print('is here', flush=True)\ntime.sleep(1000)\n"
     )
-    command = [launcher(), "-n", "2", sys.executable, "-m", "pipeline", str(script)]
+    command = [launcher(), "-n", "2", *loaded_python(), "-m", "pipeline", str(script)]
     with running(command) as program:
         program.wait_for(lambda: program.output.count("is here") == 2, START_UP)
         program.process.send_signal(signal.SIGUSR1)
@@ -127,7 +127,7 @@ def training(tmp_path):
 class _Training:
     def __init__(self, tmp_path):
         argv = ["-m", "pipeline", SCRIPT, str(tmp_path), "wait", "0"]
-        command = [launcher(), "-n", str(N_RANKS), sys.executable, *argv]
+        command = [launcher(), "-n", str(N_RANKS), *loaded_python(), *argv]
         self._running = running(command)
 
     def __enter__(self):
