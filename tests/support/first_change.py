@@ -48,7 +48,6 @@ class ChangedCopy:
         environment = {
             **os.environ,
             "PYTHONPATH": str(self.path),
-            "CHAINER_KERNELS_CACHE": str(self.path.parent / "cache"),
             # No repository that the copy may lie in.
             "GIT_CEILING_DIRECTORIES": str(self.path.parent),
         }
