@@ -259,7 +259,7 @@ SHORT = {
         *("autoencoder", "--batchsize", "128", "--epoch", "2", "--every", "1")
     ],
     "language_model": ["language_model", *WORDS, "--batchsize", "256"],
-    "lstm": ["language_model", *WORDS, "--batchsize", "64", "--lstm"],
+    "lstm": ["language_model", *WORDS, "--batchsize", "128", "--lstm"],
 }
 
 
