@@ -65,6 +65,22 @@ class Elsewhere:
         return Elsewhere, ({},)
 
 
+def first_difference(here: Any, there: Any) -> str | None:
+    """Returns the name of what the layers of two models share differently.
+
+    Args:
+        here: A model, a stage, or what else knows skips, ties and shared states.
+        there: The other one.
+
+    Example:
+        >>> a = Undivided(('relu',), (), (), (), ())
+        >>> first_difference(a, a), first_difference(a, a._replace(ties=('tie',)))
+        (None, 'ties')
+    """
+    names = ("skips", "ties", "shared_states")
+    return next((n for n in names if getattr(here, n) != getattr(there, n)), None)
+
+
 class Undivided(NamedTuple):
     """The undivided model, as a stage or a view of it knows it.
 

@@ -13,6 +13,7 @@ from divisible.communication.errors import DisagreementError
 from divisible.moved_layers import new_layers
 from divisible.optimizer_wrapper import has_skipped
 from divisible.planning.profile import check_layers
+from divisible.undivided import first_difference
 from mixed_precision.hooks import Hooks
 from pipeline.pipeline import Pipeline
 from pipeline.rebalancing.state import OUTPUT_DTYPE
@@ -91,13 +92,11 @@ def built(build: Callable[[], Divisible], pipeline: Pipeline) -> Divisible:
         )
     for stage in pipeline.stages.values():
         check_layers("the pipeline", stage.model_layers, "build()", model.model_layers)
-        for name in ("skips", "ties", "shared_states"):
-            here, there = getattr(stage, name), getattr(model, name)
-            if here != there:
-                raise ValueError(
-                    f"build() makes another model: its {name} are {there}, but those of"
-                    f" the pipeline's are {here}"
-                )
+        if (name := first_difference(stage, model)) is not None:
+            raise ValueError(
+                f"build() makes another model: its {name} are {getattr(model, name)},"
+                f" but those of the pipeline's are {getattr(stage, name)}"
+            )
         _check_parameters(stage, model)
     return model
 

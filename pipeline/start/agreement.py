@@ -30,6 +30,7 @@ from divisible.schedules.actions import Route
 from divisible.schedules.schedule import Schedule
 from divisible.skips import Skip
 from divisible.ties import SharedState, Tie
+from divisible.undivided import first_difference
 from pipeline.calls.tie_exchange import SharedParameter
 
 
@@ -203,13 +204,11 @@ def compare_models(said: Sequence[Announcement]) -> None:
                     f"rank 0 and rank {rank} built different models: layer {i} is"
                     f" {here} on rank 0 and {there} on rank {rank}"
                 )
-        for name in ("skips", "ties", "shared_states"):
-            here, there = getattr(first, name), getattr(word, name)
-            if here != there:
-                raise DisagreementError(
-                    f"rank 0 and rank {rank} built different models, with the {name}"
-                    f" {here} and {there}"
-                )
+        if (name := first_difference(first, word)) is not None:
+            raise DisagreementError(
+                f"rank 0 and rank {rank} built different models, with the {name}"
+                f" {getattr(first, name)} and {getattr(word, name)}"
+            )
 
 
 def _place(said: Sequence[Announcement]) -> list[tuple[tuple[int, int], int]]:
