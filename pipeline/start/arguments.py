@@ -15,6 +15,7 @@ import numpy as np
 from divisible import Divisible
 from divisible.carried_state import carrying
 from divisible.number_lists import as_list
+from divisible.planning.plan_fields import HOLD_IN
 from divisible.schedules.recomputation import check_recomputation
 from divisible.schedules.schedule import Schedule
 from divisible.streaming.held_store import check_directory
@@ -155,8 +156,9 @@ def check_hold(hold_in: str, directory: Any, device: chainer.backend.Device) -> 
             f" it is not there yet. The stage is on {device}: use 'memory' or, with"
             f" NumPy's arrays, 'disk'"
         )
-    if hold_in not in ("memory", "disk"):
-        raise ValueError(f"hold_in must be 'memory' or 'disk', not {hold_in!r}")
+    if hold_in not in HOLD_IN:
+        places = " or ".join(map(repr, HOLD_IN))
+        raise ValueError(f"hold_in must be {places}, not {hold_in!r}")
     if hold_in == "memory":
         if directory is not None:
             raise ValueError(
