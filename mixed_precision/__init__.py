@@ -21,7 +21,6 @@ The modules::
     loss_scale      what the loss is multiplied by
     agreement       one decision on all ranks: step, or skip the step
     step            one step, from gradients to weights, with the hooks between
-    hooks           which hooks look at parameters, and clipping
     masters         float32 masters, in flat buffers or waiting for them
     fused           update rules that have a kernel
     flat            parameters of one dtype in flat buffers

@@ -10,9 +10,9 @@ import chainer
 import numpy as np
 
 from divisible.communication.errors import TIMEOUT
+from divisible.optimizer_hooks import Hooks
 from divisible.optimizer_wrapper import OptimizerWrapper
 from mixed_precision.agreement import Agreement
-from mixed_precision.hooks import Hooks
 from mixed_precision.loss_scale import (
     DynamicLossScale,
     LossScale,

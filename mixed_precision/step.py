@@ -19,9 +19,9 @@ from typing import Any
 import chainer
 import numpy as np
 
+from divisible.optimizer_hooks import Hooks, clipping_rate, is_clipping
 from mixed_precision import fused
 from mixed_precision.flat import FlatBuffers, Gathered
-from mixed_precision.hooks import Hooks, clipping_rate, is_clipping
 
 
 class Step:

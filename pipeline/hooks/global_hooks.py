@@ -22,9 +22,8 @@ from chainer.optimizer_hooks import GradientNoise
 
 from divisible import Divisible, RandomKey
 from divisible.number_lists import as_list
-from divisible.optimizer_hooks import named_hooks
+from divisible.optimizer_hooks import Hooks, clipping_rate, is_clipping, named_hooks
 from divisible.user_warnings import warn_user
-from mixed_precision.hooks import Hooks, clipping_rate, is_clipping
 from pipeline.calls.ranks import Ranks
 from pipeline.hooks.keyed_noise import KeyedNoise
 from pipeline.hooks.model_norm import ModelNorm

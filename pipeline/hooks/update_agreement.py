@@ -27,10 +27,10 @@ from chainer import optimizer_hooks
 
 from divisible import Divisible
 from divisible.communication.errors import DisagreementError, in_words
+from divisible.optimizer_hooks import Hooks
 from divisible.optimizer_wrapper import innermost
 from divisible.user_warnings import warn_user
 from mixed_precision import LARSHook
-from mixed_precision.hooks import Hooks
 from pipeline.calls.call_agreement import UNSAID
 from pipeline.calls.ranks import Ranks
 from pipeline.calls.tie_exchange import SharedParameter

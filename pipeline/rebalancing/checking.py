@@ -11,10 +11,10 @@ from data_parallel.replica_agreement import description
 from divisible import Divisible, Plan, deferred_init
 from divisible.communication.errors import DisagreementError
 from divisible.moved_layers import new_layers
+from divisible.optimizer_hooks import Hooks
 from divisible.optimizer_wrapper import has_skipped
 from divisible.planning.profile import check_layers
 from divisible.undivided import first_difference
-from mixed_precision.hooks import Hooks
 from pipeline.pipeline import Pipeline
 from pipeline.rebalancing.state import OUTPUT_DTYPE
 from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages, covers

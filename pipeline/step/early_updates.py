@@ -22,7 +22,7 @@ import chainer
 
 from divisible import Divisible
 from divisible.number_lists import as_list
-from mixed_precision.hooks import Hooks
+from divisible.optimizer_hooks import Hooks
 from pipeline.calls.ranks import Ranks
 from pipeline.calls.tie_exchange import TieExchange
 from pipeline.hooks.optimizers import OptimizerOfRank, is_mixed
