@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Generator
+from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from divisible.communication.buffers import page_locked
-from divisible.communication.waiting import never_free
 
 # Two ranks may be at units that are some apart, never so many.
 _N_UNIT_TAGS = 4096
@@ -48,16 +46,6 @@ class Received(NamedTuple):
 
     buffer: np.ndarray
     pending: Pending
-
-
-@contextmanager
-def kept_at_errors(buffers: Any) -> Iterator[None]:
-    """Keeps, after an error within, what MPI may still write to or read from."""
-    try:
-        yield
-    except BaseException:
-        never_free(buffers)
-        raise
 
 
 class Buffers:

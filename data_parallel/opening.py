@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from data_parallel.messages import OPENING, Pending, kept_at_errors
+from data_parallel.messages import OPENING, Pending
 from data_parallel.settings import check_integer
 from divisible.communication.agreement import first_difference
 from divisible.communication.collectives import all_gather
 from divisible.communication.errors import DisagreementError
+from divisible.communication.waiting import kept_at_errors
 
 #: Of a minibatch like those of all others.
 ALIKE = -1

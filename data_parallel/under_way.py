@@ -22,12 +22,13 @@ from data_parallel.coder import (
 )
 from data_parallel.flow import Flow
 from data_parallel.layout import Bucket, Unit
-from data_parallel.messages import OPENING, Buffers, Messages, Steps, kept_at_errors
+from data_parallel.messages import OPENING, Buffers, Messages, Steps
 from data_parallel.nodes import shares
 from data_parallel.opening import Opening
 from data_parallel.payloads import payloads_of
 from data_parallel.units import Clock, Placement, UnitExchange
 from divisible.communication.errors import DisagreementError
+from divisible.communication.waiting import kept_at_errors
 
 
 class Ranks(NamedTuple):

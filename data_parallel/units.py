@@ -30,8 +30,8 @@ from data_parallel.messages import (
     Pending,
     Received,
     Steps,
-    kept_at_errors,
 )
+from divisible.communication.waiting import kept_at_errors
 
 #: The parts of an exchange that take time.
 PARTS = ("encode", "wire", "sum", "decode")

@@ -15,7 +15,7 @@ from divisible.communication.busy import free, mark_left
 from divisible.communication.collectives import all_gather, wait_for_all
 from divisible.communication.errors import DisagreementError
 from divisible.communication.farewells import farewells
-from divisible.communication.waiting import never_free
+from divisible.communication.waiting import kept_at_errors
 
 
 class Calls:
@@ -107,11 +107,8 @@ class Calls:
         """
         begun, self._begun = self._begun, None
         comm, purpose = self._comm, f"to call {begun.name}"
-        try:
+        with kept_at_errors((begun.mine, begun.everyones)):
             wait_for_all(comm, begun.request, self._timeout, purpose)
-        except BaseException:
-            never_free((begun.mine, begun.everyones))
-            raise
         numbers, refused = begun.everyones.T
         if refused.any():
             words = str(begun.refusal or "")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from divisible.communication.roll_call import Place
-from divisible.communication.waiting import never_free, wait
+from divisible.communication.waiting import wait
 
 
 class Kind(NamedTuple):
@@ -100,14 +99,3 @@ class Messages:
 
 def _bytes(array: np.ndarray) -> np.ndarray:
     return array.reshape(-1).view(np.uint8)
-
-
-@contextmanager
-def kept_at_errors() -> Iterator[list[Pending]]:
-    """Yields a list; after an error, MPI may still use what is in it."""
-    pending: list[Pending] = []
-    try:
-        yield pending
-    except BaseException:
-        never_free(pending)
-        raise

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import chainer
 from chainer.backends import cuda
 
-from heterogeneous.messages import UNITS, Messages, kept_at_errors
+from divisible.communication.waiting import kept_at_errors
+from heterogeneous.messages import UNITS, Messages, Pending
 from heterogeneous.moved_units import Transfer, between, overlap
 from heterogeneous.partition import RectangularPartition
 from heterogeneous.units import Block, shape_of
@@ -130,7 +131,8 @@ def move(
         target: What it will have.
     """
     me = messages.rank
-    with kept_at_errors() as pending:
+    pending: list[Pending] = []
+    with kept_at_errors(pending):
         arriving = [each for each in moves if each.target == me]
         received = [
             messages.receive(each.source, target.empty(*each[2:]), UNITS)

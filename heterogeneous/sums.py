@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from divisible.communication.waiting import kept_at_errors
 from heterogeneous.messages import (
     LOSS,
     OUTPUTS,
@@ -20,7 +21,6 @@ from heterogeneous.messages import (
     TOTAL,
     Messages,
     Pending,
-    kept_at_errors,
 )
 from heterogeneous.moved_units import overlap
 from heterogeneous.partition import RectangularPartition
@@ -67,7 +67,8 @@ def column_sum(
         return ColumnSum(partial, 0.0)
     if messages.rank != column[0]:
         return _told(messages, column[0], partial)
-    with kept_at_errors() as pending:
+    pending: list[Pending] = []
+    with kept_at_errors(pending):
         others = column[1:]
         words = [np.empty(1, np.uint8) for _ in others]
         parts = [np.empty_like(partial) for _ in others]
@@ -95,7 +96,8 @@ def column_sum(
 
 def _told(messages: Messages, bottom: int, partial: np.ndarray) -> ColumnSum:
     """Gives the bottom rank this one's part, and waits for the sum."""
-    with kept_at_errors() as pending:
+    pending: list[Pending] = []
+    with kept_at_errors(pending):
         word, total = np.empty(1, np.uint8), np.empty_like(partial)
         ready = messages.receive(bottom, word, READY)
         data = messages.receive(bottom, total, OUTPUTS)
@@ -186,7 +188,8 @@ def sum_between_columns(
     """
     me = messages.rank
     own = [each for each in of_all if me in each.ranks and len(each.ranks) > 1]
-    with kept_at_errors() as pending:
+    pending: list[Pending] = []
+    with kept_at_errors(pending):
         # All receives first, so that nobody's message waits in between.
         incoming: list[list[Pending]] = []
         for start, stop, ranks, collector in own:
@@ -235,7 +238,8 @@ def sum_of_columns(
     bottoms = [column[0] for column in partition.columns]
     me, collector = messages.rank, bottoms[0]
     total = mine.copy()
-    with kept_at_errors() as pending:
+    pending: list[Pending] = []
+    with kept_at_errors(pending):
         if me == collector:
             parts = [np.empty_like(mine) for _ in bottoms[1:]]
             for rank, part in zip(bottoms[1:], parts):
@@ -267,7 +271,8 @@ def tell_columns(
         results: Results of all samples; other columns' are written in place.
         ranges: First sample of each column, and the one after its last.
     """
-    with kept_at_errors() as pending:
+    pending: list[Pending] = []
+    with kept_at_errors(pending):
         for column, (start, stop) in zip(partition.columns, ranges):
             others = set(range(partition.n_processors)) - set(column)
             if start == stop:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Callable
 
 from divisible.communication.busy import mark_left
@@ -112,6 +114,20 @@ def _poll(
 
 def _peer(place: Place | None) -> int:
     return NOBODY if place is None else place.peer
+
+
+@contextmanager
+def kept_at_errors(value: Any) -> Iterator[None]:
+    """Keeps what MPI may still write to or read from after an error within.
+
+    Args:
+        value: Requests and arrays, such as a list that is filled within.
+    """
+    try:
+        yield
+    except BaseException:
+        never_free(value)
+        raise
 
 
 def never_free(value: Any) -> None:
