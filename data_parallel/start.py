@@ -17,7 +17,7 @@ from divisible.communication.communicators import (
     duplicate,
     free_dropped,
 )
-from divisible.communication.errors import DisagreementError
+from divisible.communication.errors import DisagreementError, check_timeout
 from divisible.communication.wire import CHUNK
 
 _PURPOSE = "to make the exchange"
@@ -62,8 +62,7 @@ class Options(NamedTuple):
             value = getattr(self, name)
             if value is not None:
                 check_integer(name, value, least)
-        if not self.timeout > 0:
-            raise ValueError(f"timeout must be positive, not {self.timeout}")
+        check_timeout(self.timeout)
         if self.error_feedback and settings.is_oyama2017:
             raise ValueError(
                 "strategy 'oyama2017' knows no error feedback: leave it out, or give"

@@ -67,16 +67,6 @@ def check_weights(seed: int, dtype: Any) -> tuple[int, np.dtype]:
     return seed, found
 
 
-def check_timeout(timeout: float) -> None:
-    """Sees that a time is positive.
-
-    Raises:
-        TypeError, ValueError: If it is not.
-    """
-    if not timeout > 0:
-        raise ValueError(f"timeout must be positive, not {timeout}")
-
-
 def check_samples(x: Any, n_in: int, dtype: np.dtype) -> None:
     """Sees that an array is one of samples.
 

@@ -18,7 +18,7 @@ from divisible.communication.communicators import (
     duplicate,
     free_dropped,
 )
-from divisible.communication.errors import TIMEOUT
+from divisible.communication.errors import TIMEOUT, check_timeout
 from heterogeneous import arguments, remapping
 from heterogeneous.calls import Calls
 from heterogeneous.messages import Messages
@@ -138,7 +138,7 @@ class RectangularMLP(chainer.Chain):
                 n_in, n_hidden, n_out, partition, users_comm.size
             )
             seed, dtype = arguments.check_weights(seed, dtype)
-            arguments.check_timeout(timeout)
+            check_timeout(timeout)
             given = {
                 "n_in, n_hidden, n_out": sizes,
                 "seed": seed,

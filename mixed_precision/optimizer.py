@@ -9,7 +9,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from divisible.communication.errors import TIMEOUT
+from divisible.communication.errors import TIMEOUT, check_timeout
 from divisible.optimizer_hooks import Hooks
 from divisible.optimizer_wrapper import OptimizerWrapper
 from mixed_precision.agreement import Agreement
@@ -124,8 +124,7 @@ class MixedPrecision(OptimizerWrapper):
         comm: Any = None,
         timeout: float = TIMEOUT,
     ) -> None:
-        if not timeout > 0:
-            raise ValueError(f"timeout must be positive, not {timeout}")
+        check_timeout(timeout)
         super().__init__(optimizer)
         check_optimizer(optimizer)
         self.loss_scale = loss_scale

@@ -16,6 +16,16 @@ class DisagreementError(ValueError):
     """Ranks were given different things; raised alike on every rank."""
 
 
+def check_timeout(timeout: float) -> None:
+    """Refuses seconds in which nobody could come.
+
+    Raises:
+        TypeError, ValueError: If they are not positive.
+    """
+    if not timeout > 0:
+        raise ValueError(f"timeout must be positive, not {timeout}")
+
+
 def is_of_mpi(error: BaseException | None) -> bool:
     """Returns whether the MPI library has raised an error.
 

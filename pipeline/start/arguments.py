@@ -14,6 +14,7 @@ import numpy as np
 
 from divisible import Divisible
 from divisible.carried_state import carrying
+from divisible.communication.errors import check_timeout
 from divisible.number_lists import as_list
 from divisible.planning.plan_fields import HOLD_IN
 from divisible.schedules.recomputation import check_recomputation
@@ -60,8 +61,7 @@ class Arguments(NamedTuple):
         check_loss_scale(self.loss_scale)
         check_recomputation("checkpoint", self.checkpoint)
         check_hold(self.hold_in, self.hold_directory, stages[0].device)
-        if not self.timeout > 0:
-            raise ValueError(f"timeout must be positive, not {self.timeout}")
+        check_timeout(self.timeout)
         return self._replace(
             stages=stages,
             n_microbatches=count_microbatches(self.schedule, self.n_microbatches),
