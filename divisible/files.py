@@ -91,6 +91,34 @@ def write_json(path: str | os.PathLike, content: Any) -> None:
         file.write("\n")
 
 
+def new_figure(
+    size: tuple[float, float], what: str, dpi: float | None = None, instead: str = ""
+) -> Any:
+    """Returns an empty picture of matplotlib, which is optional.
+
+    Args:
+        size: Width and height, in inches.
+        what: The beginning of the error, such as ``'drawing a profile'``.
+        dpi: Points per inch; matplotlib's own by default.
+        instead: Another way to see the same, for the error.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        otherwise = f", or {instead}" if instead else ""
+        raise ImportError(
+            f"{what} needs matplotlib; install it (pip install matplotlib){otherwise}"
+        ) from error
+    figure = Figure(figsize=size, dpi=dpi, layout="constrained")
+    # It measures texts, and no window is opened.
+    FigureCanvasAgg(figure)
+    return figure
+
+
 def write_picture(path: str | os.PathLike, figure: Any, **settings: Any) -> None:
     """Writes a picture of matplotlib; the file appears only when it is complete.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from divisible.files import write_picture
+from divisible.files import new_figure, write_picture
 from heterogeneous.rectangles import Rectangle, Rectangles
 
 # Of the square, in characters without the last border.
@@ -90,15 +90,7 @@ def plot(partition: Rectangles, path: str | os.PathLike) -> None:
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "drawing a partition needs matplotlib; install it (pip install matplotlib)"
-        ) from error
-    figure = Figure(figsize=(_INCHES, _INCHES), dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure((_INCHES, _INCHES), "drawing a partition", _DPI)
     axes = figure.subplots()
     for r in partition.rectangles:
         color = _COLORS[r.column % len(_COLORS)]

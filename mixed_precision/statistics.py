@@ -16,7 +16,7 @@ import numpy as np
 from chainer import function_hook
 from chainer.training import extension
 
-from divisible.files import write_json, write_picture
+from divisible.files import new_figure, write_json, write_picture
 from divisible.side_files import SideFiles
 from mixed_precision.exponent_histogram import LARGEST, ExponentHistogram
 
@@ -107,10 +107,9 @@ class GradientReport:
         Raises:
             ImportError: If matplotlib is not installed.
         """
-        from matplotlib.figure import Figure
-
         kinds = [kind for kind in ("parameters", "activations") if getattr(self, kind)]
-        figure = Figure(figsize=(11, 3.2 * max(1, len(kinds))), layout="constrained")
+        size = 11, 3.2 * max(1, len(kinds))
+        figure = new_figure(size, "drawing the exponents of gradients")
         axes = figure.subplots(max(1, len(kinds)), 2, squeeze=False)
         for row, kind in zip(axes, kinds):
             total = self.total(kind)

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from divisible.files import write_picture
+from divisible.files import new_figure, write_picture
 from divisible.records import shown
 from divisible.terminal_text import printable
 
@@ -21,12 +21,11 @@ def plot_sensitivity(found: Any, path: str | os.PathLike | None = None) -> Any:
     Returns:
         matplotlib.figure.Figure: The picture.
     """
-    from matplotlib.figure import Figure
-
     pruned = list(dict.fromkeys(t.method for t in found.trials if t.degree))
     others = list(dict.fromkeys(t.method for t in found.trials if not t.degree))
     panels = [*pruned, *(["bits"] if others else [])]
-    figure = Figure(figsize=(1 + 4.5 * len(panels), 4), layout="constrained")
+    size = 1 + 4.5 * len(panels), 4
+    figure = new_figure(size, "drawing a sensitivity table")
     axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axis, panel in zip(axes, panels):
         for layer in found.sizes:
@@ -62,8 +61,6 @@ def plot_progress(log: str | os.PathLike, metric: str, path: str | os.PathLike) 
         OSError: If the log cannot be read.
         ValueError: If it is none, or has no such metric, or nothing of a compression.
     """
-    from matplotlib.figure import Figure
-
     with open(log, encoding="utf-8") as file:
         entries = _checked(file.read(), log)
     names = {name for entry in entries for name in entry}
@@ -74,7 +71,7 @@ def plot_progress(log: str | os.PathLike, metric: str, path: str | os.PathLike) 
                 f"{os.fspath(log)} has no {name!r}; it has"
                 f" {printable(', '.join(sorted(names)))}"
             )
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = new_figure((7, 4.5), "drawing a compression")
     above = figure.subplots()
     _line(above, entries, metric, "C0")
     above.set_xlabel("iteration")

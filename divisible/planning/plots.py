@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from divisible.files import write_picture
+from divisible.files import new_figure, write_picture
 from divisible.planning.profile import Profile
 from divisible.schedules.bars import COLORS
 from divisible.schedules.plot import DPI, LABELS, time_unit
@@ -25,17 +25,9 @@ def plot_profile(
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "drawing a profile needs matplotlib; install it (pip install matplotlib)"
-        ) from error
     layers = np.arange(len(profile))
     width = min(max(0.22 * len(profile), 6.0), 24.0)
-    figure = Figure(figsize=(width, 5.5), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure((width, 5.5), "drawing a profile", DPI)
     above, below = figure.subplots(2, sharex=True)
     scale, unit = time_unit(profile.column("forward").max())
     _stack(

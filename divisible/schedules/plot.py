@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from divisible.files import write_picture
+from divisible.files import new_figure, write_picture
 from divisible.schedules.bars import (
     COLORS,
     WIDTH,
@@ -69,21 +69,13 @@ def plot_timelines(timelines: dict[str, EventTable], path: str | os.PathLike) ->
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "Timeline.plot needs matplotlib; install it (pip install matplotlib), or "
-            "use Timeline.save and open the file in chrome://tracing"
-        ) from error
     heights = [
         min(max(0.34 * max(timeline.n_ranks, 1), 0.6), 8.0)
         for timeline in timelines.values()
     ]
     height = sum(heights) + 0.5 * len(heights) + 1.0
-    figure = Figure(figsize=(WIDTH, height), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
+    instead = "use Timeline.save and open the file in chrome://tracing"
+    figure = new_figure((WIDTH, height), "Timeline.plot", DPI, instead)
     rows = figure.subplots(
         len(timelines), sharex=True, squeeze=False, height_ratios=heights
     )
