@@ -67,6 +67,27 @@ def reading_json(path: str | os.PathLike, kind: str) -> Iterator[dict[str, Any]]
         raise ValueError(f"{os.fspath(path)} is not {kind}: {line}") from error
 
 
+def take_kind(content: dict[str, Any], kind: str, default: str | None = None) -> None:
+    """Takes the field away that names the kind of a file, if it is the expected one.
+
+    Args:
+        content: The fields of the file.
+        kind: Such as ``'profile'``.
+        default: The kind of a file without this field.
+
+    Raises:
+        ValueError: If it is of another kind.
+
+    Example:
+        >>> content = {"divisible": "plan", "cuts": [0, 3]}
+        >>> take_kind(content, "plan")
+        >>> content
+        {'cuts': [0, 3]}
+    """
+    if content.pop("divisible", default) != kind:
+        raise ValueError("it is another kind of file")
+
+
 def read_lines(
     path: str | os.PathLike, kind: str, make: Callable[[dict[str, Any]], T]
 ) -> list[T]:

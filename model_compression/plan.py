@@ -10,7 +10,7 @@ import chainer
 
 from chainer_kernels.text_table import text_table
 from divisible.files import write_json
-from divisible.records import reading_json, shown
+from divisible.records import reading_json, shown, take_kind
 from divisible.terminal_text import printable
 from model_compression.quantized_links import add_rule, check_kind
 from model_compression.rules import Prune, Quantize, named, prune_of, quantize_of
@@ -153,8 +153,7 @@ class CompressionPlan:
             ValueError: If it holds something else, or a rule is wrong.
         """
         with reading_json(path, f"a {_KIND}") as content:
-            if content.get("divisible") != _KIND:
-                raise ValueError("it is another kind of file")
+            take_kind(content, _KIND)
             rules = content.get("rules")
             if not isinstance(rules, list):
                 raise ValueError(f"its rules are {shown(rules)}")

@@ -18,6 +18,7 @@ from divisible.records import (
     plain_text,
     reading_json,
     shown,
+    take_kind,
 )
 from divisible.terminal_text import printable
 from model_compression.pictures import plot_sensitivity
@@ -180,8 +181,7 @@ class Sensitivity:
             ValueError: If it holds something else.
         """
         with reading_json(path, f"a {KIND}") as content:
-            if content.pop("divisible", None) != KIND:
-                raise ValueError("it is another kind of file")
+            take_kind(content, KIND)
             content.pop("model", None)
             return cls(**_checked(content))
 

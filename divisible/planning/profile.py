@@ -24,6 +24,7 @@ from divisible.records import (
     plain_text,
     reading_json,
     shown,
+    take_kind,
 )
 from divisible.terminal_text import printable
 
@@ -154,8 +155,7 @@ class Profile:
             ValueError: If the file holds something else; the message names the field.
         """
         with reading_json(path, "a profile") as content:
-            if content.pop("divisible", None) != "profile":
-                raise ValueError("it is another kind of file")
+            take_kind(content, "profile")
             rows = content.get("layers")
             if not isinstance(rows, list):
                 raise ValueError(f"layers must be a list, not {shown(rows)}")
