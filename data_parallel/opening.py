@@ -18,6 +18,7 @@ from mpi4py import MPI
 from data_parallel.messages import OPENING, Pending
 from data_parallel.settings import check_integer
 from divisible.communication.agreement import first_difference
+from divisible.communication.attempts import refuse_together
 from divisible.communication.collectives import all_gather
 from divisible.communication.errors import DisagreementError
 from divisible.communication.waiting import kept_at_errors
@@ -114,8 +115,7 @@ class Opening:
         numbers, checksums, samples, refused = self._all.T[:4]
         if refused.any():
             said = all_gather(self.comm, self._refusal, self.timeout, "to refuse")
-            rank = next(rank for rank, text in enumerate(said) if text)
-            raise DisagreementError(f"rank {rank}: {said[rank]}")
+            refuse_together(said)
         if len(set(checksums)) > 1:
             said = all_gather(self.comm, self._summary, self.timeout, "to compare")
             raise DisagreementError(

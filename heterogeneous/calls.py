@@ -11,6 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible.communication.agreement import first_difference
+from divisible.communication.attempts import refuse_together
 from divisible.communication.busy import free, mark_left
 from divisible.communication.collectives import all_gather, wait_for_all
 from divisible.communication.errors import DisagreementError
@@ -111,12 +112,11 @@ class Calls:
             wait_for_all(comm, begun.request, self._timeout, purpose)
         numbers, refused = begun.everyones.T
         if refused.any():
-            words = str(begun.refusal or "")
-            said = all_gather(comm, words, self._timeout, purpose)
+            words, own = "", None
             if begun.refusal is not None:
-                raise Refused(begun.refusal)
-            rank = int(np.argmax(refused))
-            raise DisagreementError(f"rank {rank}: {said[rank]}")
+                own = Refused(begun.refusal)
+                words = str(own) or type(begun.refusal).__name__
+            refuse_together(all_gather(comm, words, self._timeout, purpose), own)
         if (numbers != numbers[0]).any():
             said = all_gather(comm, begun.words, self._timeout, purpose)
             raise DisagreementError(first_difference(said))

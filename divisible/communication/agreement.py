@@ -7,6 +7,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from divisible.communication.attempts import refuse_together
 from divisible.communication.collectives import all_gather
 from divisible.communication.errors import DisagreementError
 
@@ -57,11 +58,7 @@ def agree(
         # It may be something that cannot be sent.
         given, timeout = {}, _SECONDS_TO_REFUSE
     said = all_gather(comm, (text, dict(given), note), timeout, purpose)
-    if refusal is not None:
-        raise refusal
-    for rank, (theirs, _, _) in enumerate(said):
-        if theirs:
-            raise DisagreementError(f"rank {rank}: {theirs}")
+    refuse_together([theirs for theirs, _, _ in said], refusal)
     for rank, (_, theirs, _) in enumerate(said):
         for name, value in said[0][1].items():
             if theirs.get(name, value) != value:

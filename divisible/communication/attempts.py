@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 from divisible.communication.errors import DisagreementError
@@ -78,6 +79,31 @@ def on_all_ranks(
         rank = next(i for i, each in failures.items() if each.is_refusal == is_refused)
         kind = refusal if is_refused else DisagreementError
     raise kind(f"{what}: rank {rank}: {failures[rank].words}") from cause
+
+
+def refuse_together(said: Sequence[str], own: Exception | None = None) -> None:
+    """Raises on every rank if some rank has said why it refuses.
+
+    Args:
+        said: By all ranks, the reason; empty where there is none.
+        own: The error that this rank raises, if it refuses itself.
+
+    Raises:
+        Exception: The own error.
+        DisagreementError: The reason of the first rank that refuses.
+
+    Example:
+        >>> refuse_together(["", ""])
+        >>> refuse_together(["", "no epochs"])
+        Traceback (most recent call last):
+        ...
+        divisible.communication.errors.DisagreementError: rank 1: no epochs
+    """
+    if own is not None:
+        raise own
+    for rank, reason in enumerate(said):
+        if reason:
+            raise DisagreementError(f"rank {rank}: {reason}")
 
 
 def words_of(error: Exception, known: type[Exception] | None = None) -> str:
