@@ -42,7 +42,8 @@ def on_all_ranks(
 
     Args:
         gather: Returns the values that all ranks give, in rank order.
-        what: The beginning of the error's text, such as ``'cannot move layers'``.
+        what: The beginning of the error's text, such as ``'cannot move layers'``; may
+            be empty.
         function: The function; it should change nothing that other ranks must change
             as well.
         arguments: Arguments of the function.
@@ -78,7 +79,8 @@ def on_all_ranks(
             raise cause
         rank = next(i for i, each in failures.items() if each.is_refusal == is_refused)
         kind = refusal if is_refused else DisagreementError
-    raise kind(f"{what}: rank {rank}: {failures[rank].words}") from cause
+    beginning = f"{what}: " if what else ""
+    raise kind(f"{beginning}rank {rank}: {failures[rank].words}") from cause
 
 
 def refuse_together(said: Sequence[str], own: Exception | None = None) -> None:

@@ -23,7 +23,7 @@ import chainer
 import numpy as np
 
 from divisible import Divisible, deferred_init
-from divisible.communication.attempts import on_all_ranks
+from divisible.communication.attempts import on_all_ranks, words_of
 from divisible.moved_layers import entangled
 from divisible.random_streams import restored_random_state
 from divisible.skips import SkipEnd
@@ -87,13 +87,19 @@ def compare_ranks(
             raise _NotComparableError("no layer has arrays only for its inputs")
         return model, layer
 
+    def measure(model: Divisible, layer: CommonLayer) -> float:
+        try:
+            return seconds_of(model, layer)
+        except Exception as error:
+            where = f"layer {layer.position}"
+            raise _NotComparableError(f"{where}: {words_of(error)}") from error
+
     gather = functools.partial(pipe.gather, call="rebalance")
-    attempt = functools.partial(on_all_ranks, gather, error=_NotComparableError)
+    attempt = functools.partial(on_all_ranks, gather, "", error=_NotComparableError)
     # Code of the model fails as it likes, and may do so on one rank only.
     try:
-        model, layer = attempt("the model", choose)
-        where = f"layer {layer.position}"
-        found = gather(attempt(where, seconds_of, model, layer))
+        model, layer = attempt(choose)
+        found = gather(attempt(measure, model, layer))
     except _NotComparableError as error:
         return Compared(None, str(error))
     return Compared(relative_speeds(found))
