@@ -40,49 +40,54 @@ _OF_A_MACHINE = ("memory", "network", "speeds", "disk")
 
 @click.command("plan")
 @options.profiles()
-@click.option("--ranks", type=options.NUMBER, help="Choose everything.")
-@click.option("--stages", type=options.NUMBER, help="Only cut.")
+@click.option(
+    "--ranks", type=options.NUMBER, help="Number of ranks; chooses everything."
+)
+@click.option("--stages", type=options.NUMBER, help="Number of stages; only cuts.")
 @click.option(
     "--memory",
     type=options.Parsed("size,...", parse_bytes, several=True),
-    help="Of a rank, such as 8GiB; one for all or one for each.  [default: no limit]",
+    help="Memory of a rank, such as 8GiB; one for all or one for each."
+    "  [default: no limit]",
 )
 @options.machine
 @options.batch("as many as the largest profile has")
 @click.option(
     "--microbatches",
     type=options.NUMBERS,
-    help="With --ranks those to try, with --stages how many there are.",
+    help="Numbers of microbatches to try with --ranks; the number with --stages.",
 )
 @click.option(
     "--schedule",
     "schedules",
     type=click.Choice(NAMES),
     multiple=True,
-    help="With --ranks those to try."
+    help="Schedules to try with --ranks; the schedule with --stages."
     f"  [default: {', '.join(TRIED_BY_DEFAULT)}; 1f1b to cut]",
 )
 @click.option(
     "--recompute",
     type=click.Choice(RECOMPUTATIONS),
     multiple=True,
-    help="Recomputation; with --ranks those to try.  [default: all; never to cut]",
+    help="Which microbatches run forward again before their backward, to save memory;"
+    " several to try with --ranks.  [default: all; never to cut]",
 )
 @click.option(
     "--replicas",
     type=options.NUMBER,
     default=1,
-    help="With --ranks the most pipelines to share a minibatch.  [default: 1]",
+    help="With --ranks, the most pipelines that may share a minibatch.  [default: 1]",
 )
 @click.option(
     "--wire-dtype",
     type=click.Choice(list(WIRE)),
-    help="With --replicas, in what they exchange gradients.  [default: fp32]",
+    help="With --replicas, the dtype in which they exchange gradients."
+    "  [default: fp32]",
 )
 @click.option(
     "--error-feedback",
     is_flag=True,
-    help="With --replicas, that they keep what encodings lose, in memory.",
+    help="With --replicas, keep in memory what encodings lose.",
 )
 @click.option(
     "--method",

@@ -33,14 +33,21 @@ _ROUNDING = 1e-6
 @options.machine
 @options.batch("as many as the plan is for")
 @click.option(
-    "--microbatches", "n_microbatches", type=options.NUMBER, help="Not the plan's."
+    "--microbatches",
+    "n_microbatches",
+    type=options.NUMBER,
+    help="Another number than the plan's.",
 )
 @click.option("--schedule", type=click.Choice(NAMES), help="Another than the plan's.")
 @click.option(
-    "--recompute", type=click.Choice(RECOMPUTATIONS), help="Not that of the plan."
+    "--recompute",
+    type=click.Choice(RECOMPUTATIONS),
+    help="Another recomputation than the plan's.",
 )
 @click.option(
-    "--wire-dtype", type=click.Choice(list(WIRE)), help="Of replicas; not the plan's."
+    "--wire-dtype",
+    type=click.Choice(list(WIRE)),
+    help="Another dtype between replicas than the plan's.",
 )
 @click.option("-o", "--output", type=click.Path(), help="Keep the timeline (.json).")
 @options.plot
