@@ -18,7 +18,7 @@ from chainer_kernels.contributions import Contribution, Product, Scratch
 from chainer_kernels.functions.convolution import is_covered
 from chainer_kernels.functions.sums import total
 from chainer_kernels.geometry import Geometry, geometry_of
-from chainer_kernels.half_precision import are_float16, widened
+from chainer_kernels.half_precision import widened
 from chainer_kernels.layouts import channels_last
 
 Array = Any
@@ -128,7 +128,8 @@ def _has_gemm(array: Array, gy: Array) -> bool:
 
 def _for_gemm(array: Array) -> Array:
     """Returns what BLAS multiplies; on a CPU it knows no float16."""
-    return widened(array) if are_float16(array) else array
+    is_half = array.dtype.char == "e" and type(array) is numpy.ndarray
+    return widened(array) if is_half else array
 
 
 _GEMM_ARRAYS = (numpy.ndarray, chainer.backends.cuda.ndarray)

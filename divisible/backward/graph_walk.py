@@ -9,8 +9,8 @@ from __future__ import annotations
 import collections
 import heapq
 import operator
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import chainer
@@ -75,11 +75,12 @@ class GraphWalk:
                     gy = chainer.Variable(gy, requires_grad=False, layout=y.layout)
                     self._gradients.setdefault(y.node, []).append(gy)
                     self._route(y.node)
-            while (function := self._activations.pop()) is not None:
-                self._run_activation(function)
+            while self._activations.heap:
+                self._run_next(self._activations, self._defer)
             gradients = [self._pop_gradient(x.node) for x in inputs]
 
-        self._release_unneeded()
+        if self._deferred:
+            self._release_unneeded()
         # Parts that no gradient reached still hang on these.
         for y in outputs:
             if not self._is_weight(y.node):
@@ -96,9 +97,8 @@ class GraphWalk:
         with chainer.using_config("enable_backprop", False):
             while self._deferred:
                 self._step(*self._deferred.popleft())
-            while (function := self._weights.pop()) is not None:
-                output_gradients = self._pop_output_gradients(function)
-                self._step(function, _targets(function), output_gradients)
+            while self._weights.heap:
+                self._run_next(self._weights, defers=False)
 
     def held_arrays(self) -> Iterator[Array]:
         """Yields the arrays that the functions left out hold, some twice."""
@@ -109,16 +109,28 @@ class GraphWalk:
         for gradients in self._gradients.values():
             yield from (g.array for g in gradients)
 
-    def _run_activation(self, function: chainer.FunctionNode) -> None:
-        output_gradients = self._pop_output_gradients(function)
-        targets = _targets(function)
-        if self._defer:
+    def _run_next(self, queue: _RankQueue, defers: bool) -> None:
+        """Runs the first function of a queue, as far as it is not deferred."""
+        function = heapq.heappop(queue.heap)[2]
+        # No second push can follow: whoever could, ranks higher and has run.
+        queue.waiting.remove(function)
+        gradients = []
+        for reference in function.outputs:
+            y = reference()
+            if y is not None:
+                # All consumers have run. One that is deferred and keeps this node would
+                # keep the graph below it as well.
+                y.unchain()
+            gradients.append(self._pop_gradient(y))
+        output_gradients, targets = tuple(gradients), _targets(function)
+        if defers:
             weights = tuple(i for i in targets if self._is_weight(function.inputs[i]))
             others = tuple(i for i in targets if i not in weights)
             if weights and (not others or backward_of(type(function)).is_splittable):
                 self._deferred.append((function, weights, output_gradients))
                 targets = others
-        self._step(function, targets, output_gradients)
+        if targets:
+            self._step(function, targets, output_gradients)
 
     def _step(
         self,
@@ -127,24 +139,26 @@ class GraphWalk:
         output_gradients: tuple[chainer.Variable | None, ...],
     ) -> None:
         """Computes the gradients of the inputs asked for."""
-        if not targets:
-            return
+        parameters = {}
+        for i in targets:
+            parameter = self._own_parameter(function.inputs[i])
+            if parameter is not None:
+                parameters[i] = parameter
+        arguments = function, targets, output_gradients, parameters
+        # Function hooks see the step, and it runs on the device of its arrays.
+        if (
+            cuda.available
+            or chainer.get_function_hooks()
+            or function._n_local_function_hooks
+        ):
+            with _observed(function, output_gradients):
+                self._compute(*arguments)
+        else:
+            self._compute(*arguments)
         completion = self._weight_gradients.completion
-        parameters: list[chainer.Parameter] = []
         if completion is not None:
-            parameters += self._parameters_of([(function, targets)])
-        with _surroundings(function, output_gradients):
-            try:
-                targets = self._add_in_place(function, targets, output_gradients)
-                if targets:
-                    self._compute(function, targets, output_gradients)
-            except Exception as error:
-                # As a model's forward does: the traceback shows the code of the
-                # function, not in which layer it is.
-                error.layer_position = getattr(function, "layer_position", None)
-                raise
-        for parameter in parameters:
-            completion.add(parameter)
+            for parameter in parameters.values():
+                completion.add(parameter)
 
     def _expect(
         self, steps: Iterable[tuple[chainer.FunctionNode, tuple[int, ...]]]
@@ -164,50 +178,48 @@ class GraphWalk:
                 if parameter is not None:
                     yield parameter
 
-    def _add_in_place(
-        self,
-        function: chainer.FunctionNode,
-        targets: tuple[int, ...],
-        output_gradients: tuple[chainer.Variable | None, ...],
-    ) -> tuple[int, ...]:
-        """Adds what a rule knows of gradients; returns the inputs that are left."""
-        rule = weights_of(type(function))
-        if rule is None:
-            return targets
-        # Debug mode looks for NaN in the arrays that functions return.
-        if chainer.is_debug() and not backward_of(type(function)).is_only_told:
-            return targets
-        parameters = {}
-        for i in targets:
-            parameter = self._own_parameter(function.inputs[i])
-            if parameter is not None:
-                parameters[i] = parameter
-        if not parameters:
-            return targets
-        added = rule(function, parameters, output_gradients[0].array)
-        for i, contribution in added.items():
-            self._weight_gradients.accumulate(parameters[i], contribution)
-        return tuple([i for i in targets if i not in added])
-
     def _compute(
         self,
         function: chainer.FunctionNode,
         targets: tuple[int, ...],
         output_gradients: tuple[chainer.Variable | None, ...],
+        parameters: Mapping[int, chainer.Parameter],
     ) -> None:
-        """Lets the function compute gradients, and passes them on."""
-        gradients: dict[variable.VariableNode, list[chainer.Variable]] = {}
-        for i in targets:
-            x = function.inputs[i]
-            if x not in gradients:
-                gradients[x] = self._gradients.setdefault(x, [])
-        _backprop_utils.backprop_step(
-            function, targets, output_gradients, gradients, chainer.is_debug()
-        )
-        for x, received in gradients.items():
-            for gx in received:
-                variable._check_grad_type(function, x, True, gx.raw_array)
-            self._route(x)
+        """Computes gradients, and passes them on.
+
+        A rule adds what it knows of the parameters' gradients without forming them. The
+        function itself computes the others.
+        """
+        try:
+            kind = type(function)
+            rule = weights_of(kind) if parameters else None
+            # Debug mode looks for NaN in the arrays that functions return.
+            if rule is not None and (
+                not chainer.is_debug() or backward_of(kind).is_only_told
+            ):
+                added = rule(function, parameters, output_gradients[0].array)
+                for i, contribution in added.items():
+                    self._weight_gradients.accumulate(parameters[i], contribution)
+                targets = tuple([i for i in targets if i not in added])
+            if not targets:
+                return
+            gradients: dict[variable.VariableNode, list[chainer.Variable]] = {}
+            for i in targets:
+                x = function.inputs[i]
+                if x not in gradients:
+                    gradients[x] = self._gradients.setdefault(x, [])
+            _backprop_utils.backprop_step(
+                function, targets, output_gradients, gradients, chainer.is_debug()
+            )
+            for x, received in gradients.items():
+                for gx in received:
+                    variable._check_grad_type(function, x, True, gx.raw_array)
+                self._route(x)
+        except Exception as error:
+            # As a model's forward does: the traceback shows the code of the function,
+            # not in which layer it is.
+            error.layer_position = getattr(function, "layer_position", None)
+            raise
 
     def _route(self, x: variable.VariableNode) -> None:
         """Passes on the gradient that a node has received."""
@@ -230,19 +242,6 @@ class GraphWalk:
         if not received:
             return None
         return received[0] if len(received) == 1 else chainer.functions.add(*received)
-
-    def _pop_output_gradients(
-        self, function: chainer.FunctionNode
-    ) -> tuple[chainer.Variable | None, ...]:
-        gradients = []
-        for reference in function.outputs:
-            y = reference()
-            if y is not None:
-                # All consumers have run. One that is deferred and keeps this node would
-                # keep the graph below it as well.
-                y.unchain()
-            gradients.append(self._pop_gradient(y))
-        return tuple(gradients)
 
     def _is_weight(self, x: variable.VariableNode) -> bool:
         if x.creator_node is None:
@@ -275,23 +274,15 @@ class _RankQueue:
     """Functions by falling rank, each once; equal ranks in the order they came."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, chainer.FunctionNode]] = []
-        self._waiting: set[chainer.FunctionNode] = set()
+        self.heap: list[tuple[int, int, chainer.FunctionNode]] = []
+        self.waiting: set[chainer.FunctionNode] = set()
         self._pushed = 0
 
     def push(self, function: chainer.FunctionNode) -> None:
-        if function not in self._waiting:
-            self._waiting.add(function)
-            heapq.heappush(self._heap, (-function.rank, self._pushed, function))
+        if function not in self.waiting:
+            self.waiting.add(function)
+            heapq.heappush(self.heap, (-function.rank, self._pushed, function))
             self._pushed += 1
-
-    def pop(self) -> chainer.FunctionNode | None:
-        if not self._heap:
-            return None
-        function = heapq.heappop(self._heap)[2]
-        # No second push can follow: whoever could, ranks higher and has run.
-        self._waiting.remove(function)
-        return function
 
 
 def _targets(function: chainer.FunctionNode) -> tuple[int, ...]:
@@ -315,7 +306,8 @@ def functions_behind(outputs: Iterable[Any]) -> list[chainer.FunctionNode]:
         function = found.pop()
         if function is not None and function not in functions:
             functions[function] = None
-            found += [x.creator_node for x in function.inputs]
+            for x in function.inputs:
+                found.append(x.creator_node)
     return list(functions)
 
 
@@ -325,29 +317,16 @@ def weight_functions(
     """Returns the functions that compute a value from parameters alone."""
     weights: set[chainer.FunctionNode] = set()
     for function in sorted(functions_behind(outputs), key=operator.attrgetter("rank")):
-        are_weights = [
-            _parameter(x) is not None
-            if x.creator_node is None
-            else x.creator_node in weights
-            for x in function.inputs
-        ]
-        if all(are_weights):
+        for x in function.inputs:
+            creator = x.creator_node
+            is_weight = (
+                _parameter(x) is not None if creator is None else creator in weights
+            )
+            if not is_weight:
+                break
+        else:
             weights.add(function)
     return frozenset(weights)
-
-
-def _surroundings(
-    function: chainer.FunctionNode,
-    output_gradients: tuple[chainer.Variable | None, ...],
-) -> AbstractContextManager:
-    """Returns the context of a step: function hooks and the device of its arrays."""
-    if (
-        cuda.available
-        or chainer.get_function_hooks()
-        or function._n_local_function_hooks
-    ):
-        return _observed(function, output_gradients)
-    return _NOTHING
 
 
 @contextmanager

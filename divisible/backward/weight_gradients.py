@@ -71,6 +71,8 @@ class WeightGradients:
         completion (Completion or None): Whom backwards tell what they add.
         is_updated_early: Says of a parameter whether the last part of its gradient,
             which then is added up nowhere, is to update it; ``None`` if none is.
+        others (list of Parameter): What received a gradient and is not among the given
+            parameters.
 
     Example:
         >>> import chainer, numpy as np
@@ -95,6 +97,7 @@ class WeightGradients:
         self._gradients: dict[int, _Gradient] = {}
         # Those that were given when the minibatch began.
         self._given: dict[int, chainer.Parameter] = {}
+        self.others: list[chainer.Parameter] = []
         # Those that the last part of their gradient has updated.
         self._updated: set[int] = set()
         self._scratch = Scratch()
@@ -106,8 +109,13 @@ class WeightGradients:
         for gradient in self._gradients.values():
             gradient.n_parts, gradient.is_taken = 0, False
         self._updated.clear()
-        self._given = {id(parameter): parameter for parameter in self._parameters()}
-        for parameter in self.known():
+        given = self._given = {id(param): param for param in self._parameters()}
+        self.others = [
+            gradient.parameter
+            for key, gradient in self._gradients.items()
+            if key not in given
+        ]
+        for parameter in (*given.values(), *self.others):
             # It also spares uninitialized parameters the array of NaN that Chainer
             # would create beside their data.
             parameter.cleargrad()
@@ -138,8 +146,10 @@ class WeightGradients:
             contribution.update(known.array if known and known.n_parts else None)
             self._updated.add(id(parameter))
             return
-        gradient = self._gradient(parameter)
-        if gradient.is_taken:
+        gradient = self._gradients.get(id(parameter))
+        if gradient is None or not gradient.n_parts:
+            gradient = self._fitting(parameter, gradient)
+        elif gradient.is_taken:
             raise RuntimeError(
                 f"a gradient of {parameter} came after those of the last microbatch had"
                 f" been added up: something adds to it by itself. Exchange gradients"
@@ -195,7 +205,7 @@ class WeightGradients:
             self._gradients[id(parameter)].is_taken = True
         return gradient
 
-    def finish(self, factor: float = 1.0) -> None:
+    def finish(self, factor: float = 1.0, loss_scale: float | None = None) -> None:
         """Leaves the minibatch's gradients in ``param.grad``, but for those taken.
 
         Parameters that received nothing have ``None`` there, as after Chainer's
@@ -203,11 +213,14 @@ class WeightGradients:
 
         Args:
             factor (float): What the sums are multiplied by, before they are rounded.
+            loss_scale (float or None): What the sums are multiplied by already.
         """
-        for parameter in self.known():
+        for parameter in (*self._given.values(), *self.others):
             gradient = self._total(parameter, factor)
             if gradient is not None:
                 parameter.grad = gradient
+            # As Variable.backward does; update rules divide by it.
+            parameter._loss_scale = loss_scale
 
     def _total(self, parameter: chainer.Parameter, factor: float = 1.0) -> Array | None:
         """Returns the gradient, with what was written to ``param.grad``.
@@ -226,25 +239,15 @@ class WeightGradients:
             return gradient.array
         return _rounded(parameter, gradient)
 
-    def others(self) -> list[chainer.Parameter]:
-        """Returns what received a gradient and is not among the given parameters."""
-        return [
-            gradient.parameter
-            for key, gradient in self._gradients.items()
-            if key not in self._given
-        ]
-
-    def known(self) -> list[chainer.Parameter]:
-        """Returns all parameters of the minibatch, those given and the others."""
-        return [*self._given.values(), *self.others()]
-
-    def _gradient(self, parameter: chainer.Parameter) -> _Gradient:
-        data = parameter.array
-        gradient = self._gradients.get(id(parameter))
+    def _fitting(
+        self, parameter: chainer.Parameter, gradient: _Gradient | None
+    ) -> _Gradient:
+        """Returns the gradient that a parameter has, or a new one for its shape."""
         if gradient is None and id(parameter) not in self._given:
             # Not known at the beginning: what it has is of before, or Chainer's NaN.
             parameter.cleargrad()
-        if gradient is None or not _fits(gradient.array, data):
+            self.others.append(parameter)
+        if gradient is None or not _fits(gradient.array, parameter.array):
             array = _new_gradient(parameter)
             gradient = self._gradients[id(parameter)] = _Gradient(parameter, array)
         return gradient

@@ -181,7 +181,7 @@ class Stage:
         Raises:
             ValueError: If a layer used a parameter of another stage.
         """
-        for param in self._weight_gradients.others():
+        for param in self._weight_gradients.others:
             self._check_own(param)
 
     def take(self, param: chainer.Parameter) -> Any:
@@ -199,10 +199,7 @@ class Stage:
             loss_scale (float or None): What the gradients are multiplied by already.
             correction (float): What they are to be multiplied by.
         """
-        self._weight_gradients.finish(correction)
-        for param in self._weight_gradients.known():
-            # As Variable.backward does; update rules divide by it.
-            param._loss_scale = loss_scale
+        self._weight_gradients.finish(correction, loss_scale)
         if self._statistics is not None:
             self._statistics.finish()
         if self.carried.is_used:
