@@ -40,7 +40,7 @@ def pairs(n: int) -> Iterator[tuple[slice, np.ndarray]] | None:
     generator = getattr(
         getattr(np.random.rand, "__self__", None), "_bit_generator", None
     )
-    if type(generator) is not np.random.MT19937 or sys.byteorder != "little":
+    if not isinstance(generator, np.random.MT19937) or sys.byteorder != "little":
         return None
     state = _state(generator)
     return None if state is None else _drawn(n, generator, state)

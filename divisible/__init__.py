@@ -23,6 +23,7 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well:
     ties, transposes  shared parameters; those that a layer uses transposed
     skips             stash and pop
     random_streams    random numbers by layer and microbatch
+    late_seeds        seeds of NumPy's generator that wait until something draws
     early_draws       weights that a serial script draws in its first minibatch
     layer_texts       layers as texts, to be compared and read
     minibatch         x and t as arrays, cut into microbatches, joined

@@ -79,7 +79,8 @@ class Fusible(LayerList):
         if self._deferred.waiting:
             self._deferred.check(self._layers, type(self).__name__)
         skipped = dict(skipped)
-        calls = self._call, self._fusion, self._is_plain
+        own = self._transposes.paths or self._deferred.first_calls
+        calls = self._call if own else None, self._fusion, self._is_plain
         x = pass_through(self._layers, self._start, x, skipped, *calls)
         return x, skipped
 

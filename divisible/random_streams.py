@@ -14,6 +14,7 @@ if nobody else had drawn from it.
 
 from __future__ import annotations
 
+import functools
 import threading
 import zlib
 from collections.abc import Collection, Iterator
@@ -23,6 +24,8 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 from chainer.backends import cuda
+
+from divisible.late_seeds import waiting_seeds
 
 
 class RandomKey(NamedTuple):
@@ -47,8 +50,9 @@ class _Active(threading.local):
     unsized: Collection[int] = ()
     # The layer whose stream it is.
     position: int | None = None
-    # The generators are to be given back; on a GPU, CuPy's module of them.
-    is_global_saved: bool = False
+    # Where seeds of NumPy's generator wait, while it is to be given back.
+    seeds: Any = None
+    # On a GPU, CuPy's module of generators.
     gpu_random: Any = None
 
 
@@ -95,7 +99,7 @@ def keyed_random_state(
     outer = _active.key, _active.unsized
     _active.key, _active.unsized = key, unsized
     try:
-        if _active.is_global_saved:
+        if _active.seeds is not None:
             yield
         else:
             with restored_random_state(device):
@@ -108,26 +112,25 @@ def keyed_random_state(
 def restored_random_state(device: Any = None) -> Iterator[None]:
     """Gives the global generators back as they were; within itself it does nothing.
 
-    That takes time, so a pipeline does it once for all layers of a minibatch.
+    A pipeline does it once for all layers of a minibatch.
 
     Args:
         device (chainer.backend.Device or None): Where the layers are. On a GPU, CuPy's
             generator is exchanged for one that is cheap to seed.
     """
-    if _active.is_global_saved:
+    if _active.seeds is not None:
         yield
         return
-    state = np.random.get_state(legacy=False)
-    _active.is_global_saved = True
-    try:
-        if isinstance(device, cuda.GpuDevice):
-            with chainer.using_device(device), _philox():
+    with waiting_seeds() as seeds:
+        _active.seeds = seeds
+        try:
+            if isinstance(device, cuda.GpuDevice):
+                with chainer.using_device(device), _philox():
+                    yield
+            else:
                 yield
-        else:
-            yield
-    finally:
-        _active.is_global_saved = False
-        np.random.set_state(state)
+        finally:
+            _active.seeds = None
 
 
 @contextmanager
@@ -169,22 +172,30 @@ def named_stream(key: RandomKey, name: str, device: Any = None) -> Iterator[None
 
 
 class LayerStreams:
-    """The streams of one pass through the layers; without a key it does nothing."""
+    """The context of one pass through the layers, in which each has its own stream.
 
-    def __init__(self, key: RandomKey | None, unsized: Collection[int]) -> None:
-        self._key = key
-        self._unsized = unsized
-        self._words = None if key is None else _words(key)
+    It takes the active key; without one it does nothing. A
+    :class:`~divisible.Divisible` inside a layer draws from the stream of that layer:
+    its own positions would give two such layers the same numbers.
+    """
+
+    def __enter__(self) -> LayerStreams:
+        self._key, _active.key = _active.key, None
+        self._unsized = _active.unsized
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _active.key = self._key
 
     def enter(self, position: int) -> None:
         """Begins the stream of the layer at a position."""
-        if self._key is None:
+        key = self._key
+        if key is None:
             return
         _active.position = position
-        words = self._words
         if position in self._unsized:
-            words = _words(RandomKey(self._key.seed, step=0))
-        _seed([*words, position])
+            key = RandomKey(key.seed, step=0)
+        _seed([*_words(key), position])
 
 
 def drawing_layer() -> int | None:
@@ -195,20 +206,7 @@ def drawing_layer() -> int | None:
     return _active.position
 
 
-@contextmanager
-def layer_streams() -> Iterator[LayerStreams]:
-    """Takes the active key for one pass through the layers.
-
-    A :class:`~divisible.Divisible` inside a layer draws from the stream of that layer:
-    its own positions would give two such layers the same numbers.
-    """
-    key, _active.key = _active.key, None
-    try:
-        yield LayerStreams(key, _active.unsized)
-    finally:
-        _active.key = key
-
-
+@functools.lru_cache(maxsize=4)
 def _words(key: RandomKey) -> list[int]:
     """Splits the key into numbers of 32 bits, as many for every key."""
     words = []
@@ -218,7 +216,7 @@ def _words(key: RandomKey) -> list[int]:
 
 
 def _seed(words: list[int]) -> None:
-    np.random.seed(words)
+    _active.seeds.waiting = words
     if _active.gpu_random is not None:
         # CuPy converts to uint64, which NumPy 2 thinks is not safe from Python's int.
         seed = np.random.SeedSequence(words).generate_state(1, np.uint64)[0]

@@ -9,12 +9,11 @@ from typing import Any, Callable
 import chainer
 
 from divisible import Divisible
-from divisible.backward import backprop
-from divisible.backward.backprop import PendingWeightGradients
+from divisible.backward.graph_walk import GraphWalk
 from divisible.backward.tensors import attached, copied, detached, leaves, to_message
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensor, Tensors
-from divisible.random_streams import layer_streams
+from divisible.random_streams import LayerStreams
 from pipeline.stages.held import Graph, Inputs, Persistents
 from pipeline.stages.loss import Loss
 
@@ -60,6 +59,8 @@ class Segment:
         self.layers = layers
         self._ends_stage = layers.layer_range[1] == stage.layer_range[1]
         self._skips_of_stage = skips_across(stage)[1]
+        self._last = layers.layer_range[1] - 1
+        self._n_model_layers = len(layers.model_layers)
         self.loss = loss
         self.is_recomputed = is_recomputed
         self._weight_gradients = weight_gradients
@@ -67,7 +68,7 @@ class Segment:
         self.takes, self.hands_over = skips_across(layers)
         #: What is held between forward and backward, by microbatch.
         self.held: dict[int, Graph | Inputs] = {}
-        self._pending: dict[int, PendingWeightGradients] = {}
+        self._pending: dict[int, GraphWalk] = {}
 
     def begin(self) -> None:
         """Forgets what an unfinished minibatch left."""
@@ -110,8 +111,7 @@ class Segment:
         outputs: Tensors = ()
         if not self._has_loss():
             what = "the last layer of this one returned"
-            position = self.layers.layer_range[1] - 1
-            outputs = _passed(graph.outputs, self._ends_stage, what, position)
+            outputs = _passed(graph.outputs, self._ends_stage, what, self._last)
         return outputs, {
             name: _passed(
                 graph.handed_over[name],
@@ -165,13 +165,13 @@ class Segment:
         if self._ends_stage and not outputs:
             # Among messages it would be a microbatch without samples.
             raise _at(
-                self.layers.layer_range[1] - 1,
+                self._last,
                 TypeError("the last layer of this stage returned an empty tuple"),
             )
         if self._has_loss():
-            with layer_streams() as streams:
+            with LayerStreams() as streams:
                 # What a random loss draws from follows the last layer's.
-                streams.enter(len(self.layers.model_layers))
+                streams.enter(self._n_model_layers)
                 outputs = (self.loss(microbatch, outputs),)
         handed_over = {name: _as_tuple(value) for name, value in stashed.items()}
         return Graph(values, skips, outputs, handed_over)
@@ -214,11 +214,12 @@ class Segment:
                 if isinstance(y, chainer.Variable):
                     outputs.append(y)
                     output_gradients.append(tensor.array)
-        arguments = variables, outputs, output_gradients, self._weight_gradients
+        walk = GraphWalk(self._weight_gradients, defer=split)
+        found = walk.run_activations(variables, outputs, output_gradients)
         if split:
-            found, self._pending[microbatch] = backprop.backward_input(*arguments)
+            self._pending[microbatch] = walk
         else:
-            found = backprop.backward(*arguments)
+            walk.run_weights()
         by_variable = dict(zip(map(id, variables), found))
 
         def in_places(values: Sequence[Any]) -> Tensors:
@@ -232,7 +233,7 @@ class Segment:
         """Adds the weight gradients that a split backward left out."""
         # There are none of a microbatch without samples.
         if microbatch in self._pending:
-            self._pending.pop(microbatch).run()
+            self._pending.pop(microbatch).run_weights()
 
 
 def _as_tuple(y: Any) -> tuple:
