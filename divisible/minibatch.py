@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,7 +45,8 @@ def as_arrays(name: str, value: Any, where: str = "") -> tuple:
             raise TypeError(
                 f"{name} must be an array or a tuple of arrays, not {given}"
             )
-        check_plain(array, f"{name} is")
+        if type(array) is not np.ndarray:
+            check_plain(array, f"{name} is")
         if array.ndim == 0 or len(array) == 0:
             raise ValueError(f"{name} has no samples: its shape is {array.shape}")
         if len(array) != len(arrays[0]):
@@ -67,18 +67,24 @@ def split(arrays: Sequence[Any], n_microbatches: int) -> list[tuple]:
 
 
 def _cut(arrays: Sequence[Any], sizes: Sequence[int]) -> list[tuple]:
-    ends = list(itertools.accumulate(sizes, initial=0))
-    return [
-        tuple(array[start:end] for array in arrays)
-        for start, end in zip(ends, ends[1:])
-    ]
+    parts, start = [], 0
+    for size in sizes:
+        part, end = [], start + size
+        for array in arrays:
+            part.append(array[start:end])
+        parts.append(tuple(part))
+        start = end
+    return parts
 
 
 def as_tensors(arrays: Sequence[Any], device: chainer.backend.Device) -> Tensors:
     """Returns a microbatch as a message to the first stage; empty if no samples."""
     if len(arrays[0]) == 0:
         return ()
-    return tuple(Tensor(device.send(array)) for array in arrays)
+    tensors = []
+    for array in arrays:
+        tensors.append(Tensor(device.send(array)))
+    return tuple(tensors)
 
 
 def join(

@@ -3,9 +3,10 @@
 ::
 
     pipeline         what a training script calls: step, evaluate, predict
+    between_steps    its calls that pass no minibatch
 
-    start            arguments of all ranks, compared, become a layout
-    step             a minibatch on its way: feed, runner, results
+    start            arguments of all ranks, compared, become what they agreed on
+    step             a minibatch on its way: step, runner
     stages           forward and backward of the layers of one stage
     calls            what ranks compare and tell each other in each call
     hooks            hooks and updates of optimizers that have a part of the model

@@ -16,21 +16,19 @@ from divisible.communication.aborting import abort_on_error
 from divisible.communication.errors import TIMEOUT
 from divisible.communication.waiting import never_free
 from divisible.schedules.automatic import Trial
-from divisible.schedules.rank_program import Record
 from divisible.schedules.schedule import Schedule
-from divisible.schedules.timeline import Timeline
+from pipeline.between_steps import CallsBetweenSteps
 from pipeline.calls.ranks import Ranks
-from pipeline.start.agreement import Layout
+from pipeline.start.agreement import Start
 from pipeline.start.arguments import Arguments
 from pipeline.start.replicas import begin_alike
 from pipeline.start.starting import agree_on_start
 from pipeline.step.current_schedule import CurrentSchedule
 from pipeline.step.fused_layers import FusedLayers
-from pipeline.step.minibatch_pass import MinibatchPass
-from pipeline.step.parts import Parts
+from pipeline.step.step import Step
 
 
-class Pipeline:
+class Pipeline(CallsBetweenSteps):
     """Trains a model whose stages lie on the ranks of a communicator.
 
     Every rank makes a pipeline of its own stage and calls the same methods. A
@@ -98,15 +96,19 @@ class Pipeline:
     in float32 and rounded once.
 
     Attributes:
-        grid (Grid or None): As given.
+        rank (int): This rank's number among those of the pipeline; on a grid, of its
+            replica.
+        is_first (bool): Whether this rank holds the first stage, and reads ``x``.
+        is_last (bool): Whether this rank holds the last stage, and reads ``t``.
+        grid (Grid or None): The grid, as given.
         ranks (Ranks): What the ranks tell each other besides arrays.
         loss (Loss): What follows the last layer: ``lossfun`` and ``accfun``.
         fusion (FusedLayers): The chains that run as one function; printed, a table.
-        ties (TieExchange or None): Of the parameters that several stages share.
-        early_exchanges (EarlyExchanges): Of gradients, while a step computes.
+        ties (TieExchange or None): Parameters that several stages share.
+        early_exchanges (EarlyExchanges): Exchanges of gradients while a step computes.
         vetoes (WeakSet): Objects of this rank whose text ``refusal``, if it is not
             empty, ends the next step on all ranks.
-        parts (Parts): What depends on where the layers lie.
+        body (Step): What happens within a call: stages, runner, ties, updates.
         cuts (list of int): Where the layers are cut, as in a :class:`~divisible.Plan`.
 
     Raises:
@@ -174,74 +176,52 @@ class Pipeline:
             hold_directory=hold_directory,
             fuse=fuse,
         )
-        arguments, self.loss, layout = agree_on_start(comm, arguments)
+        start = agree_on_start(comm, arguments)
+        self.loss, self._start = start.loss, start
+        current = CurrentSchedule(start.arguments, start.stage_ranks)
         self.grid = comm if isinstance(comm, Grid) else None
-        self._current = CurrentSchedule(arguments, layout.stage_ranks)
-        self.ranks = Ranks(comm, layout.stage_ranks, timeout, layout.name)
-        self._calls, self._given = self.ranks.calls, arguments
-        self.fusion = FusedLayers(arguments.stages, arguments.fuse)
-        self._pass = MinibatchPass(arguments, self.ranks, self.loss, layout.dtypes)
-        self.early_exchanges = self._pass.early_exchanges
-        self.vetoes = self._pass.vetoes
-        self.parts: Parts | None = None
-        self._lay_out(layout)
-        begin_alike(self.ranks.grid, self.stages, timeout)
-        self._device = arguments.stages[0].device
+        self.ranks = ranks = Ranks(comm, start.stage_ranks, timeout, start.name)
+        self.rank, self._calls = ranks.rank, ranks.calls
+        self.is_first, self.is_last = (
+            ranks.rank == ranks.first,
+            ranks.rank == ranks.last,
+        )
+        self.fusion = FusedLayers(start.arguments.stages, start.arguments.fuse)
+        self.body = Step(start, current, ranks)
+        self.early_exchanges, self.vetoes = self.body.early_exchanges, self.body.vetoes
+        self._lay_out(start)
+        begin_alike(ranks.grid, self.stages, timeout)
+        self._device = start.arguments.stages[0].device
 
-    def lay_out(self, layout: Layout) -> None:
+    def lay_out(self, start: Start) -> None:
         """Takes the stages with the layers that they have now; a call of all ranks."""
         with self._call("rebalance"):
-            self._lay_out(layout)
+            given = self._start.arguments
+            self._lay_out(start._replace(arguments=given, loss=self.loss))
 
-    def _lay_out(self, layout: Layout) -> None:
-        self.parts = Parts.of(self._given, self.loss, layout, self.ranks, self.parts)
-        self._current.prepare(self.parts.runner)
-        self._pass.lay_out(self.parts)
-        self.ties, self.cuts = self.parts.ties, layout.cuts
-
-    @property
-    def rank(self) -> int:
-        """This rank's number among those of the pipeline; on a grid, of its replica."""
-        return self.ranks.rank
+    def _lay_out(self, start: Start) -> None:
+        self.body.lay_out(start)
+        self.ties, self.cuts = self.body.ties, start.cuts
 
     @property
     def stages(self) -> dict[int, Divisible]:
         """This rank's stages by their numbers in the pipeline."""
-        return {number: stage.layers for number, stage in self.parts.stages.items()}
+        return {number: stage.layers for number, stage in self.body.stages.items()}
 
     @property
     def schedule(self) -> Schedule:
         """The one that :meth:`step` runs; ``'auto'`` may change it once."""
-        return self._current.schedule
+        return self.body.current.schedule
 
     @property
     def trial(self) -> Trial | None:
         """The trial that is still to choose the schedule, of ``'auto'``."""
-        return self._current.trial
+        return self.body.current.trial
 
     @property
     def n_steps(self) -> int:
         """How many minibatches :meth:`step` has run."""
-        return self._pass.n_steps
-
-    @property
-    def record(self) -> Record | None:
-        """The last step on this rank: when it did what."""
-        return self._pass.record
-
-    @record.setter
-    def record(self, record: Record) -> None:
-        self._pass.record = record
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this rank holds the first stage, and reads ``x``."""
-        return self.rank == self.ranks.first
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this rank holds the last stage, and reads ``t``."""
-        return self.rank == self.ranks.last
+        return self.body.n_steps
 
     def step(
         self, x: Any = None, t: Any = None, optimizer: Any = None
@@ -284,13 +264,10 @@ class Pipeline:
                 for the model's outputs.
             StallError: If another rank does not answer in time.
         """
-        current = self._current
         with self._call("step"):
-            result = self._pass.train(
-                current.training, current.evaluation, x, t, optimizer
-            )
-        if current.trial is not None:
-            current.note(self.timeline, self.ranks, self.parts.runner)
+            result = self.body.train(x, t, optimizer)
+        if self.body.current.trial is not None:
+            self.body.current.note(self.timeline, self.ranks, self.body.runner)
         if self.fusion.is_open:
             self.fusion.choose(self.ranks)
         return result
@@ -302,7 +279,7 @@ class Pipeline:
         those of :meth:`step`.
         """
         with self._call("evaluate"):
-            return self._pass.evaluate(self._current.evaluation, x, t)
+            return self.body.evaluate(x, t)
 
     def predict(self, x: Any = None, axis: int | Sequence[int] = 0) -> Any:
         """Returns the model's output for one minibatch.
@@ -324,7 +301,7 @@ class Pipeline:
                 are none in any replica.
         """
         with self._call("predict"):
-            outputs = self._pass.predict(self._current.evaluation, x, axis)
+            outputs = self.body.predict(x, axis)
             return outputs[0] if len(outputs) == 1 else outputs
 
     def reset_states(self) -> None:
@@ -334,7 +311,7 @@ class Pipeline:
         """
         with self._call("reset"):
             self._calls.compare()
-            self._pass.reset_states()
+            self.body.reset_states()
 
     def global_hooks(self, optimizer: Any) -> None:
         """Lets the hooks of optimizers see the whole model, as in serial training.
@@ -357,12 +334,12 @@ class Pipeline:
             >>> from mpi4py import MPI
             >>> Pipeline(stage, MPI.COMM_SELF, 2).global_hooks(optimizer)
         """
-        self.parts.updates.hooks.add(optimizer)
+        self.body.updates.hooks.add(optimizer)
 
     @property
     def n_counted(self) -> dict[str, float]:
         """How many samples the last loss and accuracy are means of, in all replicas."""
-        return self._pass.results.n_counted
+        return self.body.n_counted
 
     @property
     def n_samples(self) -> int | None:
@@ -370,85 +347,16 @@ class Pipeline:
 
         ``None`` if no replica has any. Give it to an optimizer that exchanges them.
         """
-        return self._pass.results.n_samples
-
-    def timeline(self) -> Timeline:
-        """Returns what every rank did in the last :meth:`step`, and when.
-
-        Recording is always on: two readings of the clock for an action or a message.
-        To be called on every rank. On a GPU the times are of launches.
-
-        Returns:
-            Timeline: Of all ranks of the pipeline, on each of them, on one clock that
-            starts with the first action. A wait is a receive, from when it was needed
-            to when it was there. On a grid: of this replica, and exchanges so far.
-
-        Raises:
-            RuntimeError: If there was no step yet.
-            DisagreementError: If another rank makes another call.
-            StallError: If another rank does not come in time.
-        """
-        if (record := self.record) is None:
-            raise RuntimeError("no step has been run yet")
-        with self._call("timeline"):
-            self._calls.compare()
-            return self.ranks.timeline(record, self.early_exchanges.spans(record))
-
-    def gather(self, value: Any, call: str) -> list:
-        """Returns every rank's ``value``, of all replicas, in rank order.
-
-        Args:
-            value: Any picklable object.
-            call (str): What the ranks do, such as ``'save'`` or ``'compress'``; all
-                must do the same at this point.
-
-        Raises:
-            DisagreementError: On every rank, if they do not.
-            StallError: If another rank does not come in time.
-        """
-        with self._call(call):
-            self._calls.compare()
-            return self.ranks.all_gather(value, f"to {call}")
-
-    def close(self) -> None:
-        """Frees the pipeline's communicator; to be called on every rank.
-
-        Needed only where many pipelines are made in one process. A pipeline is a
-        context manager that closes itself. After a call that failed, and if it is
-        closed already, it does nothing.
-
-        Raises:
-            DisagreementError: If another rank makes another call.
-            StallError: If another rank does not come in time, or has left.
-            SnapshotError: If a snapshot in the background has failed; call it again.
-        """
-        # A failed call may have messages under way, which hold on to everything.
-        if self._calls.has_failed or self.ranks.are_closed:
-            return
-        if self.ranks.before_close is not None:
-            self.ranks.before_close()
-        # A rank that closed alone could not tell others that wait for it.
-        with self._call("close"):
-            self._calls.compare()
-        self.parts.close()
-        self.ranks.close()
+        return self.body.n_samples
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes how many steps there were, and what layers are fused."""
-        self._pass.serialize(serializer)
+        self.body.serialize(serializer)
         self.fusion.serialize(serializer)
-
-    def __enter__(self) -> Pipeline:
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        # After an error the other ranks are not there to close with.
-        if error is None:
-            self.close()
 
     @contextmanager
     def _call(self, name: str) -> Iterator[None]:
-        """Counts a call, and sees to it that none follows one that failed.
+        """Counts a call, and ensures that none follows one that failed.
 
         Within, the device of the stages is the current one: where a host has several
         GPUs, it need not be that of the script.

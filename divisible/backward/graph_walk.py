@@ -141,9 +141,10 @@ class GraphWalk:
         """Computes the gradients of the inputs asked for."""
         parameters = {}
         for i in targets:
-            parameter = self._own_parameter(function.inputs[i])
-            if parameter is not None:
-                parameters[i] = parameter
+            x = function.inputs[i]
+            owner = None if x in self._inputs else x.get_variable_or_none()
+            if isinstance(owner, chainer.Parameter):
+                parameters[i] = owner
         arguments = function, targets, output_gradients, parameters
         # Function hooks see the step, and it runs on the device of its arrays.
         if (
@@ -318,9 +319,10 @@ def weight_functions(
     weights: set[chainer.FunctionNode] = set()
     for function in sorted(functions_behind(outputs), key=operator.attrgetter("rank")):
         for x in function.inputs:
-            creator = x.creator_node
             is_weight = (
-                _parameter(x) is not None if creator is None else creator in weights
+                isinstance(x.get_variable_or_none(), chainer.Parameter)
+                if x.creator_node is None
+                else x.creator_node in weights
             )
             if not is_weight:
                 break

@@ -107,19 +107,31 @@ def broadcast(
     Raises:
         StallError: If another rank does not come in time.
     """
+    with together(comm):
+        fill(comm, buffer, root, timeout, what, watch)
+
+
+def fill(
+    comm: MPI.Comm,
+    buffer: np.ndarray,
+    root: int,
+    timeout: float,
+    what: str,
+    watch: Callable[[], None] | None = None,
+) -> None:
+    """Fills ``buffer`` as :func:`broadcast` does, within what is counted already."""
     # Not MPI's broadcast, which passes through ranks in between: when one of them is
     # stopped, nobody can tell which. What is broadcast here is small.
-    with together(comm):
-        if comm.rank != root:
-            request = comm.Irecv(buffer, root, BROADCAST_TAG)
-            tell, place = f"rank {root} to tell {what}", Place(comm, root)
-            wait(request.Test, timeout, lambda: tell, watch, place)
-            return
-        others = [rank for rank in range(comm.size) if rank != root]
-        requests = [comm.Isend(buffer, rank, BROADCAST_TAG) for rank in others]
-        for rank, request in zip(others, requests):
-            take, place = f"rank {rank} to take {what}", Place(comm, rank)
-            wait(request.Test, timeout, lambda take=take: take, watch, place)
+    if comm.rank != root:
+        request = comm.Irecv(buffer, root, BROADCAST_TAG)
+        tell, place = f"rank {root} to tell {what}", Place(comm, root)
+        wait(request.Test, timeout, lambda: tell, watch, place)
+        return
+    others = [rank for rank in range(comm.size) if rank != root]
+    requests = [comm.Isend(buffer, rank, BROADCAST_TAG) for rank in others]
+    for rank, request in zip(others, requests):
+        take, place = f"rank {rank} to take {what}", Place(comm, rank)
+        wait(request.Test, timeout, lambda take=take: take, watch, place)
 
 
 def broadcast_object(comm: MPI.Comm, value: Any, root: int, timeout: float) -> Any:

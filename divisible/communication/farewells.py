@@ -45,6 +45,9 @@ class Farewells:
             stop.
         words: Returns the error message for a rank that has left, and how much less it
             has finished than this one has begun; ``None`` for words that fit all.
+        number (int): How many operations this rank has begun. Whoever counts them often
+            does so here, without a call.
+        is_finished (bool): Whether it has finished the last one.
         is_active (bool): Whether this rank is within something that all do together.
     """
 
@@ -53,23 +56,23 @@ class Farewells:
         self.advice = _ADVICE
         self.words: Callable[[int, int], str] | None = None
         self.is_active = False
-        self._number, self._is_finished = 0, True
+        self.number, self.is_finished = 0, True
         self._sent: list[MPI.Request] = []
         # The number of finished operations, by rank.
         self._left: dict[int, int] = {}
 
     def begin(self) -> None:
         """Counts what begins now, and what all ranks take part in."""
-        self._number += 1
-        self._is_finished, self.is_active = False, True
+        self.number += 1
+        self.is_finished, self.is_active = False, True
 
     def resume(self) -> None:
         """Goes on with what was begun last, whether it was finished or not."""
-        self._is_finished, self.is_active = False, True
+        self.is_finished, self.is_active = False, True
 
     def finish(self) -> None:
         """Ends it: nobody waits for this rank any more."""
-        self._is_finished, self.is_active = True, False
+        self.is_finished, self.is_active = True, False
 
     def leave_off(self) -> None:
         """Ends it in the middle, with an error: others may wait for this rank."""
@@ -91,7 +94,7 @@ class Farewells:
 
     def say(self) -> None:
         """Tells the other ranks that this one does nothing with them any more."""
-        word = np.array([self._number - (not self._is_finished)])
+        word = np.array([self.number - (not self.is_finished)])
         self._sent = [
             self.comm.Isend(word, rank, FAREWELL_TAG)
             for rank in range(self.comm.size)
@@ -131,10 +134,10 @@ class Farewells:
         self.hear()
         for rank, n_finished in sorted(self._left.items()):
             # A rank that has finished it may leave before others have.
-            if n_finished >= self._number:
+            if n_finished >= self.number:
                 continue
             if self.words is not None:
-                raise StallError(self.words(rank, self._number - n_finished))
+                raise StallError(self.words(rank, self.number - n_finished))
             titles = roll_call(self.comm).titles
             raise StallError(
                 f"{in_words([rank], titles)} ended its script, but rank"

@@ -53,6 +53,7 @@ class Task(NamedTuple):
             receive puts something.
         takes: By the name of a skip connection where an action finds what that brings;
             under no name what its neighbour left.
+        channel: The channel that carries the result, if its user is on another rank.
         is_recomputed: Whether it is a forward that will be run again.
         next_action: The first action from there on, for which a receive waits.
         name: The operation in the notation of schedules.
@@ -61,6 +62,7 @@ class Task(NamedTuple):
     operation: Operation
     slot: Slot
     takes: Mapping[str, Slot]
+    channel: Channel
     is_recomputed: bool
     next_action: str
     name: str
@@ -125,7 +127,15 @@ class RankProgram(NamedTuple):
                 if operation.direction == "receive":
                     receives.setdefault(slot.channel, []).insert(0, slot.microbatch)
             tasks.append(
-                Task(operation, slot, takes, is_recomputed, next_action, str(operation))
+                Task(
+                    operation,
+                    slot,
+                    takes,
+                    slot.channel,
+                    is_recomputed,
+                    next_action,
+                    str(operation),
+                )
             )
         return cls(
             schedule.name,

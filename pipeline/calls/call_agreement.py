@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
@@ -153,9 +153,9 @@ class CallAgreement:
         Raises:
             RuntimeError: See :meth:`guarded` and :meth:`check_usable`.
         """
-        if call in _OF_USABLE_MODELS:
+        if call in _OF_USABLE_MODELS and (self.refusal is not None or self.streamed):
             self.check_usable()
-        with self._guarded(self._farewells.begin):
+        with self._guarded(begins=True):
             self._n_calls += 1
             self.call = call
             text = call + self._where
@@ -187,10 +187,10 @@ class CallAgreement:
         Raises:
             RuntimeError: If something failed before, or the pipeline is closed.
         """
-        return self._guarded(self._farewells.resume)
+        return self._guarded(begins=False)
 
     @contextmanager
-    def _guarded(self, begin: Callable[[], None]) -> Iterator[None]:
+    def _guarded(self, begins: bool) -> Iterator[None]:
         if self._comm == MPI.COMM_NULL:
             raise RuntimeError("this Pipeline is closed: make a new one on all ranks")
         if self.has_failed:
@@ -199,7 +199,10 @@ class CallAgreement:
                 f" messages are out of step: make a new Pipeline on all ranks"
             )
         self.has_failed = self.is_within = True
-        begin()
+        # Whoever waits for this rank looks there, if the wait lasts.
+        place = self._farewells
+        place.number += begins
+        place.is_finished, place.is_active = False, True
         try:
             yield
         except StallError:
@@ -209,9 +212,8 @@ class CallAgreement:
             own_flight_record.fail(error)
             raise
         finally:
-            self.is_within = False
-            self._farewells.leave_off()
-        self._farewells.finish()
+            self.is_within = place.is_active = False
+        place.is_finished = True
         self.has_failed = False
 
     def start(
@@ -245,6 +247,12 @@ class CallAgreement:
             DisagreementError: If this rank alone sees that ``x`` and ``t`` differ.
         """
         _check_samples(n_inputs, n_targets)
+        if self._comm.size == 1:
+            self._comparison = None
+            self.agreed = Agreed([n_inputs], [n_counted], vote, bool(reports))
+            if carried is not None:
+                self._check_carried(n_inputs, self._code(carried), "")
+            return
         record = _CallRecord(
             self._n_calls,
             CALLS.index(self.call),

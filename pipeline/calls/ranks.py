@@ -65,6 +65,8 @@ class Ranks:
         n_replicas (int): How many there are.
         title (str): This rank, for messages.
         calls (CallAgreement): Counts the calls, of all ranks together.
+        rank (int): This rank in its pipeline.
+        size (int): How many ranks the pipeline has.
         first (int): The rank with the first stage, which reads ``x``.
         last (int): The rank with the last stage, which reads ``t``.
         before_close: Called, if set, on all ranks before :meth:`close`, while they can
@@ -95,22 +97,13 @@ class Ranks:
         self.calls = CallAgreement(
             self.world, timeout, name, self.replica, self.n_replicas
         )
+        self.rank, self.size = self.comm.rank, self.comm.size
         self.first, self.last = stage_ranks[0], stage_ranks[-1]
         self.timeout = timeout
         self.before_close: Callable[[], None] | None = None
         self.look: Callable[[], None] | None = None
         self._sender: Sender | None = None
         self._receiver: Receiver | None = None
-
-    @property
-    def rank(self) -> int:
-        """This rank in its pipeline."""
-        return self.comm.rank
-
-    @property
-    def size(self) -> int:
-        """How many ranks the pipeline has."""
-        return self.comm.size
 
     def watch(self) -> None:
         """Sees to what goes on while this rank waits for another.

@@ -47,6 +47,10 @@ class GlobalHooks:
         n_stages (int): Of the pipeline.
         seed (int): For noise on gradients.
         ranks (Ranks): All ranks of the pipeline.
+
+    Attributes:
+        given (list): The optimizers that were given.
+        has_looked (bool): Whether others have been looked for, or need not be.
     """
 
     def __init__(
@@ -61,10 +65,11 @@ class GlobalHooks:
         self._key, self._ranks = RandomKey(seed, step=0), ranks
         self._paths = ParameterPaths(stages, loss_links)
         self._norm = ModelNorm(stages, self._paths, ranks)
-        self._given: list[OptimizerOfRank] = []
+        self.given: list[OptimizerOfRank] = []
         # Those whose hooks have been called together with another one's.
         self._called: list[chainer.Optimizer] = []
-        self._has_looked = False
+        # Where there is one stage, an optimizer sees the whole model.
+        self.has_looked = n_stages == 1
         # Names of hooks that have been warned of.
         self._warned: set[str] = set()
 
@@ -82,12 +87,12 @@ class GlobalHooks:
         """
         for optimizer in as_list(optimizers):
             new = OptimizerOfRank.of(optimizer, self._stages.values())
-            self._given = [
+            self.given = [
                 old
-                for old in self._given
+                for old in self.given
                 if old.optimizer is not new.optimizer and old.target is not new.target
             ]
-            self._given.append(new)
+            self.given.append(new)
             self._take_over(new.optimizer)
 
     def _take_over(self, optimizer: chainer.Optimizer) -> None:
@@ -116,18 +121,18 @@ class GlobalHooks:
         """
         self._called.clear()
         self._key = self._key._replace(step=step)
-        self._given = [each for each in self._given if each.is_current]
-        for i, each in enumerate(self._given):
+        self.given = [each for each in self.given if each.is_current]
+        for i, each in enumerate(self.given):
             optimizer = each.optimizer
             if optimizer.target is not each.target:
                 whole = each.wrapper or optimizer
-                self._given[i] = OptimizerOfRank.of(whole, self._stages.values())
+                self.given[i] = OptimizerOfRank.of(whole, self._stages.values())
             # After another setup() there is another object in its place.
             self._take_over(optimizer)
             for hook in chain(*Hooks.of(optimizer)):
                 self.key_noise(hook)
         self._check_clippings()
-        for each in self._given or self._others():
+        for each in self.given or self._others():
             self._look_at(each)
 
     def key_noise(self, hook: Any) -> None:
@@ -152,13 +157,13 @@ class GlobalHooks:
 
     def _others(self) -> list[OptimizerOfRank]:
         """Returns, once, optimizers that were set up with the stages but not given."""
-        if self._has_looked or self._n_stages == 1:
+        if self.has_looked:
             return []
         stages = self._stages.values()
         params = [param for stage in stages for param in stage.params()]
         rules = [p.update_rule for p in params if p.update_rule is not None]
         # Before they are set up there is nothing to find.
-        self._has_looked = bool(rules)
+        self.has_looked = bool(rules)
         return [OptimizerOfRank.of(each, stages) for each in find_optimizers(rules)]
 
     def _look_at(self, each: OptimizerOfRank) -> None:
@@ -166,7 +171,7 @@ class GlobalHooks:
         for name, hook in named_hooks(each.optimizer):
             if getattr(hook, "call_for_each_param", False):
                 continue
-            is_agreed = is_clipping(hook) and (self._given or is_mixed(each.optimizer))
+            is_agreed = is_clipping(hook) and (self.given or is_mixed(each.optimizer))
             whole = each.n_stages in (0, self._n_stages)
             if is_agreed or whole or name in self._warned:
                 continue
@@ -190,7 +195,7 @@ class GlobalHooks:
 
     def for_each(self, param: chainer.Parameter) -> Iterator[Any]:
         """Yields the hooks that optimizers which were given call for a parameter."""
-        for given in self._given:
+        for given in self.given:
             if any(each is param for each in given.target.params()):
                 for hook in chain(*Hooks.of(given.optimizer)):
                     if getattr(hook, "call_for_each_param", False):
@@ -205,7 +210,7 @@ class GlobalHooks:
     @property
     def optimizers(self) -> list[chainer.Optimizer]:
         """Those of this rank's stages, as far as they were given."""
-        return [each.optimizer for each in self._given if each.n_stages]
+        return [each.optimizer for each in self.given if each.n_stages]
 
     def call_before_update(self, optimizer: chainer.Optimizer) -> bool:
         """Calls the hooks before an update, if some look at the whole model.
@@ -252,7 +257,7 @@ class GlobalHooks:
         wanted = self.clippings
         return [
             each
-            for each in self._given
+            for each in self.given
             if not is_mixed(each.optimizer)
             and (each.n_stages or _clippings(each.optimizer) == wanted)
         ]
@@ -260,7 +265,7 @@ class GlobalHooks:
     def forget_layers(self) -> None:
         """Looks anew at what the stages have; to be called when they are closed."""
         self._paths.forget()
-        self._has_looked = False
+        self.has_looked = self._n_stages == 1
 
     def close(self) -> None:
         """Frees the communicator; a call of all ranks."""

@@ -99,8 +99,11 @@ class UpdateAgreement:
         self._params = [p for part in stages.values() for p in part.params()]
         # How often each was updated before the last step.
         self._counts: list[int] | None = None
+        # The words of a rank without an optimizer that was given, and without copies.
+        self._no_words = np.full((2, _FIRST_COPIES), UNSAID)
+        self._no_words[:, _CLIPPINGS] = _extremes([_checksum([])])
 
-    def say(self, step: int) -> np.ndarray:
+    def say(self, step: int) -> np.ndarray | None:
         """Returns what :meth:`.CallAgreement.start` takes.
 
         Args:
@@ -109,8 +112,12 @@ class UpdateAgreement:
         Raises:
             ValueError: If optimizers of this rank's stages clip differently.
         """
-        self.hooks.begin(step)
+        hooks = self.hooks
         self._counts = self._count()
+        if hooks.given or self._shared or not hooks.has_looked:
+            hooks.begin(step)
+        if not (hooks.given or self._shared):
+            return self._no_words
         self._n_steps += 1
         n = self._n_steps
         with_bits = n <= _FIRST_STEPS or n % _INTERVAL == 0

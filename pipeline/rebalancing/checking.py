@@ -50,7 +50,7 @@ def check_moment(pipeline: Pipeline, optimizers: Iterable[Any]) -> None:
         raise RuntimeError(
             "the first minibatches choose the schedule 'auto': move layers after them"
         )
-    if pipeline.parts.updates.are_awaited and not any(map(has_skipped, optimizers)):
+    if pipeline.body.updates.are_awaited and not any(map(has_skipped, optimizers)):
         raise RuntimeError(
             f"the gradients of minibatch {pipeline.n_steps} have not been used: layers"
             f" move between two minibatches, after optimizer.update()"

@@ -38,7 +38,7 @@ from pipeline.rebalancing.messages import (
 )
 from pipeline.rebalancing.state import Want
 from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages
-from pipeline.start.agreement import Announcement, Layout, agree
+from pipeline.start.agreement import Announcement, Start, agree
 from pipeline.start.replicas import agree_on_replicas
 
 
@@ -104,13 +104,13 @@ class _Fetched(NamedTuple):
     Attributes:
         stages: By their numbers those of this rank that change.
         arrays: All that have come, by key.
-        layout: How the layers will lie.
+        start: How the layers will lie.
         n_bytes: What all ranks have sent.
     """
 
     stages: Mapping[int, Divisible]
     arrays: Mapping[str, np.ndarray]
-    layout: Layout
+    start: Start
     n_bytes: int
 
 
@@ -182,7 +182,7 @@ def rebalance(
         become(task.changes[number].stage, stage)
     for each in task.optimizers.of_stages:
         _prepare_optimizer(each)
-    pipe.lay_out(fetched.layout)
+    pipe.lay_out(fetched.start)
     state.load_optimizers(pipe, optimizer, before, fetched.arrays)
     pipe.ranks.calls.refusal = None
     _mark(pipe, layers, start)
@@ -268,11 +268,11 @@ def _fetch(pipe: Pipeline, task: _Task) -> _Fetched:
     if refusal is not None:
         raise MemoryError(f"there is no room for the layers that would move: {refusal}")
     made, mine = _on_all_ranks(pipe, _make, pipe, task, incoming)
-    layout = _layout(pipe, pipe.gather(mine, "rebalance"))
+    start = _start(pipe, pipe.gather(mine, "rebalance"))
     with ranks.calls.made("rebalance"):
         arrays = {**local, **exchange(ranks, outgoing, incoming, made.files)}
     _on_all_ranks(pipe, _load, made.stages, task.changes, arrays)
-    return _Fetched(made.stages, arrays, layout, total_bytes(said))
+    return _Fetched(made.stages, arrays, start, total_bytes(said))
 
 
 def _sort_out(
@@ -323,17 +323,17 @@ def _make(
     after = {**pipe.stages, **stages}
     of_loss = [p for link in pipe.loss.links.values() for p in link.params()]
     ordered = [after[number] for number in sorted(after)]
-    mine = Announcement.of(ordered, of_loss, {}, scales_loss=True)
+    mine = Announcement.of(ordered, of_loss, {})
     return _Made(stages, files_for(incoming.values())), (mine, announcement())
 
 
-def _layout(
+def _start(
     pipe: Pipeline, said: Sequence[tuple[Announcement, OfCommunicators]]
-) -> Layout:
+) -> Start:
     """Returns how the layers will lie, or raises on every rank why they cannot."""
     grid, words = pipe.ranks.grid, [theirs for theirs, _ in said]
-    layout = agree(words) if grid is None else agree_on_replicas(words, grid)
-    return layout._replace(name=free_dropped([theirs for _, theirs in said]))
+    start = agree(words) if grid is None else agree_on_replicas(words, grid)
+    return start._replace(name=free_dropped([theirs for _, theirs in said]))
 
 
 def _load(
@@ -350,7 +350,7 @@ def _mark(pipe: Pipeline, layers: Sequence[int], start: float) -> None:
     if pipe.record is not None:
         words = f"{MOVE} {', '.join(map(str, layers))}"
         after = (*pipe.record.after, Span(words, start, time.perf_counter()))
-        pipe.record = pipe.record._replace(after=after)
+        pipe.body.record = pipe.record._replace(after=after)
 
 
 def _prepare_optimizer(optimizer: Any) -> None:

@@ -13,6 +13,7 @@
     counted_mean      a mean over the samples of all microbatches that count
     sightings         how many count, seen while a loss computes
     labels            the class labels that it takes
+    uncalled          what gets a size at a first call, which is still to come
     reports           what layers tell chainer.report
 
 Nothing in here imports MPI.

@@ -96,6 +96,9 @@ class BatchStatistics(function_hook.FunctionHook):
     Args:
         links: Returns the links whose forwards count batches, for fine-tuning.
         gather: Returns what every replica gives; ``None`` if there is but one.
+
+    Attributes:
+        is_needed (bool): Whether a link counts batches, or some function had averages.
     """
 
     name = "divisible.BatchStatistics"
@@ -108,6 +111,7 @@ class BatchStatistics(function_hook.FunctionHook):
         gather: Callable[[Any], list] | None = None,
     ) -> None:
         self._links, self._gather = links, gather
+        self.is_needed = False
         self.begin()
 
     def begin(self) -> None:
@@ -119,6 +123,7 @@ class BatchStatistics(function_hook.FunctionHook):
             if {"N", "avg_mean"} <= link._persistent
         ]
         self._n_microbatches = 0
+        self.is_needed = self.is_needed or bool(self._counts)
 
     def added(self, function: None = None) -> None:
         """Begins a microbatch."""
@@ -184,7 +189,7 @@ class BatchStatistics(function_hook.FunctionHook):
             average = _Average(mean, variance, function.decay)
             self._averages[id(mean), call] = average
         function.decay = 0.0
-        self._lent = average, (mean, variance)
+        self._lent, self.is_needed = (average, (mean, variance)), True
 
     def forward_postprocess(self, function: Any, in_data: tuple) -> None:
         """Takes what a function wrote."""

@@ -95,20 +95,18 @@ class Loss:
         first = self._targets[0] if self._targets else ()
         return tuple(_HOST.send(array[:1]) for array in first)
 
-    @property
-    def means(self) -> np.ndarray:
-        """The means over the microbatches seen so far, in the order of ``names``."""
-        return np.array([mean.mean for mean in self._means.values()])
+    def outcome(self) -> list[float]:
+        """Returns the means over the microbatches seen so far, and what they are of.
 
-    @property
-    def n_counted(self) -> dict[str, float]:
-        """By name, over how many samples the mean is."""
-        return {name: mean.n_counted for name, mean in self._means.items()}
-
-    @property
-    def correction(self) -> float:
-        """The factor for the minibatch's gradients in the end."""
-        return self._means["loss"].correction
+        Returns:
+            The means, in the order of ``names``; over how many samples each of them is;
+            and the factor for the minibatch's gradients in the end.
+        """
+        found, counts = [], []
+        for mean in self._means.values():
+            found.append(float(mean.mean))
+            counts.append(float(mean.n_counted))
+        return [*found, *counts, float(self._means["loss"].correction)]
 
     @property
     def n_known(self) -> int | None:
@@ -117,8 +115,13 @@ class Loss:
 
     def warnings(self) -> list[str]:
         """Returns what users are to know of what was counted, each text once."""
-        texts = [mean.warning() for mean in self._means.values()]
-        return [text for text in texts if text is not None]
+        texts = []
+        for mean in self._means.values():
+            # One that is understood counts what it should.
+            text = None if mean.is_understood else mean.warning()
+            if text is not None:
+                texts.append(text)
+        return texts
 
     def __call__(self, microbatch: int, outputs: Sequence[Any]) -> chainer.Variable:
         """Returns the loss of one microbatch, and counts it.
@@ -140,7 +143,10 @@ class Loss:
         if self._classifies:
             t, highest = self._targets[microbatch][0], self._highest[microbatch]
             check_labels(microbatch, outputs[0], t, highest, self._ignored)
-        outputs = [in_loss_dtype(y) for y in outputs]
+        for y in outputs:
+            if y.dtype == np.float16:
+                outputs = [in_loss_dtype(each) for each in outputs]
+                break
         values = [mean(microbatch, outputs) for mean in self._means.values()]
         loss, *accuracy = values
         if not isinstance(loss, chainer.Variable) or loss.shape != ():

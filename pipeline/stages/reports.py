@@ -76,35 +76,17 @@ class Reports:
         observers: Pairs of a name and a link. What link ``/3`` reports as ``loss`` is
             called ``/3/loss``; what is reported without a link has just its name. Other
             links have the name of their type.
+
+    Attributes:
+        reporter (chainer.Reporter): Collects what the layers report in its scope.
+        values (list): For each microbatch of which something was reported how many
+            samples it has, and what was reported.
     """
 
     def __init__(self, observers: Iterable[tuple[str, Any]]) -> None:
-        self._reporter = _Reporter()
-        self._reporter.add_observers("", observers)
-        self.clear()
-
-    def clear(self) -> None:
-        """Begins a minibatch."""
-        self._values: list[tuple[int, dict[str, Any]]] = []
-
-    @contextmanager
-    def collect(self, n_samples: int) -> Iterator[None]:
-        """Collects what is reported for a microbatch of so many samples."""
-        observation: dict[str, Any] = {}
-        with self._reporter.scope(observation):
-            yield
-        if observation:
-            self._values.append((n_samples, observation))
-
-    @contextmanager
-    def discard(self) -> Iterator[None]:
-        """Lets nothing that is reported reach anybody."""
-        with self._reporter.scope({}):
-            yield
-
-    def __bool__(self) -> bool:
-        """Whether anything was reported."""
-        return bool(self._values)
+        self.reporter = _Reporter()
+        self.reporter.add_observers("", observers)
+        self.values: list[tuple[int, dict[str, Any]]] = []
 
     def sums(self) -> Sums:
         """Returns by name the sum over samples, and how many they were.
@@ -112,7 +94,7 @@ class Reports:
         Here the numbers are read, for which a GPU has to be waited for.
         """
         means = RunningMeans()
-        for n, observation in self._values:
+        for n, observation in self.values:
             for name, value in observation.items():
                 weight = n
                 if isinstance(value, _Counted):
@@ -136,11 +118,11 @@ class PendingReports:
         self.are_expected = True
         self._sums: list[Sums] = []
 
-    def add(self, sums: Iterable[Sums]) -> None:
-        """Adds what the stages reported in a call."""
-        new = [some for some in sums if some]
-        self.are_expected = bool(new)
-        self._sums += new
+    def add(self, reports: Reports) -> None:
+        """Adds what a stage reported in a call."""
+        if sums := reports.sums():
+            self.are_expected = True
+            self._sums.append(sums)
 
     def take(self) -> list[Sums]:
         """Returns what no call has returned yet."""

@@ -16,11 +16,13 @@ Where no backward follows, all layers are one segment, of which nothing is held.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import chainer
+import numpy as np
 
 from chainer_kernels.fusion.folding import folded_once
 from divisible import Divisible, RandomKey, keyed_random_state
@@ -33,9 +35,15 @@ from pipeline.stages.held import Graph, Inputs
 from pipeline.stages.loss import Loss
 from pipeline.stages.reports import Reports
 from pipeline.stages.segment import Segment, skips_across
+from pipeline.stages.uncalled import Uncalled
 from pipeline.stages.undeclared_states import UndeclaredStates
 
 _NOTHING = nullcontext()
+_params = operator.methodcaller("params")
+# A stage looks for states that its layers keep, and for running averages that they
+# move, in its first minibatches, and later at this interval. A layer that does neither
+# in those hardly begins to, and then it is found late, but found.
+_FIRST_LOOKS, _INTERVAL = 3, 64
 
 
 class Stage:
@@ -73,6 +81,8 @@ class Stage:
         self.loss = loss
         self._seed, self._n_microbatches_before = seed, n_microbatches_before
         self._step = 0
+        self._links_of_layers = [*layers.children()]
+        self._links_of_loss = [*loss.links.values()] if loss is not None else []
         self._weight_gradients = WeightGradients(self.params)
         self._complete: Callable[[chainer.Parameter], None] = _nothing
         # Whether somebody asks what the last microbatch completes.
@@ -82,16 +92,11 @@ class Stage:
         self._statistics = (
             BatchStatistics(layers.links, gather) if defer_batch_statistics else None
         )
+        # In this minibatch; and by chainer.config.train how many were begun.
+        self._moves_averages = False
+        self._n_begun = {True: 0, False: 0}
         self.reports = Reports(self._observers())
-        # By position what was in no forward yet, and may have weights; the loss behind.
-        start, _ = layers.layer_range
-        self._uncalled = {
-            position: layer
-            for position, layer in enumerate(layers, start)
-            if hasattr(layer, "params")
-        }
-        if loss is not None:
-            self._uncalled[len(layers.model_layers)] = loss
+        self._uncalled = Uncalled(layers, loss)
         self._segments = self._cut()
         # What is recomputed matters only for a backward.
         self._whole = Segment(
@@ -132,10 +137,9 @@ class Stage:
             )
 
     def params(self) -> Iterator[chainer.Parameter]:
-        """Yields the parameters of the layers and of the loss."""
-        yield from self.layers.params()
-        if self.loss is not None:
-            yield from self.loss.params()
+        """Returns the parameters of the layers and of the loss; some may come twice."""
+        links = itertools.chain(self._links_of_layers, self._links_of_loss)
+        return itertools.chain.from_iterable(map(_params, links))
 
     def _observers(self) -> Iterator[tuple[str, chainer.Link]]:
         yield from self.layers.namedlinks()
@@ -163,15 +167,24 @@ class Stage:
         self._n_backwards, self._complete = n_microbatches, complete or _nothing
         self._weight_gradients.is_updated_early = is_updated_early
         self._is_told = complete is not None or is_updated_early is not None
-        self.reports.clear()
-        self._undeclared.begin()
+        self.reports.values = []
+        n_before = self._n_begun[chainer.config.train]
+        self._n_begun[chainer.config.train] = n_before + 1
+        looks = n_before < _FIRST_LOOKS or n_before % _INTERVAL == 0
+        self._undeclared.is_due = looks
+        trains = chainer.config.enable_backprop
         if self.carried.is_used:
-            self.carried.begin(chainer.config.enable_backprop)
-        if not chainer.config.enable_backprop:
+            self.carried.begin(trains)
+        if not trains:
+            # A training may be about to finish, which goes on with what it began.
             return
         self._weight_gradients.begin()
-        if self._statistics is not None:
-            self._statistics.begin()
+        statistics = self._statistics
+        self._moves_averages = statistics is not None and (
+            looks or statistics.is_needed
+        )
+        if self._moves_averages:
+            statistics.begin()
         for segment in self._segments:
             segment.begin()
 
@@ -200,7 +213,7 @@ class Stage:
             correction (float): What they are to be multiplied by.
         """
         self._weight_gradients.finish(correction, loss_scale)
-        if self._statistics is not None:
+        if self._moves_averages:
             self._statistics.finish()
         if self.carried.is_used:
             self.carried.finish()
@@ -228,32 +241,35 @@ class Stage:
         if not inputs:
             return (), dict.fromkeys(self._hands_over, ())
         skipped = dict(skipped)
-        moves = self._statistics is not None and chainer.config.enable_backprop
+        shape = inputs[0].array.shape
+        n_samples = shape[0] if shape else 1
+        states = carried = _NOTHING
+        moves = self._moves_averages and chainer.config.enable_backprop
         statistics = self._statistics if moves else _NOTHING
-        n_samples = _n_samples(inputs)
-        reports = self.reports.collect(n_samples)
-        states = self._undeclared.watched(microbatch, n_samples)
-        carried = _NOTHING
+        if self._undeclared.is_due or self._undeclared.slots:
+            states = self._undeclared.watched(microbatch, n_samples)
         if self.carried.is_used:
             carried = self.carried.carried(microbatch, n_samples)
-        with self._random_state(microbatch), reports, statistics, states, carried:
+        random, reported = self._random_state(microbatch), {}
+        reports = self.reports.reporter.scope(reported)
+        with random, reports, statistics, states, carried:
             trains = chainer.config.enable_backprop
             for segment in self._segments if trains else [self._whole]:
-                taken = {name: skipped.pop(name) for name in segment.takes}
+                taken = {}
+                for name in segment.takes:
+                    taken[name] = skipped.pop(name)
                 inputs, handed_over = segment.forward(
                     microbatch, inputs, taken, is_recomputed
                 )
                 skipped.update(handed_over)
+        if reported:
+            self.reports.values.append((n_samples, reported))
         return inputs, skipped
 
     @property
     def is_unsized(self) -> bool:
         """Whether a layer, or the loss, gets a size at a first call still to come."""
-        return any(
-            not param.is_initialized
-            for place in self._uncalled.values()
-            for param in place.params()
-        )
+        return self._uncalled.are_unsized
 
     def links(self) -> Iterator[chainer.Link]:
         """Yields the links of the layers and of the loss."""
@@ -305,33 +321,37 @@ class Stage:
         skip_gradients = dict(skip_gradients)
         is_last = not (split or self._n_backwards)
         for segment in self._from_last(is_last):
-            handed_over = {
-                name: skip_gradients.pop(name) for name in segment.hands_over
-            }
+            handed_over = {}
+            for name in segment.hands_over:
+                handed_over[name] = skip_gradients.pop(name)
             gradients, taken = segment.backward(
                 microbatch, gradients, handed_over, split
             )
             skip_gradients.update(taken)
         for gradient, _ in itertools.chain(gradients, *skip_gradients.values()):
-            check_plain(gradient, "plain gradients pass between stages, but one is")
+            if gradient is not None and type(gradient) is not np.ndarray:
+                check_plain(gradient, "plain gradients pass between stages, but one is")
         return gradients, skip_gradients
 
     def backward_weight(self, microbatch: int) -> None:
         """Adds the weight gradients of one microbatch (W)."""
         self._n_backwards -= 1
-        for segment in self._from_last(not self._n_backwards):
+        is_last = not self._n_backwards
+        for segment in self._from_last(is_last):
             segment.backward_weight(microbatch)
 
-    def _from_last(self, is_last: bool) -> Iterator[Segment]:
-        """Yields the segments in the order of a backward.
+    def _from_last(self, is_last: bool) -> Iterable[Segment]:
+        """Returns the segments in the order of a backward.
 
         Args:
             is_last (bool): Whether no backward of another microbatch adds to weight
                 gradients after this one, which may complete them.
         """
-        if not (is_last and self._is_told):
-            yield from reversed(self._segments)
-            return
+        completes = is_last and self._is_told
+        return self._completing() if completes else self._segments[::-1]
+
+    def _completing(self) -> Iterator[Segment]:
+        """Yields the segments, and records what their backwards complete."""
         completion = Completion(self._complete)
         self._weight_gradients.completion = completion
         try:
@@ -346,32 +366,19 @@ class Stage:
     @contextmanager
     def _again(self, microbatch: int) -> Iterator[None]:
         """Prepares for a forward that was run before."""
-        statistics = _NOTHING if self._statistics is None else discarded()
+        statistics = discarded() if self._moves_averages else _NOTHING
         states, carried = self._undeclared.watched_again(), _NOTHING
         if self.carried.is_used:
             carried = self.carried.again(microbatch)
-        random, reports = self._random_state(microbatch), self.reports.discard()
-        with random, reports, statistics, states, carried:
+        random, reports = self._random_state(microbatch), self.reports.reporter.scope
+        with random, reports({}), statistics, states, carried:
             yield
 
     def _random_state(self, microbatch: int) -> AbstractContextManager:
         number = self._n_microbatches_before + microbatch
         key = RandomKey(self._seed, self._step, number, chainer.config.train)
-        unsized = self._sized_now() if self._uncalled else ()
+        unsized = self._uncalled.sized_now() if self._uncalled.places else ()
         return keyed_random_state(key, self.layers.device, unsized)
-
-    def _sized_now(self) -> set[int]:
-        """Returns where a forward draws weights, because it is the first one."""
-        has_loss = self.loss is not None and self.loss.is_wanted
-        called = {
-            p for p, it in self._uncalled.items() if it is not self.loss or has_loss
-        }
-        places = {position: self._uncalled.pop(position) for position in called}
-        return {
-            position
-            for position, place in places.items()
-            if not all(param.is_initialized for param in place.params())
-        }
 
 
 def _nothing(param: chainer.Parameter) -> None:
@@ -387,8 +394,3 @@ def evaluating() -> Iterator[None]:
         folded_once(),
     ):
         yield
-
-
-def _n_samples(inputs: Tensors) -> int:
-    shape = inputs[0].array.shape
-    return shape[0] if shape else 1

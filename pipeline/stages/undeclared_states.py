@@ -35,12 +35,17 @@ class UndeclaredStates:
     What :func:`divisible.carry_state` has declared is in no attribute between forwards
     (:class:`~pipeline.stages.carried_rows.CarriedRows`), and so is none of it.
 
-    The attributes of all links are looked through once a minibatch, after its first
+    The attributes of all links are looked through in some minibatches, after the first
     forward. Only if something is found there, later forwards are watched.
 
     Args:
         layers (Divisible): The layers of the stage.
         others: Pairs of a path and a link besides, as the loss has them.
+
+    Attributes:
+        is_due (bool): Whether attributes are to be looked through after the next
+            forward.
+        slots (dict): The attributes where something was found.
     """
 
     def __init__(
@@ -51,10 +56,10 @@ class UndeclaredStates:
         for path, owner in (*owners(layers, layers.layer_range[0]), *others):
             self._owners.setdefault(id(owner), (path, owner))
         self._n_layers = len(layers.model_layers)
-        self._slots: dict[tuple, Slot] = {}
+        self.slots: dict[tuple, Slot] = {}
         # By the id of an object the number of samples, and the ids of its attributes.
         self._seen: dict[int, tuple] = {}
-        self._is_new = True
+        self.is_due = True
         # The forward before: which microbatch, how many samples, and where it left
         # something that its backward had to go through.
         self._last, self._n_last = -1, 0
@@ -62,54 +67,45 @@ class UndeclaredStates:
         # For training and evaluation, whether unregistered links were looked for.
         self._modes: set[bool] = set()
 
-    def begin(self) -> None:
-        """Begins a minibatch."""
-        self._is_new = True
-
-    def watched(self, microbatch: int, n_samples: int) -> AbstractContextManager:
-        """Sees to it that a forward begins from no state of another one.
+    @contextmanager
+    def watched(self, microbatch: int, n_samples: int) -> Iterator[None]:
+        """Checks that a forward begins from no state of another one.
 
         A minibatch that is not cut may go on from what is left of the one before, as
-        in serial training, but not from its graph, which ended with its backward.
+        in serial training, but not from its graph, which ended with its backward. To be
+        called if something is due, or was found.
 
         Args:
             microbatch (int): Its position in the minibatch.
             n_samples (int): How many samples it has.
 
-        Returns:
-            The context of the forward, which raises a ``TypeError`` if it does.
+        Raises:
+            TypeError: If it begins from such a state.
         """
-        if self._is_new or self._slots:
-            return self._watched(microbatch, n_samples)
-        self._last = microbatch
-        return _NOTHING
-
-    @contextmanager
-    def _watched(self, microbatch: int, n_samples: int) -> Iterator[None]:
-        is_new, self._is_new = self._is_new, False
+        is_due, self.is_due = self.is_due, False
         is_alone = microbatch == 0 == self._last
         n_before, self._last, self._n_last = self._n_last, microbatch, n_samples
-        keys = self._slots.keys()
+        keys = self.slots.keys()
         if is_alone:
             trains = chainer.config.enable_backprop
             keys = keys & self._with_graph if trains else ()
         left = self._left(keys)
-        called = self._called_links() if is_new else _NOTHING
+        called = self._called_links() if is_due else _NOTHING
         with called, _refused(left, _BEGINNINGS[is_alone], n_before, n_samples):
             yield
-        if is_new:
+        if is_due:
             self._look(n_samples)
-        self._with_graph = {k for k, slot in self._slots.items() if slot.has_graph()}
+        self._with_graph = {k for k, slot in self.slots.items() if slot.has_graph()}
 
     def watched_again(self) -> AbstractContextManager:
-        """Sees to it that a forward that runs again finds no state of its own."""
-        if not self._slots:
+        """Checks that a forward that runs again finds no state of its own."""
+        if not self.slots:
             return _NOTHING
-        return _refused(self._left(self._slots), _BEGINS_AGAIN)
+        return _refused(self._left(self.slots), _BEGINS_AGAIN)
 
     def _left(self, keys: Iterable[tuple]) -> list[_Left]:
         left = []
-        for slot in map(self._slots.__getitem__, keys):
+        for slot in map(self.slots.__getitem__, keys):
             arrays = list(map(weakref.ref, slot.arrays()))
             if arrays:
                 left.append(_Left(slot, arrays))
@@ -135,7 +131,7 @@ class UndeclaredStates:
                     # It may get there while the attribute stays what it is.
                     self._seen[number] = ()
                 if slot.may_be_state(n_samples):
-                    self._slots.setdefault((number, slot.keys), slot)
+                    self.slots.setdefault((number, slot.keys), slot)
 
 
 #: By whether a microbatch is a whole minibatch, as the one before was.

@@ -1,10 +1,10 @@
 """Compares what the ranks of a pipeline say of themselves at its start.
 
 Each rank sends one announcement and gets those of all. What follows from them `agree`
-finds, a pure function: every rank comes to the same layout, or raises the same error::
+finds, a pure function: every rank comes to the same result, or raises the same error::
 
-    rank 0   layers 0 to 6   ---.           .--->  the layout
-    rank 1   layers 7 to 14  ----+--> all --+--->  the layout
+    rank 0   layers 0 to 6   ---.           .--->  the start
+    rank 1   layers 7 to 14  ----+--> all --+--->  the start
     rank 2   refuses: seed   ---'           '--->  its own error; the others' names it
 """
 
@@ -32,6 +32,8 @@ from divisible.skips import Skip
 from divisible.ties import SharedState, Tie
 from divisible.undivided import first_difference
 from pipeline.calls.tie_exchange import SharedParameter
+from pipeline.stages.loss import Loss
+from pipeline.start.arguments import Arguments
 
 
 class Announcement(NamedTuple):
@@ -48,7 +50,6 @@ class Announcement(NamedTuple):
         loss_uses: Paths of parameters of other stages that the loss uses, if the rank
             has the last stage.
         settings: Arguments that must be equal on all ranks, as texts by their names.
-        scales_loss: Whether there is a loss scale.
         host: The name of the host.
         n_threads: BLAS threads of this process.
         n_cores: Cores that this process may use.
@@ -65,7 +66,6 @@ class Announcement(NamedTuple):
     dtypes: Set[np.dtype]
     loss_uses: Sequence[str]
     settings: Mapping[str, str]
-    scales_loss: bool
     host: str
     n_threads: int
     n_cores: int
@@ -78,7 +78,6 @@ class Announcement(NamedTuple):
         stages: Sequence[Divisible],
         of_loss: Iterable[chainer.Parameter],
         settings: Mapping[str, str],
-        scales_loss: bool,
     ) -> Announcement:
         """Returns what this rank says.
 
@@ -86,7 +85,6 @@ class Announcement(NamedTuple):
             stages: Its stages, in the order of the model.
             of_loss: The parameters of the loss.
             settings: Texts by the argument's name.
-            scales_loss: Whether there is a loss scale.
         """
         last = stages[-1]
         is_last = last.layer_range[1] == len(last.model_layers)
@@ -106,7 +104,6 @@ class Announcement(NamedTuple):
             dtypes=set().union(*map(floating_dtypes, stages)),
             loss_uses=[path for path in paths if path],
             settings=settings,
-            scales_loss=scales_loss,
             host=socket.gethostname(),
             n_threads=blas_threads(),
             n_cores=_n_cores(),
@@ -119,30 +116,33 @@ class Refusal(str):
     """The reason why a rank cannot take part."""
 
 
-class Layout(NamedTuple):
-    """The pipeline as all ranks know it.
+class Start(NamedTuple):
+    """What the ranks of a pipeline agreed on at its start.
 
     Attributes:
         stage_ranks: For each stage of the pipeline the rank that holds it.
         routes: The skip connections that lead from one stage to another.
         shared: The parameters of which several stages have a copy.
         dtypes: The floating-point types of all stages' parameters.
-        warnings: For each rank what it has to warn of.
         cuts: Where the layers of the stages begin, and where the last ones end.
-        name: One for the pipeline's communicator.
+        name: The name of the pipeline's communicator.
+        arguments: This rank's arguments, in their plain forms. Where they must be equal
+            on all ranks, they are.
+        loss: What follows the last layer, made of the arguments.
     """
 
     stage_ranks: list[int]
     routes: list[Route]
     shared: list[SharedParameter]
     dtypes: set[np.dtype]
-    warnings: list[list[str]]
     cuts: list[int]
     name: str = ""
+    arguments: Arguments | None = None
+    loss: Loss | None = None
 
 
-def agree(said: Sequence[Announcement | Refusal]) -> Layout:
-    """Puts together what the ranks said.
+def agree(said: Sequence[Announcement | Refusal]) -> Start:
+    """Puts together what the ranks said: how the layers lie on them.
 
     Args:
         said: By all ranks, in their order.
@@ -170,8 +170,9 @@ def agree(said: Sequence[Announcement | Refusal]) -> Layout:
     _check_loss(said)
     dtypes = set().union(*(word.dtypes for word in said))
     stage_ranks = [rank for _, rank in placed]
-    warnings, cuts = warnings_of(said, dtypes), [*starts, len(said[0].model_layers)]
-    return Layout(stage_ranks, routes, shared, dtypes, warnings, cuts)
+    return Start(
+        stage_ranks, routes, shared, dtypes, [*starts, len(said[0].model_layers)]
+    )
 
 
 def check_placement(schedule: Schedule, stage_ranks: Sequence[int]) -> None:
@@ -299,7 +300,7 @@ def _check_loss(said: Sequence[Announcement]) -> None:
 def warnings_of(said: Sequence[Announcement], dtypes: Set[np.dtype]) -> list[list[str]]:
     """Returns what each rank has to warn of, each thing once."""
     warnings: list[list[str]] = [[] for _ in said]
-    if np.dtype(np.float16) in dtypes and not said[0].scales_loss:
+    if np.dtype(np.float16) in dtypes and said[0].settings["loss_scale"] == "None":
         warnings[0].append(
             "the model has float16 parameters, but the pipeline no loss_scale: small"
             " gradients become zero, and small updates are lost. Train with optimizer ="

@@ -13,16 +13,15 @@ from divisible import Divisible
 from divisible.communication.errors import DisagreementError, in_words
 from pipeline.start.agreement import (
     Announcement,
-    Layout,
     Refusal,
+    Start,
     agree,
     compare_models,
     compare_settings,
-    warnings_of,
 )
 
 
-def agree_on_replicas(said: Sequence[Announcement | Refusal], grid: Grid) -> Layout:
+def agree_on_replicas(said: Sequence[Announcement | Refusal], grid: Grid) -> Start:
     """Puts together what the ranks of all replicas said.
 
     Args:
@@ -30,8 +29,7 @@ def agree_on_replicas(said: Sequence[Announcement | Refusal], grid: Grid) -> Lay
         grid: The grid of this rank.
 
     Returns:
-        How the model lies on the ranks of each pipeline, with the warnings of all
-        ranks.
+        How the model lies on the ranks of each pipeline.
 
     Raises:
         DisagreementError: If a rank refuses, or the ranks of a replica do not make up
@@ -49,10 +47,10 @@ def agree_on_replicas(said: Sequence[Announcement | Refusal], grid: Grid) -> Lay
         [grid.rank_of(replica, i) for i in range(grid.n_pipeline)]
         for replica in range(grid.n_replicas)
     ]
-    layouts = []
+    starts = []
     for replica, row in enumerate(rows):
         try:
-            layouts.append(agree([said[rank] for rank in row]))
+            starts.append(agree([said[rank] for rank in row]))
         except DisagreementError as error:
             raise DisagreementError(
                 f"replica {replica} is no pipeline: {error} (ranks 0 to"
@@ -60,13 +58,18 @@ def agree_on_replicas(said: Sequence[Announcement | Refusal], grid: Grid) -> Lay
             ) from None
         for here, there in zip(rows[0], row):
             _compare_cuts(said, grid, here, there)
-    dtypes = layouts[0].dtypes
-    # Replicas begin with the parameters of replica 0, whatever they have drawn.
-    said = [
-        word if rank in rows[0] else word._replace(early_draws=None)
+    return starts[grid.replica]
+
+
+def without_draws(said: Sequence[Announcement], grid: Grid) -> list[Announcement]:
+    """Returns what ranks said, without what all but replica 0 have drawn.
+
+    Replicas begin with the parameters of replica 0, whatever they have drawn.
+    """
+    return [
+        word if grid.place(rank)[0] == 0 else word._replace(early_draws=None)
         for rank, word in enumerate(said)
     ]
-    return layouts[grid.replica]._replace(warnings=warnings_of(said, dtypes))
 
 
 def begin_alike(

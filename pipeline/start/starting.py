@@ -2,7 +2,7 @@
 
 ::
 
-    arguments --checked--> announcement --gathered--> layout
+    arguments --checked--> announcement --gathered--> start
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from divisible.communication.launchers import is_started_by_a_rank, launch_or_jo
 from divisible.user_warnings import warn_user
 from pipeline.calls.replicas import replicas_of, world_of
 from pipeline.stages.loss import Loss
-from pipeline.start.agreement import Announcement, Layout, Refusal, agree
+from pipeline.start.agreement import Announcement, Refusal, Start, agree, warnings_of
 from pipeline.start.arguments import Arguments
-from pipeline.start.replicas import agree_on_replicas
+from pipeline.start.replicas import agree_on_replicas, without_draws
 from pipeline.start.versions import told
 
 # How long a rank that refuses its arguments waits for the others to hear why.
@@ -33,7 +33,7 @@ _SECONDS_TO_REFUSE = 10.0
 _LETTERS_OF_A_JOB = 12
 
 
-def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, Layout]:
+def agree_on_start(comm: Any, arguments: Arguments) -> Start:
     """Checks a rank's arguments, and compares them with those of all others.
 
     Args:
@@ -41,8 +41,7 @@ def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, La
         arguments: What this rank was given.
 
     Returns:
-        The arguments in their plain forms, the loss made of them, and how the model
-        lies on the ranks.
+        What they agreed on, with the arguments in their plain forms.
 
     Raises:
         DisagreementError: On every rank, if they do not fit together.
@@ -58,9 +57,7 @@ def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, La
             "the number of ranks in a pipeline": str(grid and grid.n_pipeline),
             **arguments.to_compare(loss.names),
         }
-        mine = Announcement.of(
-            arguments.stages, loss.params(), settings, arguments.loss_scale is not None
-        )
+        mine = Announcement.of(arguments.stages, loss.params(), settings)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         if not isinstance(error, (TypeError, ValueError)):
@@ -72,12 +69,18 @@ def agree_on_start(comm: Any, arguments: Arguments) -> tuple[Arguments, Loss, La
         raise
     said = told(comm, (mine, announcement()), arguments.timeout)
     words = [word for word, _ in said]
-    layout = agree(words) if grid is None else agree_on_replicas(words, grid)
-    layout = layout._replace(name=free_dropped([of_comm for _, of_comm in said]))
-    keep_flight_record(layout.name[:_LETTERS_OF_A_JOB], comm.rank, comm.size)
-    for text in [*layout.warnings[comm.rank], *_alone(comm, arguments.stages)]:
+    start = agree(words) if grid is None else agree_on_replicas(words, grid)
+    start = start._replace(
+        name=free_dropped([of_comm for _, of_comm in said]),
+        arguments=arguments,
+        loss=loss,
+    )
+    keep_flight_record(start.name[:_LETTERS_OF_A_JOB], comm.rank, comm.size)
+    drawn = words if grid is None else without_draws(words, grid)
+    of_rank = warnings_of(drawn, start.dtypes)[comm.rank]
+    for text in [*of_rank, *_alone(comm, arguments.stages)]:
         warn_user(text)
-    return arguments, loss, layout
+    return start
 
 
 def _alone(comm: MPI.Comm, stages: Sequence[Divisible]) -> list[str]:

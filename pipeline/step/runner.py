@@ -9,6 +9,7 @@ from typing import Any, Callable
 
 import chainer
 import numpy as np
+from chainer import function_hook
 
 from divisible.communication.errors import DisagreementError, StallError
 from divisible.communication.flight_record import (
@@ -27,7 +28,6 @@ from divisible.schedules.rank_program import Channel, RankProgram, Record, Slot,
 from divisible.schedules.schedule import Schedule
 from pipeline.stages.held_elsewhere import HeldElsewhere
 from pipeline.stages.stage import Stage
-from pipeline.step.progress import Progress
 
 # How many receives a channel has posted ahead of the one it waits for.
 RECEIVES_AHEAD = 2
@@ -155,7 +155,7 @@ class Runner:
                     self._send(task, results.pop(slot))
                 else:
                     results[slot] = self._receive(task)
-                    self._post_next(slot.channel, posts)
+                    self._post_next(task.channel, posts)
                 times.append(clock())
         if self._senders:
             self._transport.flush()
@@ -177,13 +177,13 @@ class Runner:
     def _send(self, task: Task, tensors: Tensors) -> None:
         slot, peer, n_bytes = task.slot, task.operation.peer, _n_bytes(tensors)
         own_flight_record.write(SEND, BEGIN, task.name, peer, n_bytes)
-        self._senders[slot.channel].send(slot.microbatch, tensors)
+        self._senders[task.channel].send(slot.microbatch, tensors)
         own_flight_record.write(SEND, END, task.name, peer, n_bytes)
 
     def _receive(self, task: Task) -> Tensors:
         slot, peer = task.slot, task.operation.peer
         own_flight_record.write(RECEIVE, BEGIN, task.name, peer)
-        receiver = self._receivers[slot.channel]
+        receiver = self._receivers[task.channel]
         tensors = receiver.receive(slot.microbatch, task.next_action)
         own_flight_record.write(RECEIVE, END, task.name, peer, _n_bytes(tensors))
         return tensors
@@ -194,7 +194,9 @@ class Runner:
         try:
             if self._elsewhere is not None:
                 self._elsewhere.before()
-            skips = {name: results.pop(slot) for name, slot in task.takes.items()}
+            skips = {}
+            for name, slot in task.takes.items():
+                skips[name] = results.pop(slot)
             if action.kind == "W":
                 stage.backward_weight(microbatch)
             elif action.kind == "R":
@@ -247,3 +249,42 @@ def _n_bytes(tensors: Tensors) -> int:
 def _synchronize(device: chainer.backend.Device) -> None:
     if device.xp is not np:
         device.device.synchronize()
+
+
+class Progress(function_hook.FunctionHook):
+    """Looks after messages between the functions of Chainer, forward and backward.
+
+    An MPI library moves a message only while the program is inside one of its calls.
+    What fits into its buffers is gone at once; a larger message is agreed on first, and
+    then goes piece by piece, whenever both ends look::
+
+        rank 0   F0  send ...........F1...........  look      the message waits for F1
+        rank 1       wait                           receive
+
+        rank 0   F0  send . look . look . look .              looks between the layers
+        rank 1       wait    receive
+
+    A thread that looks all the time would take the core that computes.
+
+    Args:
+        *looks: What to do each time.
+    """
+
+    name = "divisible.Progress"
+    # Layers that run as one may do so before its eyes.
+    minds_fusion = False
+
+    def __init__(self, *looks: Callable[[], None]) -> None:
+        self._looks = looks
+
+    def forward_postprocess(self, function: Any, in_data: tuple) -> None:
+        """Looks."""
+        for look in self._looks:
+            look()
+
+    def backward_postprocess(
+        self, function: Any, in_data: tuple, out_grad: tuple
+    ) -> None:
+        """Looks."""
+        for look in self._looks:
+            look()

@@ -121,7 +121,7 @@ class PipelineEvaluator(Evaluator):
         """
         if self.eval_hook:
             self.eval_hook(self)
-        self.pipeline.parts.reset_states(of_training=False)
+        self.pipeline.body.reset_states(of_training=False)
         iterator = self._iterators["main"]
         of_batches = self._mean == "batches"
         means, last = RunningMeans(), {}
@@ -197,7 +197,7 @@ def predict(
             " those of the data set: give the iterator itself on every replica"
         )
     _check_has_end(iterator, "predict from")
-    pipeline.parts.reset_states(of_training=False)
+    pipeline.body.reset_states(of_training=False)
     outputs, sizes = [], []
     for minibatch in _sweep(reader, iterator, _at_once(at_once, pipeline)):
         for x, n in _unequal_parts(minibatch, sizes, pipeline):

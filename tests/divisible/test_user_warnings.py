@@ -50,7 +50,7 @@ def caught():
     "between",
     [
         (),
-        ("pipeline.step.feed",),
+        ("pipeline.step.step",),
         ("data_parallel.optimizer", "pipeline.pipeline", "chainer.training.trainer"),
     ],
 )

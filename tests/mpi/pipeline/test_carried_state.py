@@ -149,7 +149,7 @@ def goes_on(comm, folder):
     x, t = batches[0]
     losses = [run.pipe.evaluate(x, t)["loss"] for _ in range(2)]
     assert losses[0] != losses[1]
-    run.pipe.parts.reset_states(of_training=False)
+    run.pipe.body.reset_states(of_training=False)
     assert run.pipe.evaluate(x, t)["loss"] == losses[0]
     assert run.pipe.predict(x).shape == (6, N_WORDS, LENGTH)
     save_snapshot(folder, run.pipe, run.optimizers)
@@ -193,7 +193,7 @@ def evaluates(comm):
         return PipelineEvaluator(iterator, run.pipe, **options)
 
     found = [evaluator()()["main/loss"] for _ in range(2)]
-    run.pipe.parts.reset_states(of_training=False)
+    run.pipe.body.reset_states(of_training=False)
     wanted = [run.pipe.evaluate(x[i : i + 6], t[i : i + 6])["loss"] for i in (0, 6)]
     assert found == pytest.approx([np.mean(wanted)] * 2)
     with pytest.raises(ValueError, match="/1/cell carries a state from one of"):

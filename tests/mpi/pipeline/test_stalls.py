@@ -201,7 +201,7 @@ def told(comm, folder, is_late):
 def sent(comm, folder, is_late):
     """Waits until what is too large for MPI's buffers is taken."""
     pipe, _ = make(comm)
-    runner = pipe.parts.runner
+    runner = pipe.body.runner
     sender = runner._transport.sender(3000, 2)
 
     def send():

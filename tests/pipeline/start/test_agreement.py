@@ -17,7 +17,13 @@ from divisible.schedules.actions import Route
 from pipeline.calls.tie_exchange import SharedParameter
 from pipeline.stages.loss import Loss
 from pipeline.start import agreement
-from pipeline.start.agreement import Announcement, Refusal, agree, check_placement
+from pipeline.start.agreement import (
+    Announcement,
+    Refusal,
+    agree,
+    check_placement,
+    warnings_of,
+)
 from pipeline.start.arguments import Arguments
 
 DEFAULTS = Arguments(
@@ -48,9 +54,14 @@ def say(model, *ranges, of_loss=(), **arguments):
     stages = [model.divide(*positions) for positions in ranges]
     checked = DEFAULTS._replace(stages=stages, **arguments).checked()
     settings = checked.to_compare(Loss(checked.lossfun, checked.accfun).names)
-    word = Announcement.of(stages, of_loss, settings, checked.loss_scale is not None)
+    word = Announcement.of(stages, of_loss, settings)
     # As a host on which nothing else runs.
     return word._replace(host="a", n_threads=1, n_cores=4)
+
+
+def warned(said):
+    """Returns what each rank has to warn of, which agree with each other."""
+    return warnings_of(said, agree(said).dtypes)
 
 
 def pair(model):
@@ -62,11 +73,11 @@ def pair(model):
 def test_stages_in_the_order_of_the_model():
     model = line()
     said = [say(model, (2, 3), (3, 4)), say(model, (0, 1)), say(model, (1, 2))]
-    layout = agree(said)
-    assert layout.stage_ranks == [1, 2, 0, 0]
-    assert layout.routes == [] and layout.shared == []
-    assert layout.dtypes == {np.dtype("float32")}
-    assert layout.warnings == [[], [], []]
+    start = agree(said)
+    assert start.stage_ranks == [1, 2, 0, 0]
+    assert start.routes == [] and start.shared == []
+    assert start.dtypes == {np.dtype("float32")}
+    assert warned(said) == [[], [], []]
 
 
 def test_routes_lead_from_stage_to_stage():
@@ -196,8 +207,8 @@ def test_an_accuracy_on_some_ranks_only():
 def test_settings_that_may_differ():
     model = line()
     other = {"timeout": 3.0, "lossfun": lambda y, t: F.sum(y), "accfun": len}
-    layout = agree([say(model, (0, 2)), say(model, (2, 4), **other)])
-    assert layout.stage_ranks == [0, 1]
+    start = agree([say(model, (0, 2)), say(model, (2, 4), **other)])
+    assert start.stage_ranks == [0, 1]
 
 
 def test_a_loss_with_a_parameter_of_an_earlier_stage():
@@ -221,11 +232,11 @@ def test_half_precision_without_a_loss_scale_is_warned_of_once():
     with chainer.using_config("dtype", np.float16):
         model = line()
     said = [say(model, (0, 2)), say(line(), (2, 4))]
-    (text,), nothing = agree(said).warnings
+    (text,), nothing = warned(said)
     assert "float16 parameters, but the pipeline no loss_scale" in text
     assert nothing == []
     said = [say(model, (0, 2), loss_scale=1), say(model, (2, 4), loss_scale=1)]
-    assert agree(said).warnings == [[], []]
+    assert warned(said) == [[], []]
 
 
 def test_too_many_threads_are_warned_of_once_a_host():
@@ -236,7 +247,7 @@ def test_too_many_threads_are_warned_of_once_a_host():
         word._replace(host=host, n_threads=n_threads)
         for word, (host, n_threads) in zip(said, hosts)
     ]
-    few, (text,), *others = agree(said).warnings
+    few, (text,), *others = warned(said)
     assert few == [] and others == [[], []]
     assert "2 ranks on b with 4 BLAS threads each share 4 cores" in text
     assert "OMP_NUM_THREADS=2" in text
@@ -254,15 +265,15 @@ def test_ranks_that_drew_other_weights_are_warned_of():
     told = []
     for mine, theirs in pairs:
         said = [first._replace(early_draws=mine), second._replace(early_draws=theirs)]
-        told.append([len(texts) for texts in agree(said).warnings])
+        told.append([len(texts) for texts in warned(said)])
     assert told == [[1, 0], [0, 0], [0, 0]]
 
 
 def test_ranks_that_compute_by_other_kernels_are_warned_of():
     first, second = pair(line())
-    assert agree([first, second]).warnings == [[], []]
-    warned = agree([first, second._replace(arithmetic="Chainer's own")]).warnings
-    assert "rank 1 computes by Chainer's own, and rank 0 by" in warned[0][0]
-    assert warned[1] == []
+    assert warned([first, second]) == [[], []]
+    texts = warned([first, second._replace(arithmetic="Chainer's own")])
+    assert "rank 1 computes by Chainer's own, and rank 0 by" in texts[0][0]
+    assert texts[1] == []
     with chainer_kernels.disabled():
         assert say(line(), (0, 4)).arithmetic == "Chainer's own"

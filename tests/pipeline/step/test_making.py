@@ -22,9 +22,9 @@ def two_stages(is_tied=False):
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_only_shared_parameters_are_exchanged(is_tied):
     with Pipeline(two_stages(is_tied), MPI.COMM_SELF, 2, "interleaved") as pipe:
-        assert list(pipe.parts.stages) == [0, 1]
-        assert [stage.loss for stage in pipe.parts.stages.values()] == [None, pipe.loss]
-        assert (pipe.parts.ties is not None) == is_tied
+        assert list(pipe.body.stages) == [0, 1]
+        assert [stage.loss for stage in pipe.body.stages.values()] == [None, pipe.loss]
+        assert (pipe.body.ties is not None) == is_tied
 
 
 def test_parts_that_are_made_anew_go_on():
@@ -32,10 +32,10 @@ def test_parts_that_are_made_anew_go_on():
     with Pipeline(stages, MPI.COMM_SELF, 2, "interleaved") as pipe:
         loss = pipe.step(X, T)["loss"]
         grads = [param.grad.copy() for stage in stages for param in stage.params()]
-        before = pipe.parts
-        pipe.lay_out(agree([Announcement.of(stages, (), {}, False)]))
-        assert pipe.parts is not before and pipe.ties is pipe.parts.ties
-        assert pipe.parts.updates.hooks is before.updates.hooks
+        runner, hooks = pipe.body.runner, pipe.body.updates.hooks
+        pipe.lay_out(agree([Announcement.of(stages, (), {})]))
+        assert pipe.body.runner is not runner and pipe.ties is pipe.body.ties
+        assert pipe.body.updates.hooks is hooks
         assert pipe.step(X, T)["loss"] == loss
     for param, grad in zip((p for stage in stages for p in stage.params()), grads):
         np.testing.assert_array_equal(param.grad, grad)

@@ -19,7 +19,7 @@ N_MICROBATCHES = 2
 CUTS = {1: [0, 3], 2: [0, 2, 3]}
 #: The most modules and calls that a step may add on a rank, without the loss and with
 #: it. A feature that a run does not use adds none.
-LIMITS = {False: (36, 580), True: (39, 670)}
+LIMITS = {False: (22, 370), True: (26, 450)}
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2])

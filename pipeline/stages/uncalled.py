@@ -1,0 +1,59 @@
+"""The layers of a stage that no forward has called yet.
+
+Some get their sizes, and draw their weights, when they are called first. Whoever lays
+layers out asks which are still to come; a forward asks which it is the first one of::
+
+    forward        0F0                  0F1        0F2
+    layer 3        draws its weights    called     called
+    the loss                                       draws its weights
+    sized_now()    {3}                  {}         {4}      4: behind the last layer
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from divisible import Divisible
+from pipeline.stages.loss import Loss
+
+
+class Uncalled:
+    """The layers of a stage, and its loss, that are still to be called.
+
+    Args:
+        layers (Divisible): The layers.
+        loss (Loss or None): What follows them, on the last stage.
+
+    Attributes:
+        places (dict): By position what was in no forward yet, and may have weights; the
+            loss has the position behind the last layer.
+    """
+
+    def __init__(self, layers: Divisible, loss: Loss | None) -> None:
+        start, _ = layers.layer_range
+        self._loss = loss
+        self.places: dict[int, Any] = {
+            position: layer
+            for position, layer in enumerate(layers, start)
+            if hasattr(layer, "params")
+        }
+        if loss is not None:
+            self.places[len(layers.model_layers)] = loss
+
+    @property
+    def are_unsized(self) -> bool:
+        """Whether one of them gets a size at its first call."""
+        return any(_is_unsized(place) for place in self.places.values())
+
+    def sized_now(self) -> set[int]:
+        """Returns where a forward draws weights, because it is the first one."""
+        has_loss = self._loss is not None and self._loss.is_wanted
+        called = {
+            p for p, it in self.places.items() if it is not self._loss or has_loss
+        }
+        places = {position: self.places.pop(position) for position in called}
+        return {position for position, place in places.items() if _is_unsized(place)}
+
+
+def _is_unsized(place: Any) -> bool:
+    return not all(param.is_initialized for param in place.params())

@@ -1,0 +1,68 @@
+"""How many samples the states are of that layers carry from minibatch to minibatch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import chainer
+import numpy as np
+
+from pipeline.stages.stage import Stage
+
+
+class CarriedCounts:
+    """Numbers of samples of states in training, by replica; 0 where nothing is known.
+
+    Args:
+        n_replicas (int): How many replicas there are.
+    """
+
+    def __init__(self, n_replicas: int) -> None:
+        self._counts = [0] * n_replicas
+
+    def keep(self, n_samples: Sequence[int]) -> None:
+        """Takes a minibatch into account; states of samples that it lacks are kept.
+
+        Args:
+            n_samples: How many samples it has, by replica.
+        """
+        self._counts = [max(counts) for counts in zip(self._counts, n_samples)]
+
+    def tell(
+        self, stages: Iterable[Stage], n_samples: Sequence[int], replica: int
+    ) -> None:
+        """Tells stages how many samples the minibatch had in their replica."""
+        for stage in stages:
+            stage.carried.saw(n_samples[replica])
+
+    def reset(self) -> None:
+        """Forgets all, because layers begin without a state."""
+        self._counts = [0] * len(self._counts)
+
+    def fewest(self, stages: Iterable[Stage], replica: int) -> tuple[int, str] | None:
+        """Returns of how many samples states are; see :meth:`.CarriedRows.fewest`.
+
+        Args:
+            stages: This rank's stages.
+            replica (int): The number of its replica.
+        """
+        trains, n_trained = chainer.config.enable_backprop, self._counts[replica]
+        fewest = (stage.carried.fewest(trains, n_trained) for stage in stages)
+        return min(filter(None, fewest), default=None)
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Reads or writes the numbers, if there are any."""
+        if not isinstance(serializer, chainer.Deserializer):
+            if any(self._counts):
+                serializer("n_carried", np.array(self._counts))
+            return
+        n_replicas = len(self._counts)
+        try:
+            saved = serializer("n_carried", None)
+        except KeyError:
+            # No layer carried a state, or an earlier version has saved it.
+            saved = [0] * n_replicas
+        if len(saved) != n_replicas:
+            # Each replica gets an equal share of the states.
+            saved = [sum(saved) // n_replicas] * n_replicas
+        self._counts = [int(n) for n in saved]

@@ -1,0 +1,137 @@
+"""What of a step depends on where the layers lie, made at the start.
+
+And made once more when layers have moved to other ranks::
+
+    start ---> stages --> runner, over a transport
+                 |------> ties          parameters that several stages share
+                 '------> updates       whether optimizers treat them alike
+
+All are calls of all ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+
+from divisible.communication.collectives import all_gather
+from divisible.communication.transport import Transport
+from divisible.streaming.held_store import HeldStore
+from divisible.user_warnings import warn_user
+from pipeline.calls.ranks import Ranks
+from pipeline.calls.tie_exchange import TieExchange
+from pipeline.hooks.global_hooks import GlobalHooks
+from pipeline.hooks.update_agreement import UpdateAgreement
+from pipeline.stages.held_elsewhere import HeldElsewhere
+from pipeline.stages.stage import Stage
+from pipeline.start.agreement import Start
+from pipeline.start.arguments import Arguments
+from pipeline.step.runner import Runner
+
+
+def make_stages(start: Start, ranks: Ranks) -> dict[int, Stage]:
+    """Returns a rank's stages by their numbers in the pipeline."""
+    arguments, loss, gather = start.arguments, start.loss, None
+    if ranks.grid is not None:
+        gather = functools.partial(
+            all_gather,
+            ranks.grid.data,
+            timeout=arguments.timeout,
+            purpose="to share what batch normalization has found",
+        )
+    numbers = [i for i, owner in enumerate(start.stage_ranks) if owner == ranks.rank]
+    last = len(start.stage_ranks) - 1
+    if last not in numbers:
+        # Chainer's gradients begin as NaN, and here nothing else clears these.
+        for param in loss.params():
+            param.cleargrad()
+    return {
+        number: Stage(
+            layers,
+            loss if number == last else None,
+            arguments.seed,
+            arguments.deferred_batch_norm,
+            ranks.replica * arguments.n_microbatches,
+            gather,
+        )
+        for number, layers in zip(numbers, arguments.stages)
+    }
+
+
+def make_ties(
+    start: Start, stages: Mapping[int, Stage], ranks: Ranks
+) -> TieExchange | None:
+    """Returns what keeps parameters equal that several stages share, if any do."""
+    if not start.shared:
+        return None
+    layers = {number: stage.layers for number, stage in stages.items()}
+    return TieExchange(
+        start.shared,
+        layers,
+        start.stage_ranks,
+        ranks.comm,
+        ranks.timeout,
+        ranks.watch,
+        f"{start.name} ties",
+    )
+
+
+def make_updates(
+    start: Start,
+    stages: Mapping[int, Stage],
+    ranks: Ranks,
+    hooks: GlobalHooks | None = None,
+) -> UpdateAgreement:
+    """Returns what compares how the ranks' optimizers treat the model.
+
+    Args:
+        start (Start): How the layers lie.
+        stages: This rank's by their numbers.
+        ranks (Ranks): All of the pipeline.
+        hooks (GlobalHooks or None): What is known of optimizers' hooks, if layers have
+            moved.
+    """
+    layers = {number: stage.layers for number, stage in stages.items()}
+    if hooks is None:
+        n_stages, seed = len(start.stage_ranks), start.arguments.seed
+        hooks = GlobalHooks(layers, start.loss.links, n_stages, seed, ranks)
+    return UpdateAgreement(start.shared, layers, hooks, ranks)
+
+
+def make_runner(start: Start, stages: Mapping[int, Stage], ranks: Ranks) -> Runner:
+    """Returns what runs schedules, over the transport asked for."""
+    arguments = start.arguments
+    if arguments.transport == "mpi":
+        xp = arguments.stages[0].device.xp
+        transport = Transport(ranks.comm, ranks.timeout, xp, arguments.wire_dtype)
+    else:
+        # ChainerMN is slow to load, and needed for this transport only.
+        from pipeline.chainermn import ChainerMNTransport
+
+        transport = ChainerMNTransport(ranks.comm, ranks.timeout)
+    transport.watch = ranks.watch
+    return Runner(
+        stages,
+        start.stage_ranks,
+        ranks.rank,
+        transport,
+        start.routes,
+        ranks.title,
+        _make_elsewhere(arguments),
+    )
+
+
+def _make_elsewhere(arguments: Arguments) -> HeldElsewhere | None:
+    """Returns where microbatches are held between forward and backward."""
+    if arguments.hold_in == "memory":
+        return None
+    return HeldElsewhere(HeldStore(arguments.hold_directory, arguments.timeout))
+
+
+def warn_of_early_draws(stage: Stage, ranks: Ranks) -> None:
+    """Warns if a serial script draws other weights; the first rank has read x."""
+    draws = stage.layers.early_draws
+    if draws is None or ranks.rank != ranks.first or ranks.replica:
+        return
+    if (text := draws.warning()) is not None:
+        warn_user(text)

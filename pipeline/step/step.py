@@ -1,0 +1,395 @@
+"""A step: a minibatch on its way through a pipeline.
+
+::
+
+    early updates begin
+                  x and t are cut; the ranks begin to compare the call
+    early exchanges begin
+                  the stages begin, and the runner runs this rank's program
+    gradients are checked
+                  the means are told to all ranks; the call has been compared
+    early exchanges end; gradients are what they are in the end; early updates end
+
+A feature that a run does not use is in no step: each is asked for by an attribute, and
+does its work in a module of its own.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import chainer
+import numpy as np
+
+from divisible.communication.collectives import fill
+from divisible.communication.signatures import Tensors
+from divisible.dtypes import as_trainable
+from divisible.minibatch import as_arrays, as_tensors, split, split_unequally
+from divisible.random_streams import restored_random_state
+from divisible.schedules.rank_program import RankProgram, Record
+from divisible.user_warnings import warn_user
+from pipeline.calls.call_agreement import CALLS
+from pipeline.calls.ranks import Ranks
+from pipeline.calls.tie_exchange import TieExchange
+from pipeline.hooks.optimizers import check_optimizers
+from pipeline.hooks.update_agreement import UpdateAgreement
+from pipeline.stages.reports import PendingReports
+from pipeline.stages.stage import Stage, evaluating
+from pipeline.start.agreement import Start
+from pipeline.step import empty_replicas, results
+from pipeline.step.carried_counts import CarriedCounts
+from pipeline.step.current_schedule import CurrentSchedule
+from pipeline.step.early_exchanges import EarlyExchanges
+from pipeline.step.early_updates import EarlyUpdates
+from pipeline.step.making import (
+    make_runner,
+    make_stages,
+    make_ties,
+    make_updates,
+    warn_of_early_draws,
+)
+from pipeline.step.refusals import REFUSED, check_refusals, refusal_of
+from pipeline.step.runner import Runner
+
+#: The vote of a rank on which some parameter has no shape yet.
+UNSIZED = 1
+# Whoever chose a loss scale looks for infinities.
+_QUIET = {"over": "ignore", "invalid": "ignore"}
+
+
+class Step:
+    """One rank's part in the passes of minibatches.
+
+    Each method that passes one is called on all ranks, within a call that they compare.
+
+    Args:
+        start (Start): What the ranks agreed on.
+        current (CurrentSchedule): The schedule that runs first.
+        ranks (Ranks): All ranks of the pipeline.
+
+    Attributes:
+        current (CurrentSchedule): The schedule that runs now.
+        stages (dict of Stage): This rank's stages by their numbers.
+        runner (Runner): Runs schedules.
+        ties (TieExchange or None): Keeps parameters equal that several stages share, if
+            any do.
+        updates (UpdateAgreement): Compares how the ranks' optimizers treat the model.
+        early_exchanges (EarlyExchanges): Exchanges of gradients while a step computes.
+        vetoes (WeakSet): Objects that may refuse to train. Each has a text ``refusal``,
+            which is empty if it does not.
+        record (Record or None): The last training on this rank: when it did what.
+        n_steps (int): How many minibatches :meth:`train` has passed.
+        n_counted (dict): By name, how many samples of all replicas the last means are
+            of.
+        n_own (dict): The same of this rank's replica.
+    """
+
+    runner: Runner
+    ties: TieExchange | None
+    updates: UpdateAgreement | None = None
+
+    def __init__(self, start: Start, current: CurrentSchedule, ranks: Ranks) -> None:
+        given = start.arguments
+        self._start, self._ranks, self._loss = start, ranks, start.loss
+        self._loss_scale, self._device = given.loss_scale, given.stages[0].device
+        self._reads_x, self._reads_t = (
+            f" on rank {ranks.rank}, which has the {which} stage and reads it"
+            for which in ("first", "last")
+        )
+        self._is_first = ranks.rank == ranks.first
+        self._is_last = ranks.rank == ranks.last
+        # Most inputs have a dtype that needs no look at it.
+        has_halves = np.dtype(np.float16) in start.dtypes
+        self._plain_dtypes = frozenset() if has_halves else frozenset(start.dtypes)
+        self.current = current
+        self.early_exchanges = EarlyExchanges(ranks)
+        self._early_updates: EarlyUpdates | None = None
+        self.vetoes: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._reports = {call: PendingReports() for call in CALLS}
+        self._carried = CarriedCounts(ranks.n_replicas)
+        self._has_trained = False
+        self.record: Record | None = None
+        self.n_steps = 0
+        self.n_counted: dict[str, float] = {}
+        self.n_own: dict[str, float] = {}
+        self.stages: dict[int, Stage] = {}
+
+    def lay_out(self, start: Start) -> None:
+        """Takes the stages with the layers that they have now; a call of all ranks.
+
+        What the ranks know of optimizers' hooks goes on.
+
+        Args:
+            start (Start): How the layers lie, and the rest as it was.
+        """
+        ranks, hooks, self._start = self._ranks, None, start
+        self.stages = make_stages(start, ranks)
+        if self.updates is not None:
+            hooks = self.updates.hooks
+            self.close()
+            hooks.forget_layers()
+        self._several = [*self.stages.values()]
+        layers = [stage.layers for stage in self._several]
+        params = [param for part in layers for param in part.params()]
+        ranks.calls.streamed = [p for p in params if getattr(p, "is_streamed", False)]
+        ranks.calls.carriers = layers[0].carried_states
+        self.ties = make_ties(start, self.stages, ranks)
+        self.updates = make_updates(start, self.stages, ranks, hooks)
+        self.runner = make_runner(start, self.stages, ranks)
+        self.current.prepare(self.runner)
+        self._early_updates = EarlyUpdates.of(self._several, self.ties, ranks)
+
+    @property
+    def are_unsized(self) -> bool:
+        """Whether a layer gets a size at its first call, which is still to come."""
+        return any(stage.is_unsized for stage in self._several)
+
+    def train(self, x: Any, t: Any, optimizer: Any) -> dict[str, float]:
+        """Passes one forward and backward; see :meth:`.Pipeline.step`.
+
+        Args:
+            x (array or tuple of arrays): What the user gave.
+            t (array or tuple of arrays): What the user gave.
+            optimizer (chainer.Optimizer or list): Those whose ``update`` is called
+                next, if known.
+        """
+        calls, program = self._ranks.calls, self.current.training
+        updates, exchanges, scale = self._early_updates, None, None
+        if self.early_exchanges.are_wanted:
+            exchanges = self.early_exchanges
+        if not self.n_steps:
+            warn_of_early_draws(self._several[0], self._ranks)
+        errors = {} if self._loss_scale is None else _QUIET
+        with chainer.force_backprop_mode(), np.errstate(**errors):
+            if self._loss_scale is not None:
+                scale = self._loss.scale = float(self._loss_scale)
+            if updates is not None:
+                updates.begin(optimizer, scale)
+            elif optimizer is not None:
+                check_optimizers(optimizer)
+            alike = self.updates.say(self.n_steps)
+            inputs, counts = self._read(program.n_microbatches, x, t)
+            vote, refusal = 0, ""
+            if self._ranks.n_replicas > 1 and self.are_unsized:
+                vote = UNSIZED
+            if self.vetoes and (refusal := refusal_of(self.vetoes)):
+                vote = REFUSED
+            self._begin_call(counts, loss_scale=scale, alike=alike, vote=vote)
+            if not self._has_trained:
+                # What is refused is so before the first message.
+                calls.finish()
+                check_refusals(self._ranks, refusal)
+                self._has_trained = True
+            if exchanges is not None:
+                exchanges.begin(self.ties)
+            self._run(program, inputs, updates, exchanges)
+            self.record = self.runner.record
+            for stage in self._several:
+                stage.check_gradients()
+            result = self._means()
+            if calls.agreed.vote:
+                check_refusals(self._ranks, refusal)
+                self._size_alike(inputs)
+            if calls.agreed.unlike:
+                self.updates.check()
+            if exchanges is not None:
+                exchanges.end()
+            for stage in self._several:
+                stage.finish(scale, self._correction)
+            if self.ties is not None:
+                self.ties.add_up()
+            if updates is not None:
+                updates.end()
+            self.n_steps += 1
+            if calls.carriers:
+                self._carried.keep(calls.agreed.n_samples)
+        return result
+
+    def evaluate(self, x: Any, t: Any) -> dict[str, float]:
+        """Passes one forward, to the loss; see :meth:`.Pipeline.evaluate`."""
+        program = self.current.evaluation
+        with evaluating():
+            inputs, counts = self._read(program.n_microbatches, x, t)
+            self._begin_call(counts)
+            self._run(program, inputs)
+            return self._means()
+
+    def predict(self, x: Any, axis: int | Sequence[int]) -> tuple[Any, ...]:
+        """Passes one forward; returns outputs as :meth:`.Pipeline.predict` does."""
+        program = self.current.evaluation
+        with evaluating():
+            inputs, n_inputs = self._inputs(x, program.n_microbatches, split_unequally)
+            if self._is_last:
+                self._loss.start(None, self._device)
+            # Nothing that layers report is returned.
+            self._begin_call((n_inputs, -1, -1), reports=False)
+            outputs = self._run(program, inputs)
+            ranks, calls = self._ranks, self._ranks.calls
+            calls.finish()
+            if calls.carriers:
+                self._carried.tell(self._several, calls.agreed.n_samples, ranks.replica)
+            return results.joined(ranks, outputs, axis, self._device)
+
+    def reset_states(self, of_training: bool = True) -> None:
+        """Lets layers begin anew that carry a state; see :meth:`.CarriedRows.reset`.
+
+        Args:
+            of_training (bool): Whether to do so in training, too, not in evaluation
+                only.
+        """
+        for stage in self._several:
+            stage.carried.reset(of_training)
+        if of_training:
+            self._carried.reset()
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Reads or writes how many steps there were, and samples with a state."""
+        self.n_steps = int(serializer("n_steps", self.n_steps))
+        self._carried.serialize(serializer)
+
+    def close(self) -> None:
+        """Frees what is needed to exchange messages; a call of all ranks."""
+        self.runner.close()
+        if self.ties is not None:
+            self.ties.close()
+        self.updates.close()
+
+    def _read(
+        self, n_microbatches: int, x: Any, t: Any
+    ) -> tuple[list[Tensors], tuple[int, int, int]]:
+        """Cuts a minibatch into microbatches, and gives the targets to the loss.
+
+        Returns:
+            The first stage's inputs, for each microbatch, none on other ranks; and how
+            many samples there are of ``x``, of ``t``, and that the loss counts, each -1
+            where it is not read, or not known beforehand.
+
+        Raises:
+            TypeError: If one is missing where it is read, or cannot be trained on.
+            ValueError: If it has no samples.
+        """
+        inputs, n_inputs = self._inputs(x, n_microbatches, split)
+        n_targets = n_counted = -1
+        if self._is_last:
+            if self._is_empty(t):
+                targets, n_targets = [], 0
+            elif t is None and not self._loss.needs_targets:
+                targets = [()] * n_microbatches
+            else:
+                arrays = as_arrays("t", t, self._reads_t)
+                targets, n_targets = split(arrays, n_microbatches), len(arrays[0])
+            self._loss.start(targets, self._device)
+            n_known = self._loss.n_known
+            n_counted = -1 if n_known is None else n_known
+        return inputs, (n_inputs, n_targets, n_counted)
+
+    def _inputs(
+        self, x: Any, n_microbatches: int, cut: Any
+    ) -> tuple[list[Tensors], int]:
+        """Returns the inputs of microbatches, and how many samples they have."""
+        if not self._is_first:
+            return [], -1
+        if self._is_empty(x):
+            return [()] * n_microbatches, 0
+        arrays = as_arrays("x", x, self._reads_x)
+        for array in arrays:
+            if array.dtype not in self._plain_dtypes:
+                arrays = [as_trainable(each, self._start.dtypes) for each in arrays]
+                break
+        inputs = []
+        for part in cut(arrays, n_microbatches):
+            inputs.append(as_tensors(part, self._device))
+        return inputs, len(arrays[0])
+
+    def _is_empty(self, arrays: Any) -> bool:
+        is_tuple = isinstance(arrays, tuple) and not arrays
+        return is_tuple and self._ranks.n_replicas > 1
+
+    def _begin_call(
+        self, counts: tuple[int, int, int], reports: bool = True, **said: Any
+    ) -> None:
+        """Begins to compare the call.
+
+        Args:
+            counts: How many samples there are, as from :meth:`_read`.
+            reports (bool): Whether what layers report is wanted.
+            said: What else there is to compare.
+        """
+        ranks, calls = self._ranks, self._ranks.calls
+        if calls.carriers:
+            said["carried"] = self._carried.fewest(self._several, ranks.replica)
+        # Ranks expect reports after a call of this kind that had some.
+        reports = reports and self._reports[calls.call].are_expected
+        calls.start(*counts, reports, **said)
+        if calls.carriers and self._is_first:
+            # It sends the first message: not before it is known that states suffice.
+            calls.finish()
+
+    def _run(
+        self,
+        program: RankProgram,
+        inputs: Sequence[Tensors],
+        updates: EarlyUpdates | None = None,
+        exchanges: EarlyExchanges | None = None,
+    ) -> list[Any]:
+        decide = None if updates is None else updates.decide
+        for stage in self._several:
+            listener = None if exchanges is None else exchanges.listener(stage)
+            stage.begin(self.n_steps, program.n_microbatches, listener, decide)
+        looks = None if exchanges is None else exchanges.looks
+        with restored_random_state(self._device):
+            return self.runner.run(program, inputs, looks)
+
+    def _means(self) -> dict[str, float]:
+        """Returns the means of this call, the same on every rank.
+
+        Most models report nothing, and then the ranks need not wait for each other.
+        """
+        ranks, calls, names = self._ranks, self._ranks.calls, self._loss.names
+        values = [0.0] * (2 * len(names) + 1)
+        if self._is_last:
+            values = self._loss.outcome()
+            for text in self._loss.warnings():
+                warn_user(text)
+        calls.finish()
+        if calls.carriers:
+            self._carried.tell(self._several, calls.agreed.n_samples, ranks.replica)
+        n, reported = len(names), {}
+        if ranks.n_replicas > 1:
+            rows = ranks.values_of_replicas(np.array(values), "the result")
+            means, counts = results.over_replicas(rows, n)
+            values = rows[ranks.replica].tolist()
+        else:
+            if ranks.size > 1:
+                told, waits = np.array(values), (ranks.timeout, "the result")
+                fill(ranks.comm, told, ranks.last, *waits, ranks.watch)
+                values = told.tolist()
+            means, counts = values[:n], values[n : 2 * n]
+        pending = self._reports[calls.call]
+        pending.are_expected = False
+        for stage in self._several:
+            if stage.reports.values:
+                pending.add(stage.reports)
+        if calls.agreed.somebody_reports:
+            reported = results.reported(ranks, pending)
+        self._correction = values[-1]
+        self.n_counted = dict(zip(names, counts))
+        self.n_own = dict(zip(names, values[n : 2 * n]))
+        return {**reported, **dict(zip(names, means))}
+
+    @property
+    def n_samples(self) -> int | None:
+        """How many samples this replica's last loss is a mean of; see `results`."""
+        replica = self._ranks.replica
+        return results.whole_samples(self.n_counted, self.n_own, replica)
+
+    def _size_alike(self, inputs: Sequence[Tensors]) -> None:
+        """Calls layers that get sizes at a first call, in replicas without samples."""
+        place = self._ranks, self._loss, self._device
+        sample = empty_replicas.sample_from_elsewhere(*place, inputs)
+        if sample is not None:
+            with evaluating():
+                self._run(self.current.evaluation, sample)
+            self.reset_states(of_training=False)
