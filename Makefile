@@ -38,9 +38,11 @@ BIN := $(VENV)/bin
 # The environment's own mpiexec, or that of a system MPI.
 MPIEXEC ?= $(or $(wildcard $(BIN)/mpiexec),mpiexec)
 RANKS ?= 2
-# Processes that test; the tests of a module stay together.
+# Processes that test; the tests of a module stay together. In their own order: the last
+# modules are quick, so that no process waits long for another.
 JOBS ?= 2
-PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile \
+  --no-loadscope-reorder
 # The extras whose wheels "make wheels" collects.
 WHEELS ?= mpich,examples
 
