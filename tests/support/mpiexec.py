@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from typing import Any, Callable
 
 from tests.support.loaded_python import loaded_python
@@ -14,17 +15,29 @@ from tests.support.ranks import SIZE, Result, close_shared_ranks, shared_ranks
 
 
 def mpiexec(
-    n: int, argv: list[str], timeout: float = 60, env: dict[str, str] | None = None
+    n: int,
+    argv: list[str],
+    timeout: float = 60,
+    env: dict[str, str] | None = None,
+    *,
+    is_loaded: bool = True,
 ) -> subprocess.CompletedProcess:
     """Runs ``python ARGV...`` on ``n`` ranks and returns what came of it.
 
-    The ranks are processes of their own, in which modules of other projects may be
-    loaded already (`tests.support.loaded_python`).
-
     Both output streams are in ``stdout``. Fails if the ranks have not all ended
     after ``timeout`` seconds of an idle machine.
+
+    Args:
+        n: Number of ranks, each a process of its own.
+        argv: Arguments of Python, such as a script and its arguments.
+        timeout: Seconds in which it must end, on an idle machine.
+        env: Variables to set.
+        is_loaded: Whether modules of other projects may be loaded already in these
+            processes (`tests.support.loaded_python`), which takes less time.
+
     """
-    command = [launcher(), "-n", str(n), *loaded_python(), *map(str, argv)]
+    python = loaded_python() if is_loaded else [sys.executable]
+    command = [launcher(), "-n", str(n), *python, *map(str, argv)]
     process = subprocess.Popen(
         command,
         cwd=ROOT,
