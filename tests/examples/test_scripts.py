@@ -301,7 +301,7 @@ def test_examples_learn_the_same_on_any_number_of_ranks(name, tmp_path):
 )
 def test_a_model_becomes_smaller(options, tmp_path):
     script = "examples/smaller_model/train.py"
-    output = run(2, [script, "--epoch", "6", "--out", tmp_path, *options])
+    output = run(2, [script, "--epoch", "4", "--out", tmp_path, *options])
     sizes = re.findall(r"(\d+) bytes, test accuracy ([\d.]+)%", output)
     (whole,) = re.findall(r"keeps all its weights has (\d+) bytes", output)
     (trained, accuracy), (small, same) = sizes
