@@ -36,11 +36,15 @@ def answer(server: socket.socket) -> int:
 
 
 def main(address: str, arguments: list) -> None:
+    # Until it is known to whom.
+    numbers = [getattr(signal, name) for name in HANDED_ON]
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     server = socket.socket(socket.AF_UNIX)
     server.connect(address)
     ask(server, arguments)
     process = answer(server)
     if not process:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
         os.execv(sys.executable, [sys.executable, *arguments])
 
     def hand_on(number: int, _) -> None:
@@ -48,8 +52,9 @@ def main(address: str, arguments: list) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, number)
 
-    for name in HANDED_ON:
-        signal.signal(getattr(signal, name), hand_on)
+    for number in numbers:
+        signal.signal(number, hand_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
     status = answer(server)
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
