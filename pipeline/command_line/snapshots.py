@@ -14,9 +14,8 @@ from pipeline.command_line.model_argument import make_model
 from pipeline.exports.formats import FORMATS, export
 from pipeline.snapshots.arrays import opened, position
 from pipeline.snapshots.files import Snapshot
-from pipeline.snapshots.manifest import stage_file
-from pipeline.snapshots.serial_files import model_prefix
-from pipeline.snapshots.tools import repartition
+from pipeline.snapshots.names import stage_file
+from pipeline.snapshots.tools import model_prefix, repartition
 
 _SNAPSHOT = click.Path(exists=True, file_okay=False)
 

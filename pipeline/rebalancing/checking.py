@@ -17,7 +17,7 @@ from divisible.planning.profile import check_layers
 from divisible.undivided import first_difference
 from pipeline.pipeline import Pipeline
 from pipeline.rebalancing.state import OUTPUT_DTYPE
-from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages, covers
+from pipeline.snapshots.optimizers import OptimizersOfStages, covers
 
 # What a link may have besides arrays that says how it computes.
 _PLAIN = (bool, int, float, str)

@@ -37,7 +37,7 @@ from pipeline.rebalancing.messages import (
     total_bytes,
 )
 from pipeline.rebalancing.state import Want
-from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages
+from pipeline.snapshots.optimizers import OptimizersOfStages
 from pipeline.start.agreement import Announcement, Start, agree
 from pipeline.start.replicas import agree_on_replicas
 

@@ -18,10 +18,14 @@ import numpy as np
 
 from divisible import Divisible
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots import layer_state
 from pipeline.snapshots.arrays import Arrays, position
-from pipeline.snapshots.optimizer_state import load_optimizer, optimizer_arrays
-from pipeline.snapshots.optimizers_of_stages import OptimizersOfStages
+from pipeline.snapshots.layers import load_model
+from pipeline.snapshots.objects import object_arrays
+from pipeline.snapshots.optimizers import (
+    OptimizersOfStages,
+    load_optimizer,
+    optimizer_arrays,
+)
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
 #: The attribute of links that compute in another dtype than they return, as streamed
@@ -98,7 +102,7 @@ def give(
     for stage in pipeline.stages.values():
         for start, end in _runs(wanted & {*range(*stage.layer_range)}):
             part = stage.view(start, end)
-            found.update(layer_state.object_arrays({"model": part}))
+            found.update(object_arrays({"model": part}))
             found.update(
                 (f"model{path}/{OUTPUT_DTYPE}", np.array(getattr(link, OUTPUT_DTYPE)))
                 for path, link in part.namedlinks(skipself=True)
@@ -143,7 +147,7 @@ def load_layers(
         part = stage.view(start, end)
         found = _found(arrays, _names(stage, range(start, end)), _MODEL)
         _take_dtypes(part, arrays)
-        layer_state.load_model(part, found.below(_MODEL))
+        load_model(part, found.below(_MODEL))
         _refuse_differences(found, f"the layers {start} to {end - 1}")
 
 

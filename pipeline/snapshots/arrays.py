@@ -19,9 +19,46 @@ from chainer_compat import npz
 from chainer_compat.npz import NpzArrays, header
 from divisible.files import flush
 from divisible.streaming.mapped import MappedArray, mapped_array
-from pipeline.snapshots.differences import Ledger
-from pipeline.snapshots.errors import SnapshotError, UnreadableError, naming
-from pipeline.snapshots.noting_files import NotingFile
+from pipeline.snapshots.errors import Ledger, SnapshotError, UnreadableError, naming
+
+
+class NotingFile(io.FileIO):
+    """A file to read, which keeps the first error of the file system.
+
+    :mod:`zipfile` takes such an error for a file that is no archive.
+
+    Attributes:
+        error (OSError or None): The error.
+    """
+
+    error: OSError | None = None
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Reads into a buffer, and returns how many bytes."""
+        with self._noting():
+            return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        """Reads until the end of the file."""
+        with self._noting():
+            return super().readall()
+
+    def close(self) -> None:
+        """Closes the file.
+
+        Raises:
+            SnapshotError: With the file and the cause.
+        """
+        with naming(self.name, "close"):
+            super().close()
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.error = self.error or error
+            raise
 
 
 class Arrays(Mapping):
@@ -29,7 +66,7 @@ class Arrays(Mapping):
 
     Args:
         files: Opened files by path.
-        prefix (str): What the keys of this mapping have before them in the files.
+        prefix (str): The beginning that the keys of this mapping have in the files.
         ledger: Notes the keys there are, and those that are read.
         is_dry_run (bool): Whether who reads must change nothing yet.
         replaced: By the path of a file the keys in it that another one has instead.
@@ -78,7 +115,7 @@ class Arrays(Mapping):
         first, *others = self._places[key]
         full = self._prefix + key
         array = self._read(first, full)
-        # What belongs to no layer is in every stage's file.
+        # Arrays that belong to no layer are in every stage's file.
         for other in others:
             theirs = self._read(other, full)
             if (theirs.dtype, theirs.tobytes()) != (array.dtype, array.tobytes()):
@@ -106,7 +143,7 @@ class Arrays(Mapping):
         """Reads an array into one that is on disk, without having all of it in memory.
 
         Args:
-            key: Of an array of the same shape.
+            key: The key of an array of the same shape.
             file: Overwritten.
 
         Raises:
@@ -114,7 +151,7 @@ class Arrays(Mapping):
         """
         full = self._prefix + key
         arrays = self._files[self._places[key][0]]
-        # What stays where it is, as layers of a stage do when others move.
+        # Layers of a stage stay where they are when others move.
         is_there = isinstance(arrays, dict) and arrays[full] is file.array
         try:
             if not is_there:
@@ -141,15 +178,15 @@ class Arrays(Mapping):
         return len(self._places)
 
     def miss(self, key: str) -> None:
-        """Notes that a key was looked for in vain."""
+        """Records that a key was looked for in vain."""
         self.ledger.missing.add(self._prefix + key)
 
     def need_not(self, key: str) -> None:
-        """Notes that a key is not needed, though it was looked for in vain."""
+        """Records that a key is not needed, though it was looked for in vain."""
         self.ledger.missing.discard(self._prefix + key)
 
     def leave_open(self, prefix: str) -> None:
-        """Notes that it is not known yet which keys are read that begin with a prefix.
+        """Records that nobody knows yet which keys below a prefix are read.
 
         Something is, if there are any.
         """
@@ -162,19 +199,19 @@ class Arrays(Mapping):
             missing -= {key for key in missing if key.startswith(above)}
 
     def note_empty(self, key: str) -> None:
-        """Notes that what was read had no value when it was saved."""
+        """Records that an array had no value when it was saved."""
         self.ledger.empty.add(self._prefix + key)
 
     def was_empty(self, key: str) -> bool:
-        """Says whether what was read had no value when it was saved."""
+        """Returns whether an array had no value when it was saved."""
         return self._prefix + key in self.ledger.empty
 
     def leave(self, key: str) -> None:
-        """Notes something that was saved within an array, and that nothing reads."""
+        """Records something that was saved within an array, and that nothing reads."""
         self.ledger.found.add(self._prefix + key)
 
     def take(self, key: str) -> None:
-        """Notes something that was saved within an array, and that was read."""
+        """Records something that was saved within an array, and that was read."""
         self.ledger.read.add(self._prefix + key)
 
     def where(self, key: str) -> str:
@@ -292,7 +329,9 @@ def _write_archive(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
         for key, array in arrays.items():
             # How large an entry becomes is not known when its header is written.
             with archive.open(f"{key}.npy", "w", force_zip64=True) as entry:
-                file = mapped_array(array)
+                # One that has its own memory is no part of a file.
+                is_in_memory = getattr(array, "base", None) is None
+                file = None if is_in_memory else mapped_array(array)
                 if file is None:
                     npy.write_array(entry, np.asanyarray(array))
                 else:

@@ -1,35 +1,49 @@
 """Snapshots that are written in the background, by a thread of each rank.
 
 The state is copied in memory, and the training goes on meanwhile; the outcome is known
-on all ranks when they settle it together::
+on all ranks when they settle it together. MPI is for the threads that train, so each
+thread tells that of rank 0 by a file beside those of the snapshot::
 
     training    copy  step  step  step  step  step  step  settle
-    threads         | files ......... | manifest, name |
-
-See :mod:`pipeline.snapshots.writing_thread`.
+    rank 0           | stage-0.npz ..... waits .. manifest, name |
+    rank 1           | stage-1.npz ..... rank-1.json |
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import json
+import os
+import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Callable
+from pathlib import Path
+from typing import Any, Callable
 
 from divisible import free_memory
+from divisible.communication.aborting import end_all_ranks, let_lower_ranks_speak
+from divisible.files import write_json
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots.arrays import one_line
-from pipeline.snapshots.errors import SnapshotError, on_all_ranks
-from pipeline.snapshots.writing import Writing
-from pipeline.snapshots.writing_thread import WritingThread
+from pipeline.snapshots.errors import SnapshotError, naming, on_all_ranks, words_of
+from pipeline.snapshots.names import names_in
+from pipeline.snapshots.writing import Writing, n_bytes_to_copy
 
-_pending: weakref.WeakKeyDictionary[Pipeline, WritingThread] = (
+#: By pipeline the snapshot that its ranks have yet to settle.
+pending: weakref.WeakKeyDictionary[Pipeline, WritingThread] = (
     weakref.WeakKeyDictionary()
 )
-# Those whose user knows that there is no room for copies.
+# Pipelines whose user knows that there is no memory for copies.
 _told: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+# Share of the pipeline's timeout: a rank that has waited for its own thread so long
+# tells the others, while they still wait for it.
+_SHARE_OF_TIMEOUT = 0.8
+# Rank 0 looks for the others' records, at first often.
+_SHORTEST_LOOK, _LONGEST_LOOK, _GROWTH = 0.005, 0.5, 1.3
 
 
 def start(
@@ -43,10 +57,10 @@ def start(
 
     Args:
         pipeline: The pipeline.
-        writing: What this rank has to do.
-        claims: What the copies take, by rank.
-        what: What fails if it fails, in words.
-        report: What to do then, on each rank.
+        writing: The work of this rank.
+        claims: The memory that the copies take, by rank.
+        what: The beginning of errors.
+        report: Called with an error, on each rank.
 
     Returns:
         Whether it has begun, the same on all ranks.
@@ -70,7 +84,7 @@ def start(
         found = [f"rank {rank}: {each}" for rank, each in enumerate(failures) if each]
         why = found[0] if found else None
     if why is None:
-        _pending[pipeline] = save
+        pending[pipeline] = save
         save.go()
         return True
     if save is not None:
@@ -95,7 +109,7 @@ def settle(pipeline: Pipeline) -> None:
         SnapshotError: On every rank, if it failed on any; whoever saved it may have
             said that it is to be a warning.
     """
-    save = _pending.get(pipeline)
+    save = pending.get(pipeline)
     if save is None:
         return
     attempt = functools.partial(on_all_ranks, pipeline, "save", save.what)
@@ -107,7 +121,7 @@ def settle(pipeline: Pipeline) -> None:
         save.stop()
         save.discard()
         failure = error
-    del _pending[pipeline]
+    del pending[pipeline]
     atexit.unregister(save.end)
     if failure is not None:
         save.report(failure)
@@ -150,3 +164,206 @@ def wait_for_snapshot(pipeline: Pipeline) -> None:
         '1'
     """
     settle(pipeline)
+
+
+class WritingThread:
+    """This rank's thread; it begins to write at :meth:`go`.
+
+    Args:
+        pipeline: The pipeline.
+        writing: The work of this rank.
+        what: The beginning of errors.
+        report: Called with an error.
+
+    Raises:
+        MemoryError: If there is no memory for a copy.
+        RuntimeError: If there is none for a thread.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        writing: Writing,
+        what: str,
+        report: Callable[[SnapshotError], None],
+    ) -> None:
+        self.what = what
+        self.report = report
+        world = pipeline.ranks.world
+        self._rank, self._n_ranks = world.rank, world.size
+        self._timeout = min(pipeline.ranks.timeout, threading.TIMEOUT_MAX / 2)
+        self._seconds = _SHARE_OF_TIMEOUT * self._timeout
+        # In words: an error holds on to all that its frames have.
+        self._failure: str | None = None
+        self._failure_elsewhere: str | None = None
+        self._is_saved = False
+        self._may_go, self._must_stop = threading.Event(), threading.Event()
+        self._are_files_written = threading.Event()
+        self._writing = writing
+        self._process = os.getpid()
+        # Python would wait for another one for ever; it waits in :meth:`end`.
+        self._thread = threading.Thread(target=self._run, name="snapshot", daemon=True)
+        self._n_bytes = n_bytes_to_copy(writing.contents)
+        free_memory.PEAKS.hold(self._n_bytes)
+        try:
+            writing.copy_arrays()
+            self._thread.start()
+        except BaseException:
+            free_memory.PEAKS.free(self._n_bytes)
+            raise
+
+    def go(self) -> None:
+        """Lets the thread begin."""
+        atexit.register(self.end)
+        self._may_go.set()
+
+    def stop(self) -> None:
+        """Ends the thread; waits while rank 0 removes what has failed."""
+        self._must_stop.set()
+        self._may_go.set()
+        if self._rank == 0:
+            self._thread.join(self._timeout / 2)
+
+    def discard(self) -> None:
+        """Removes what other ranks have written after this one's thread removed all.
+
+        To be called when they have written their files, or failed.
+        """
+        if self._rank == 0 and not self._is_saved:
+            self._writing.draft.discard()
+
+    def wait_for_files(self) -> None:
+        """Waits until this rank's files are on disk.
+
+        Raises:
+            SnapshotError: If this rank has failed, or takes too long.
+        """
+        if not self._are_files_written.wait(self._seconds):
+            raise SnapshotError(f"no files after {self._seconds:.0f} s")
+        if self._failure is not None:
+            raise SnapshotError(self._failure)
+
+    def wait_for_end(self) -> None:
+        """Waits until rank 0 has given the snapshot its name, as above."""
+        if self._rank > 0:
+            return
+        self._thread.join(self._seconds)
+        if self._thread.is_alive():
+            raise SnapshotError(f"it has not its name after {self._seconds:.0f} s")
+        if not self._is_saved:
+            raise SnapshotError(self._failure or self._failure_elsewhere)
+
+    def warn(self) -> None:
+        """Warns of what is to be known of a snapshot that is saved."""
+        self._writing.draft.warn()
+
+    def end(self) -> None:
+        """Waits when Python ends, and tells of a failure of which nobody knows."""
+        if os.getpid() != self._process:
+            # A process that this one has forked has no such thread.
+            return
+        # Rank 0 waits for its own files, and then for the others'.
+        self._thread.join(2 * self._timeout)
+        words, own = self._failure_elsewhere, self._failure
+        if self._thread.is_alive():
+            own = f"not on disk {2 * self._timeout:.0f} s after the end of the script"
+        if own is not None:
+            words = f"rank {self._rank}: {own}"
+        if words is None:
+            self.warn()
+            return
+        try:
+            self.report(SnapshotError(f"{self.what}: {words}"))
+        except SnapshotError as error:
+            message = f"{error}\n"
+            let_lower_ranks_speak()
+            end_all_ranks(
+                "failed at its end",
+                lambda: sys.stderr.write(message),
+                has_records=False,
+            )
+
+    def _run(self) -> None:
+        self._may_go.wait()
+        if self._must_stop.is_set():
+            free_memory.PEAKS.free(self._n_bytes)
+            return
+        try:
+            self._save()
+        except Exception as error:
+            self._failure = words_of(error)
+            if self._rank > 0:
+                self._tell_failure()
+        finally:
+            if self._rank == 0:
+                if not self._is_saved:
+                    self._writing.draft.discard()
+                self._writing.draft.release()
+            self._writing.contents.clear()
+            free_memory.PEAKS.free(self._n_bytes)
+            self._are_files_written.set()
+
+    def _save(self) -> None:
+        writing = self._writing
+        entries = writing.write_files()
+        if self._rank > 0:
+            record = writing.folder / _record(self._rank)
+            with naming(record, "write"):
+                write_json(record, entries)
+            return
+        self._are_files_written.set()
+        written = self._await_others(entries)
+        if written is not None:
+            writing.finish(written)
+            self._is_saved = True
+
+    def _tell_failure(self) -> None:
+        # On a disk that is full there may be room for a name alone, or not for that.
+        path = self._writing.folder / _mark_of_failure(self._rank)
+        # The words may have a path that is not UTF-8.
+        with contextlib.suppress(Exception):
+            path.write_text(self._failure, encoding="utf-8", errors="replace")
+
+    def _await_others(self, own: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+        """Returns what each rank has written; ``None`` if one failed, or none comes."""
+        folder, written = self._writing.folder, {0: own}
+        waited, pause = 0.0, _SHORTEST_LOOK
+        while True:
+            names = set(names_in(folder))
+            missing = sorted(set(range(self._n_ranks)) - written.keys())
+            for rank in missing:
+                if _record(rank) in names:
+                    written[rank] = json.loads(_text(folder / _record(rank)))
+                elif _mark_of_failure(rank) in names:
+                    words = _text(folder / _mark_of_failure(rank)) or "it has failed"
+                    self._failure_elsewhere = f"rank {rank}: {words}"
+                    written[rank] = {}
+            if len(written) == self._n_ranks:
+                break
+            if waited > self._timeout:
+                raise SnapshotError(
+                    f"waited {waited:.0f} s for the files of ranks {missing}"
+                )
+            if self._must_stop.wait(pause):
+                return None
+            # The time in which a job is suspended does not count.
+            waited, pause = waited + pause, min(_LONGEST_LOOK, _GROWTH * pause)
+        if self._failure_elsewhere is not None:
+            return None
+        for rank in range(1, self._n_ranks):
+            (folder / _record(rank)).unlink()
+        return [written[rank] for rank in range(self._n_ranks)]
+
+
+def _text(path: Path) -> str:
+    with naming(path, "read"):
+        return path.read_text(encoding="utf-8")
+
+
+def _record(rank: int) -> str:
+    """Returns the name of the file that says what a rank has written."""
+    return f"rank-{rank}.json"
+
+
+def _mark_of_failure(rank: int) -> str:
+    return f"rank-{rank}.failed"

@@ -29,18 +29,19 @@ from pathlib import Path
 
 from divisible.files import flush_directory
 from pipeline.snapshots.errors import SnapshotError, naming
-from pipeline.snapshots.listing import is_folder, matching, mode_of, names_in
-from pipeline.snapshots.manifest import (
-    MANIFEST,
-    has_files_of_snapshot,
-    read_manifest,
-)
+from pipeline.snapshots.files import read_manifest
 from pipeline.snapshots.names import (
+    MANIFEST,
     PARTIAL,
     REPLACED,
     TOKEN_DIGITS,
     aside,
     check_name,
+    has_files_of_snapshot,
+    is_folder,
+    matching,
+    mode_of,
+    names_in,
     parts,
     series,
 )
@@ -65,20 +66,28 @@ class Lock:
     do not inherit, and that NFS has.
 
     Attributes:
-        descriptor (int): The file that is locked, open.
+        descriptor (int): The file that is locked, open; -1 if it is closed.
     """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     def text(self) -> str:
-        """Returns who has locked it."""
+        """Returns the words of whoever has locked it."""
+        text = b""
         with contextlib.suppress(OSError):
-            return os.pread(self.descriptor, 200, 0).decode(errors="replace").strip()
-        return "a process"
+            text = os.pread(self.descriptor, 200, 0)
+        return text.decode(errors="replace").strip() or "a process"
+
+    def close(self) -> None:
+        """Closes the file, which lifts the lock."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
     def __del__(self) -> None:
-        os.close(self.descriptor)
+        self.close()
 
 
 def locked(folder: Path) -> Lock | None:
@@ -95,18 +104,24 @@ def locked(folder: Path) -> Lock | None:
     with naming(file, "lock"):
         lock = _locks.get(_identity(file))
         if lock is None:
-            lock = Lock(os.open(file, os.O_RDWR | os.O_CREAT))
+            # A link could lead to a file of somebody's, which would be overwritten.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            lock = Lock(os.open(file, flags, 0o666))
         try:
             # Also if it is ours: whoever has copied the file here has lifted the lock.
             fcntl.lockf(lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            who = lock.text()
+            # At once: closed later, with the error, it would lift a lock got meanwhile.
+            lock.close()
+            _locks.pop(_identity(file), None)
             if error.errno in _NO_LOCKS:
                 return None
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
             raise SnapshotError(
-                f"another run saves snapshots in {folder}: {lock.text()}. Give each run"
-                f" a directory of its own, or end that run; if it has ended, remove"
+                f"another run saves snapshots in {folder}: {who}. Give each run a"
+                f" directory of its own, or end that run; if it has ended, remove"
                 f" {file}"
             ) from None
         _locks[_identity(file)] = lock
@@ -132,7 +147,7 @@ class Draft:
     """A snapshot that is being written, and gets its name when it is complete.
 
     Args:
-        path: What it will be.
+        path: Its path when it is complete.
         directory: The directory of the run's snapshots, which is locked; by default the
             one that it is in.
 
@@ -178,7 +193,7 @@ class Draft:
             )
         # If one cannot look, the snapshot is to be saved all the same.
         with contextlib.suppress(SnapshotError):
-            # What a run that was killed left takes the space of this one.
+            # Left-overs of a run that was killed take the space of this one.
             for partial in list(_of_series(self.path, PARTIAL)):
                 if partial not in _being_written:
                     remove_whole(partial)
@@ -278,7 +293,7 @@ def _of_series(path: Path, ending: str) -> Iterator[Path]:
 
 
 def _may_be_replaced(path: Path) -> bool:
-    """Says whether nothing but a snapshot would be lost, a damaged one included."""
+    """Returns whether nothing but a snapshot would be lost, a damaged one included."""
     mode = mode_of(path)
     if not stat.S_ISDIR(mode):
         # There may be a link that leads nowhere.

@@ -1,12 +1,21 @@
-"""The errors of snapshots."""
+"""The errors of snapshots, and differences between what was saved and what is here.
+
+Each rank keeps a ledger while it loads. Put together, those of all ranks tell what
+nobody has read, and what somebody has looked for in vain::
+
+    rank 0   found model/0/W model/0/b, read model/0/W
+    rank 1   found model/1/W,           read model/1/W, missing model/1/b
+    all      left over model/0/b,       missing model/1/b
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Callable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from divisible.communication import attempts
 from divisible.files import why_not
@@ -14,6 +23,14 @@ from divisible.terminal_text import printable
 
 if TYPE_CHECKING:
     from pipeline.pipeline import Pipeline
+
+_PARTS = {
+    "model": "the model",
+    "optimizer": "the optimizer",
+    "state": "state",
+    "random": "the random states",
+}
+_SHOWN = 10
 
 
 class SnapshotError(RuntimeError):
@@ -90,7 +107,7 @@ def naming(path: str | os.PathLike, doing: str) -> Iterator[None]:
     Where a file is read or written, rather than opened, such an error has no path.
 
     Args:
-        path: Of the file, or the directory.
+        path: The path of the file, or of the directory.
         doing: ``'read'`` or the like.
 
     Raises:
@@ -102,3 +119,157 @@ def naming(path: str | os.PathLike, doing: str) -> Iterator[None]:
         raise SnapshotError(
             f"cannot {doing} {os.fspath(path)}: {why_not(error, path)}"
         ) from error
+
+
+@dataclass
+class Ledger:
+    """The keys that one rank has met while it loaded.
+
+    Attributes:
+        found: Keys in the files that it opened.
+        read: Keys that it read.
+        missing: Keys that it looked for in vain.
+        empty: Keys that it read, and that had no value when they were saved.
+        kinds: The class of an optimizer or an update rule that was saved, and the one
+            that is here, where these differ.
+        unlike: A sentence for each array of another shape or dtype.
+    """
+
+    found: set[str] = field(default_factory=set)
+    read: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)
+    empty: set[str] = field(default_factory=set)
+    kinds: set[tuple[str, str]] = field(default_factory=set)
+    unlike: list[str] = field(default_factory=list)
+
+
+class Differences(NamedTuple):
+    """Keys that were saved and found no place, and keys that were not saved.
+
+    A key begins with ``model``, ``optimizer``, ``state`` or ``random``; for all that is
+    below a key, the key alone may stand. An optimizer of another class is listed as
+    ``optimizer: NesterovAG``.
+
+    Attributes:
+        missing (tuple of str): Keys that are here, and were not saved.
+        left_over (tuple of str): Keys that were saved, and that nothing here has read.
+    """
+
+    missing: tuple[str, ...] = ()
+    left_over: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.left_over)
+
+    def __str__(self) -> str:
+        clauses = []
+        for kind, part in _PARTS.items():
+            missing = _of_kind(kind, self.missing)
+            left_over = _of_kind(kind, self.left_over)
+            words = []
+            if missing:
+                words.append(f"it has no {_shown(missing)}")
+            if left_over:
+                are = "is" if len(left_over) == 1 else "are"
+                words.append(f"{_shown(left_over)} {are} left over")
+            if words:
+                clauses.append(f"of {part} {', and '.join(words)}")
+        classes = [
+            tuple(key.split(": ")[1] for key in keys if ": " in key)
+            for keys in (self.left_over, self.missing)
+        ]
+        if any(classes):
+            saved, here = map(", ".join, classes)
+            clauses.append(f"it is of the optimizer {saved}, but {here} is here")
+        if "model/loss" in self.missing:
+            clauses.append("it was saved with a loss without parameters")
+        return printable("; ".join(clauses))
+
+
+def _of_kind(kind: str, keys: Iterable[str]) -> list[str]:
+    return [key[len(kind) + 1 :] for key in keys if key.startswith(f"{kind}/")]
+
+
+def _shown(keys: Sequence[str]) -> str:
+    more = len(keys) - _SHOWN
+    text = ", ".join(keys[:_SHOWN])
+    return f"{text} and {more} more" if more > 0 else text
+
+
+def compare(
+    ledgers: Iterable[Ledger], what: str, strict: bool, hint: str = ""
+) -> Differences:
+    """Puts the ledgers of all ranks together.
+
+    Args:
+        ledgers: The ledgers of all ranks, or of the one there is.
+        what: The beginning of an error.
+        strict: Whether differences are an error.
+        hint: The end of an error: what else to do.
+
+    Returns:
+        Differences: If they are none.
+
+    Raises:
+        MismatchError: If they are; and if arrays have other shapes or dtypes, always.
+    """
+    found, read, missing, kinds = set(), set(), set(), set()
+    unlike = []
+    for ledger in ledgers:
+        found |= ledger.found
+        read |= ledger.read
+        missing |= ledger.missing
+        kinds |= ledger.kinds
+        unlike += ledger.unlike
+    # Ranks may share a parameter, and what is missing lets one read twice.
+    unlike = list(dict.fromkeys(unlike))
+    saved, here = ({f"optimizer: {pair[i]}" for pair in kinds} for i in (0, 1))
+    differences = Differences(
+        missing=(*_highest(missing, found), *sorted(here)),
+        left_over=(*_highest(found - read, read | missing), *sorted(saved)),
+    )
+    if unlike:
+        more = f", and {len(unlike) - 4} more like that" if len(unlike) > 4 else ""
+        also = f"; {differences}" if differences else ""
+        raise MismatchError(
+            f"{what}: {'; '.join(unlike[:4])}{more}{also}: the model or the optimizer"
+            f" is another one{hint}"
+        )
+    if differences and strict:
+        called = ""
+        model = (_of_kind("model", keys) for keys in differences)
+        if list(map(bool, model)) == [False, True]:
+            called = (
+                ". If a layer registers that at its first call, make a call before"
+                " loading"
+            )
+        raise MismatchError(
+            f"{what}: {differences}{called}. strict=False goes on{hint}"
+        )
+    return differences
+
+
+def _highest(keys: Iterable[str], others: Iterable[str]) -> list[str]:
+    """Returns the keys, but one for all below a part that the others have nothing of.
+
+    ::
+
+        keys       optimizer/0/W/v   state/trainer/extensions/A/t and .../A/n
+        others     optimizer/0/W/t   state/trainer/extensions/B/t
+        returned   optimizer/0/W/v   state/trainer/extensions/A
+    """
+    known = {
+        "/".join(parts[:n])
+        for parts in (key.split("/") for key in others)
+        for n in range(1, len(parts) + 1)
+    }
+    found = set()
+    for key in keys:
+        parts = key.split("/")
+        # Some say too little, such as model/0, state/iterator and those of all
+        # extensions of a trainer.
+        first = 4 if parts[2:3] == ["extensions"] else 3
+        lengths = range(min(first, len(parts)), len(parts))
+        tops = ("/".join(parts[:n]) for n in lengths)
+        found.add(next((top for top in tops if top not in known), key))
+    return sorted(found)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import string
 import sys
 import time
 import warnings
@@ -21,7 +23,7 @@ from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.finding import latest_on_all_ranks
 from pipeline.snapshots.loading import load_snapshot
-from pipeline.snapshots.names import check_filename, check_relative_name, pattern_of
+from pipeline.snapshots.names import check_name
 from pipeline.snapshots.saving import save
 from pipeline.trainer_lines import say
 
@@ -264,3 +266,62 @@ def _age(seconds: float) -> str:
 
 def _optimizers(trainer: Any) -> list[Any]:
     return list(trainer.updater.get_all_optimizers().values())
+
+
+def check_filename(filename: str | Callable[[Any], str]) -> None:
+    """Refuses names that a trainer would save under and could not resume from.
+
+    Raises:
+        TypeError: If it is neither a text nor a function.
+        ValueError: If it is no format string, one of another number of things than the
+            trainer, an absolute path or no name.
+    """
+    if callable(filename):
+        return
+    if not isinstance(filename, str):
+        raise TypeError(
+            f"filename must be a format string or a function of the trainer, not"
+            f" {filename!r}"
+        )
+    pattern_of(filename)
+    fields = [field for _, field, *_ in string.Formatter().parse(filename)]
+    n_unnumbered = sum(field is not None and field[:1] in ("", ".") for field in fields)
+    if n_unnumbered > 1:
+        raise ValueError(
+            f"{filename!r} has {n_unnumbered} fields without a number, and there is but"
+            f" one trainer: write {{0.updater.iteration}} and so on"
+        )
+    check_relative_name(filename)
+
+
+def check_relative_name(name: str) -> None:
+    """Refuses what is no name for a snapshot below ``trainer.out``.
+
+    Raises:
+        ValueError: If it is an absolute path or no name.
+    """
+    if os.path.isabs(name):
+        raise ValueError(
+            f"{name!r} is no name for a snapshot: it is an absolute path, and snapshots"
+            f" are saved in trainer.out; give the trainer another out"
+        )
+    check_name(name)
+
+
+def pattern_of(filename: str) -> str:
+    """Returns the pattern, with ``*``, of the names that a format string makes.
+
+    Raises:
+        ValueError: If it is no format string.
+
+    Example:
+        >>> pattern_of('iter_{.updater.iteration}')
+        'iter_*'
+    """
+    try:
+        parts = list(string.Formatter().parse(filename))
+    except ValueError as error:
+        raise ValueError(f"{filename!r} is no format string: {error}") from error
+    return "".join(
+        glob.escape(text) + ("" if field is None else "*") for text, field, *_ in parts
+    )

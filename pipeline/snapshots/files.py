@@ -1,6 +1,6 @@
 """The files of a snapshot, and the manifest that says what they must be.
 
-::
+The manifest is JSON with a checksum, each field of which is checked::
 
     result/snapshot_iter_1000/
         manifest.json      which layers are in which file; sizes and checksums; written
@@ -9,8 +9,6 @@
         loss.npz           if the loss has parameters: model/loss/W, optimizer/W/v
         replica-1-stage-0.npz  of later replicas what they have otherwise, if anything
         common.npz         what no stage owns: iterators, trainer, random states
-
-Several hosts need a file system that they share.
 """
 
 from __future__ import annotations
@@ -19,28 +17,165 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from divisible.files import flush
-from pipeline.snapshots import manifest
+from divisible.records import LIMIT, MOST_RANKS, shown
 from pipeline.snapshots.arrays import Arrays, opened
-from pipeline.snapshots.differences import Differences, Ledger
-from pipeline.snapshots.errors import SnapshotError, naming
-from pipeline.snapshots.listing import is_file, is_folder, names_in
-from pipeline.snapshots.manifest import (
+from pipeline.snapshots.errors import Differences, Ledger, SnapshotError, naming
+from pipeline.snapshots.names import (
+    COMMON,
+    LOSS,
     MANIFEST,
-    checksum,
+    is_file,
+    is_folder,
+    names_in,
     replica_file,
     stage_file,
 )
 
-# What is known of a snapshot beside what its manifest says.
+# More than any model has, and few enough to be counted in no time.
+_MOST_LAYERS = 2**20
+_KIND = "snapshot"
+_OF_REPLICA = re.compile(r"replica-([0-9]{1,9})-(.+)")
+# Fields that the manifest does not have.
 _NOT_WRITTEN = ("path", "replica", "differences")
 _FORMAT = 1
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Returns what the manifest in a directory says, unchecked.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it is none of a snapshot.
+    """
+    try:
+        content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(content, dict) or content.get("divisible") != _KIND:
+        raise ValueError("it is not the manifest of a snapshot")
+    return content
+
+
+def _is_snapshot(folder: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return bool(read_manifest(folder))
+    return False
+
+
+def checksum(content: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of a manifest, as hexadecimal digits."""
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def checked(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of a manifest in this format.
+
+    Raises:
+        ValueError: With the field that is missing, unknown, or of another kind.
+    """
+    fields = {k: v for k, v in content.items() if k not in ("divisible", "format")}
+    # Without replicas it is not written.
+    fields.setdefault("n_replicas", 1)
+    for name, (fits, words) in _FIELDS.items():
+        if name not in fields:
+            raise ValueError(f"the field {name!r} is missing")
+        if not fits(fields[name]):
+            raise ValueError(
+                f"the field {name!r} must be {words}, not {shown(fields[name])}"
+            )
+    unknown = sorted(fields.keys() - _FIELDS.keys())
+    if unknown:
+        raise ValueError(f"the field {shown(unknown[0])} is unknown")
+    fields["layer_ranges"] = [tuple(pair) for pair in fields["layer_ranges"]]
+    expected = {COMMON, *map(stage_file, range(len(fields["layer_ranges"])))}
+    own = {*expected - {COMMON}, LOSS}
+    for name in sorted(expected ^ fields["files"].keys()):
+        if name != LOSS and not _is_of_replica(name, fields["n_replicas"], own):
+            raise ValueError(
+                f"the field 'files' has {'no' if name in expected else 'another'} file"
+                f" {shown(name)}"
+            )
+    return fields
+
+
+def _is_of_replica(name: str, n_replicas: int, of_first: Collection[str]) -> bool:
+    """Returns whether a later replica may have written a file."""
+    match = _OF_REPLICA.fullmatch(name)
+    return (
+        match is not None
+        and 0 < int(match[1]) < n_replicas
+        and match[2] in of_first
+        and name == replica_file(int(match[1]), match[2])
+    )
+
+
+def _is_count(value: Any, least: int = 0, most: int = LIMIT - 1) -> bool:
+    # The types that JSON has, so that True is no integer.
+    return type(value) is int and least <= value <= most
+
+
+def _is_number_of_ranks(value: Any) -> bool:
+    return _is_count(value, 1, MOST_RANKS)
+
+
+def _is_time(value: Any) -> bool:
+    # Beyond that an integer is no float; NaN is not below it.
+    return type(value) in (int, float) and abs(value) < 1e300
+
+
+def _are_ranges(value: Any) -> bool:
+    end = 0
+    for pair in value if isinstance(value, list) else []:
+        if (
+            not isinstance(pair, list)
+            or len(pair) != 2
+            or not all(_is_count(position, 0, _MOST_LAYERS) for position in pair)
+        ):
+            return False
+        if pair[0] != end or pair[1] <= end:
+            return False
+        end = pair[1]
+    return end > 0
+
+
+def _are_files(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(entry, dict)
+        and set(entry) == {"bytes", "sha256"}
+        and _is_count(entry["bytes"])
+        and isinstance(entry["sha256"], str)
+        and re.fullmatch("[0-9a-f]{64}", entry["sha256"])
+        for entry in value.values()
+    )
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+_FIELDS: Mapping[str, tuple[Callable[[Any], Any], str]] = {
+    "layer_ranges": (
+        _are_ranges,
+        "ranges [start, end] one after the other, from 0 to 2**20 at most",
+    ),
+    "files": (_are_files, "the 'bytes' and the 'sha256' of each file"),
+    "time": (_is_time, "a number of seconds"),
+    "n_ranks": (_is_number_of_ranks, f"an integer from 1 to {MOST_RANKS}"),
+    "n_replicas": (_is_number_of_ranks, f"an integer from 1 to {MOST_RANKS}"),
+    "n_steps": (_is_count, "an integer from 0 to 2**63 - 1"),
+    "schedule": (_is_dict, "a dictionary"),
+    "versions": (_is_dict, "a dictionary"),
+    "values": (_is_dict, "a dictionary"),
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +192,7 @@ class Snapshot:
         n_steps (int): How many minibatches the pipeline had run.
         schedule (dict): ``'name'``, ``'n_microbatches'`` and the grid as ``'text'``;
             empty if the stages are no longer those of the schedule.
-        versions (dict): Of Python, NumPy, Chainer and this package.
+        versions (dict): Versions of Python, NumPy, Chainer and this package.
         values (dict): What :func:`~pipeline.save_snapshot` was given as ``values``.
         n_replicas (int): How many replicas of the pipeline there were.
         replica (int): Whose files are read: where one has something of its own, that.
@@ -88,14 +223,14 @@ class Snapshot:
         """Reads the manifest of a snapshot.
 
         Raises:
-            SnapshotError: If there is none, or it was changed. Of a folder of
-                snapshots, with their names.
+            SnapshotError: If there is none, or it was changed. The error names the
+                snapshots in a folder of some.
         """
         path = Path(path)
         file = path / MANIFEST
         with naming(file, "read"):
             try:
-                content = manifest.read_manifest(path)
+                content = read_manifest(path)
             except FileNotFoundError:
                 _refuse_folder_of_snapshots(path)
                 why = "is incomplete" if is_folder(path) else "does not exist here"
@@ -114,7 +249,7 @@ class Snapshot:
                 f" divisible reads snapshots in format {_FORMAT}"
             )
         try:
-            return cls(path=path, **manifest.checked(content))
+            return cls(path=path, **checked(content))
         except ValueError as error:
             raise SnapshotError(f"cannot read {file}: {error}") from error
 
@@ -143,10 +278,12 @@ class Snapshot:
             del content[name]
         if self.n_replicas == 1:
             del content["n_replicas"]
-        return manifest.labelled({"format": _FORMAT, **content})
+        # So that it equals what is read again: tuples as lists, keys as texts.
+        text = json.dumps({"divisible": _KIND, "format": _FORMAT, **content})
+        return json.loads(text)
 
     def check_sizes(self) -> None:
-        """Looks whether all files are there, without reading them.
+        """Checks that all files are there, without reading them.
 
         Raises:
             SnapshotError: With the name of a file that is missing or truncated.
@@ -198,7 +335,7 @@ class Snapshot:
         """Returns the files with what the replica has otherwise, by what they replace.
 
         Args:
-            names: Of the files that the first replica has written.
+            names: The names of files that the first replica has written.
         """
         found = {name: replica_file(self.replica, name) for name in names}
         return {name: own for name, own in found.items() if own in self.files}
@@ -213,9 +350,9 @@ class Snapshot:
         """Opens files; their arrays are read when they are asked for.
 
         Args:
-            names: Of the files.
-            ledger: Notes what they have, and what is read.
-            is_dry_run (bool): Whether who reads must change nothing yet.
+            names: The names of the files.
+            ledger: Records what they have, and what is read.
+            is_dry_run (bool): Whether whoever reads must change nothing yet.
         """
         with contextlib.ExitStack() as stack:
             files, replaced = {}, {}
@@ -239,19 +376,19 @@ class Snapshot:
         """Opens the arrays whose keys begin with ``prefix``, of some layers.
 
         Args:
-            positions: Of the layers.
+            positions: The positions of the layers.
             prefix: ``'model/'`` or ``'optimizer/'``.
-            ledger: As of :meth:`arrays`.
-            is_dry_run (bool): Likewise.
+            ledger: See :meth:`arrays`.
+            is_dry_run (bool): See :meth:`arrays`.
         """
         with self.arrays(self.files_of(positions), ledger, is_dry_run) as arrays:
             yield arrays.below(prefix)
 
 
 def _refuse_folder_of_snapshots(path: Path) -> None:
-    """Names the snapshots in a directory, if there are any."""
+    """Raises an error with the snapshots in a directory, if there are any."""
     inside = names_in(path) if is_folder(path) else ()
-    found = [str(path / name) for name in inside if manifest.is_snapshot(path / name)]
+    found = [str(path / name) for name in inside if _is_snapshot(path / name)]
     if found:
         found.sort(key=lambda each: (len(each), each))
         raise SnapshotError(

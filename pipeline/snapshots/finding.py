@@ -21,9 +21,17 @@ from pipeline.pipeline import Pipeline
 from pipeline.snapshots.directories import remove_whole
 from pipeline.snapshots.errors import SnapshotError, on_all_ranks, on_first
 from pipeline.snapshots.files import Snapshot
-from pipeline.snapshots.listing import is_file, is_folder, matching, names_in
-from pipeline.snapshots.manifest import MANIFEST, has_files_of_snapshot
-from pipeline.snapshots.names import PARTIAL, replaced_patterns, series
+from pipeline.snapshots.names import (
+    MANIFEST,
+    PARTIAL,
+    has_files_of_snapshot,
+    is_file,
+    is_folder,
+    matching,
+    names_in,
+    replaced_patterns,
+    series,
+)
 
 # How often to look again while a run saves in the same directory.
 _LOOKS = 20
@@ -44,7 +52,7 @@ def latest_snapshot(directory: str | os.PathLike, pattern: str = "*") -> Path | 
 
     Args:
         directory: Where to look.
-        pattern (str): What the names of snapshots look like, with ``*`` for anything.
+        pattern (str): The pattern of names of snapshots, with ``*`` for anything.
 
     Returns:
         Path or None: Its directory; ``None`` if there is none.
@@ -126,7 +134,7 @@ def _newest(
 
 
 def _see(snapshot: Snapshot) -> None:
-    """Looks whether a snapshot that another rank has found is here as well."""
+    """Checks that a snapshot that another rank has found is here as well."""
     Snapshot.open(snapshot.path).check_sizes()
 
 
@@ -154,7 +162,7 @@ class Search:
 
     Args:
         directory: Where to look.
-        pattern: What their names look like.
+        pattern: The pattern of their names.
         warn: Called with a sentence for each snapshot that is passed over.
     """
 
@@ -179,7 +187,7 @@ class Search:
         for _ in range(_LOOKS):
             self._seen = self._candidates()
             found, failures = _opened(self._seen)
-            # What a run has moved meanwhile is found under its other name.
+            # One that a run has moved meanwhile is found under its other name.
             if self._seen.items() <= self._candidates().items():
                 break
         for failure in failures:
@@ -203,7 +211,8 @@ class Search:
 
         Args:
             why: The words of the error.
-            number: Of an error of the file system; ``None`` if the content is damaged.
+            number: The number of an error of the file system; ``None`` if the content
+                is damaged.
 
         Raises:
             SnapshotError: If the error would be the same with any other snapshot.
@@ -250,7 +259,7 @@ def _opened(paths: Iterable[Path]) -> tuple[list[Snapshot], list[_Failure]]:
 
 
 def _was_finished(path: Path) -> bool:
-    """Says whether there was a whole snapshot, whatever is left of it."""
+    """Returns whether there was a whole snapshot, whatever is left of it."""
     # The directory of lost files is often one that cannot be looked into.
     if path.name == "lost+found":
         return False
@@ -270,7 +279,7 @@ class Series:
 
     Attributes:
         folder: Where they are.
-        pattern: What their names look like below it, with ``*`` for anything.
+        pattern: The pattern of their names below it, with ``*`` for anything.
         n_retains: How many of them to keep; at most 0 for all.
     """
 
@@ -293,7 +302,7 @@ class Series:
         latest = now
         try:
             for other in self._others(path):
-                # What has no manifest that can be read is no candidate.
+                # One without a manifest that can be read is no candidate.
                 with contextlib.suppress(SnapshotError):
                     if not other.name.endswith(PARTIAL) and is_file(other / MANIFEST):
                         latest = max(latest, _after(Snapshot.open(other).time))

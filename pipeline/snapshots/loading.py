@@ -11,23 +11,33 @@ from typing import Any, Callable, NamedTuple
 
 from divisible.optimizer_hooks import named_hooks
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots import layer_state, manifest
 from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.background import settle
-from pipeline.snapshots.carried import load_shares
-from pipeline.snapshots.differences import Differences, Ledger, compare
-from pipeline.snapshots.errors import SnapshotError, on_all_ranks
+from pipeline.snapshots.errors import (
+    Differences,
+    Ledger,
+    SnapshotError,
+    compare,
+    on_all_ranks,
+)
 from pipeline.snapshots.files import Snapshot
-from pipeline.snapshots.kept_state import KeptState
-from pipeline.snapshots.optimizer_state import load_optimizer, load_replicas
-from pipeline.snapshots.optimizers_of_stages import (
+from pipeline.snapshots.layers import load_model, load_shares
+from pipeline.snapshots.names import COMMON, LOSS
+from pipeline.snapshots.objects import (
+    KeptState,
+    check_objects,
+    load_objects,
+    load_random_states,
+    loaded_as_if_running,
+)
+from pipeline.snapshots.optimizers import (
     OptimizersOfStages,
+    load_optimizer,
+    load_replicas,
     positions_of_layers,
 )
-from pipeline.snapshots.random_states import load_random_states
-from pipeline.snapshots.resumed_trainers import loaded_as_if_running
 
-# Of all snapshots in a directory 'auto' takes the newest, whosever it is.
+# The newest snapshot in a directory is that of 'auto', whosever it is.
 _OF_ANOTHER_RUN = "; if it is another run's, give this one a directory of its own"
 
 
@@ -68,8 +78,9 @@ def load_snapshot(
     Args:
         path: The snapshot's directory.
         pipeline (Pipeline): The pipeline.
-        optimizers (chainer.Optimizer or list): Those of this rank's stages, set up.
-        state: As in :func:`save_snapshot`.
+        optimizers (chainer.Optimizer or list): The optimizers of this rank's stages,
+            set up.
+        state: See :func:`save_snapshot`.
         strict (bool): If false, what differs is not loaded: rank 0 warns of it, and
             ``differences`` of what is returned lists it. An optimizer of another class
             begins anew. Arrays of another shape or dtype remain an error.
@@ -114,10 +125,10 @@ class _Loading(NamedTuple):
     """A snapshot on its way into a pipeline; its methods are calls of all ranks.
 
     Attributes:
-        snapshot: As it is for this rank's replica.
+        snapshot: The snapshot, for this rank's replica.
         pipeline: To load it into.
-        optimizers: Those of this rank's stages.
-        state: What else is loaded, by names.
+        optimizers: The optimizers of this rank's stages.
+        state: Objects that are loaded as well, by names.
         what: The beginning of errors.
     """
 
@@ -155,7 +166,7 @@ class _Loading(NamedTuple):
         return set_back
 
     def check(self, strict: bool) -> None:
-        """Looks whether everything fits, and changes nothing.
+        """Checks that everything fits, and changes nothing.
 
         Objects of ``state`` may be anybody's. They are loaded, and get back what they
         had.
@@ -242,7 +253,7 @@ class _Loading(NamedTuple):
             with self.snapshot.of_layers(
                 positions, "model/", ledger, is_dry_run
             ) as arrays:
-                layer_state.load_model(stage, arrays)
+                load_model(stage, arrays)
             if self._is_of_other_replicas and stage.carried_states:
                 with self._of_replicas(positions, "model/", ledger) as replicas:
                     load_shares(stage, replicas, pipeline.ranks, is_dry_run)
@@ -282,12 +293,12 @@ class _Loading(NamedTuple):
 
     def _load_loss(self, ledger: Ledger, is_dry_run: bool) -> None:
         optimizers = self.optimizers
-        if manifest.LOSS not in self.snapshot.files:
+        if LOSS not in self.snapshot.files:
             ledger.missing.update(f"model/{name}" for name in optimizers.loss_links)
             return
-        with self.snapshot.arrays([manifest.LOSS], ledger, is_dry_run) as arrays:
+        with self.snapshot.arrays([LOSS], ledger, is_dry_run) as arrays:
             for name, link in optimizers.loss_links.items():
-                layer_state.load_model(link, arrays.below(f"model/{name}/"))
+                load_model(link, arrays.below(f"model/{name}/"))
             for optimizer in optimizers.of_loss:
                 load_optimizer(optimizer, arrays.below("optimizer/"))
 
@@ -303,8 +314,8 @@ class _Loading(NamedTuple):
         whose = "first"
         if is_alike and not is_first:
             whose = str(ranks.replica * n_ranks + ranks.rank)
-        with snapshot.arrays([manifest.COMMON], ledger) as arrays:
-            layer_state.load_objects(self._objects, arrays.below("state/"))
+        with snapshot.arrays([COMMON], ledger) as arrays:
+            load_objects(self._objects, arrays.below("state/"))
             load_random_states(arrays.below("random/"), whose, self.state)
 
 
@@ -315,7 +326,7 @@ def _open(
     state: Mapping[str, Any],
 ) -> tuple[Snapshot, OptimizersOfStages]:
     """Returns the snapshot, having seen that it fits and its files are unchanged."""
-    layer_state.check_objects(state)
+    check_objects(state)
     found = OptimizersOfStages(optimizers, pipeline)
     snapshot = replace(Snapshot.open(path), replica=pipeline.ranks.replica)
     n_layers = len(next(iter(pipeline.stages.values())).model_layers)
@@ -328,9 +339,9 @@ def _open(
         *map(positions_of_layers, pipeline.stages.values()),
         *map(found.positions, found.of_stages),
     )
-    names = [manifest.COMMON, *snapshot.files_of(positions)]
-    if pipeline.is_last and manifest.LOSS in snapshot.files:
-        names.append(manifest.LOSS)
+    names = [COMMON, *snapshot.files_of(positions)]
+    if pipeline.is_last and LOSS in snapshot.files:
+        names.append(LOSS)
     # Where there were more replicas, or fewer, the files of all are read.
     is_another = snapshot.n_replicas != pipeline.ranks.n_replicas
     read_as = snapshot.of_replicas() if is_another else [snapshot]

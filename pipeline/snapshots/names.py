@@ -1,12 +1,19 @@
-"""Names of snapshots: which are refused, and the pattern that finds them again."""
+"""Names of snapshots and of their files, and how they are found on disk.
+
+What cannot be looked at is an error, and not empty.
+"""
 
 from __future__ import annotations
 
-import glob
+import errno
+import fnmatch
 import os
 import re
-import string
-from typing import Any, Callable
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from pipeline.snapshots.errors import naming
 
 #: Behind the name of a snapshot that is being written, or removed.
 PARTIAL = ".partial"
@@ -15,6 +22,13 @@ REPLACED = ".replaced"
 # Between the name and these, at random.
 TOKEN_DIGITS = 36
 _ASIDE = re.compile(rf"(.*?)(?:\.([0-9a-f]{{{TOKEN_DIGITS}}}))?\.(?:partial|replaced)")
+#: The files of a snapshot that are no stage's.
+MANIFEST = "manifest.json"
+COMMON = "common.npz"
+LOSS = "loss.npz"
+_FILES = re.compile(
+    r"manifest\.json|common\.npz|(replica-\d+-)?(loss\.npz|stage-\d+\.npz)"
+)
 
 
 def aside(name: str, token: str, ending: str) -> str:
@@ -70,60 +84,113 @@ def check_name(name: str | os.PathLike) -> None:
             )
 
 
-def check_filename(filename: str | Callable[[Any], str]) -> None:
-    """Refuses names that a trainer would save under and could not resume from.
+def stage_file(number: int) -> str:
+    """Returns the name of a stage's file."""
+    return f"stage-{number}.npz"
+
+
+def replica_file(replica: int, name: str) -> str:
+    """Returns the name of the file with what a later replica has otherwise.
+
+    Args:
+        replica (int): Its number, from 1.
+        name (str): The name of the file that the first replica has written.
+    """
+    return f"replica-{replica}-{name}"
+
+
+def has_files_of_snapshot(names: Iterable[str]) -> bool:
+    """Returns whether a directory held a snapshot, whatever became of it.
+
+    So a snapshot is told from a directory of another kind if its manifest is damaged.
+
+    Args:
+        names: The names of all that is in the directory.
+    """
+    # Network file systems keep files that are open under such names.
+    names = {name for name in names if not name.startswith(".nfs")}
+    ours = {name for name in names if _FILES.fullmatch(name)}
+    return {COMMON, stage_file(0)} <= ours or (ours == names and ours > {MANIFEST})
+
+
+def names_in(directory: Path) -> list[str]:
+    """Returns the sorted names in a directory; none if there is no directory.
 
     Raises:
-        TypeError: If it is neither a text nor a function.
-        ValueError: If it is no format string, one of another number of things than the
-            trainer, an absolute path or no name.
+        SnapshotError: If it cannot be looked into, with the cause.
     """
-    if callable(filename):
-        return
-    if not isinstance(filename, str):
-        raise TypeError(
-            f"filename must be a format string or a function of the trainer, not"
-            f" {filename!r}"
-        )
-    pattern_of(filename)
-    fields = [field for _, field, *_ in string.Formatter().parse(filename)]
-    n_unnumbered = sum(field is not None and field[:1] in ("", ".") for field in fields)
-    if n_unnumbered > 1:
-        raise ValueError(
-            f"{filename!r} has {n_unnumbered} fields without a number, and there is but"
-            f" one trainer: write {{0.updater.iteration}} and so on"
-        )
-    check_relative_name(filename)
+    with naming(directory, "look for snapshots in"):
+        try:
+            return sorted(os.listdir(directory))
+        except FileNotFoundError:
+            return []
 
 
-def check_relative_name(name: str) -> None:
-    """Refuses what is no name for a snapshot below ``trainer.out``.
+def is_file(path: Path) -> bool:
+    """Returns whether there is a file, where ``Path.is_file`` takes errors for no.
 
     Raises:
-        ValueError: If it is an absolute path or no name.
+        SnapshotError: If one cannot look, with the cause.
     """
-    if os.path.isabs(name):
-        raise ValueError(
-            f"{name!r} is no name for a snapshot: it is an absolute path, and snapshots"
-            f" are saved in trainer.out; give the trainer another out"
-        )
-    check_name(name)
+    return stat.S_ISREG(mode_of(path))
 
 
-def pattern_of(filename: str) -> str:
-    """Returns the pattern, with ``*``, of the names that a format string makes.
+def is_folder(path: Path) -> bool:
+    """Returns whether there is a directory, as :func:`is_file`."""
+    return stat.S_ISDIR(mode_of(path))
+
+
+def mode_of(path: Path) -> int:
+    """Returns the mode of what is there, as :func:`is_file`; 0 if nothing is."""
+    with naming(path, "look at"):
+        try:
+            return os.stat(path).st_mode
+        except OSError as error:
+            # A link that leads nowhere, or to itself, is nothing either.
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return 0
+            raise
+
+
+def matching(directory: Path, pattern: str) -> Iterator[Path]:
+    """Yields what is in a directory and fits a pattern.
+
+    ``Path.glob`` passes over directories that it cannot look into.
+
+    Args:
+        directory: Where to look.
+        pattern: With ``*``, ``?`` and ``[]`` as in names of files; it may have ``/``,
+            and ``**`` for any number of directories.
 
     Raises:
-        ValueError: If it is no format string.
-
-    Example:
-        >>> pattern_of('iter_{.updater.iteration}')
-        'iter_*'
+        SnapshotError: If a directory cannot be looked into, with the cause.
     """
-    try:
-        parts = list(string.Formatter().parse(filename))
-    except ValueError as error:
-        raise ValueError(f"{filename!r} is no format string: {error}") from error
-    return "".join(
-        glob.escape(text) + ("" if field is None else "*") for text, field, *_ in parts
-    )
+    if os.path.isabs(pattern):
+        raise ValueError(f"{pattern!r} must be a pattern of names in {directory}")
+    first, _, others = pattern.partition("/")
+    others = others.lstrip("/")
+    if first == "**":
+        below = [each for each in _matching_here(directory, "*") if is_folder(each)]
+        if others:
+            yield from matching(directory, others)
+        else:
+            yield from below
+        for each in below:
+            if not each.is_symlink():
+                yield from matching(each, pattern)
+    elif not others:
+        yield from _matching_here(directory, first)
+    else:
+        for each in _matching_here(directory, first):
+            if is_folder(each):
+                yield from matching(each, others)
+
+
+def _matching_here(directory: Path, pattern: str) -> list[Path]:
+    if pattern in (".", ".."):
+        return [directory / pattern]
+    return [
+        directory / name
+        for name in names_in(directory)
+        if fnmatch.fnmatchcase(name, pattern)
+    ]

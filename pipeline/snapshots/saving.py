@@ -1,7 +1,7 @@
 """Saves a training run on all ranks together.
 
 What is saved is sorted by layer, so a run that was saved on four stages goes on with
-two, with eight, or on one process; see :mod:`pipeline.snapshots.layer_state`. On disk a
+two, with eight, or on one process; see :mod:`pipeline.snapshots.layers`. On disk a
 snapshot is there completely or not at all; see :mod:`pipeline.snapshots.directories`.
 """
 
@@ -16,20 +16,20 @@ from typing import Any, Callable
 
 from divisible import free_memory
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots import manifest
-from pipeline.snapshots.background import settle, start
-from pipeline.snapshots.collecting import (
-    Announcement,
-    Contents,
-    collect,
-    common_arrays,
-    of_replica,
-)
+from pipeline.snapshots.background import pending, settle, start
 from pipeline.snapshots.directories import Draft, Lock
 from pipeline.snapshots.errors import SnapshotError, on_all_ranks, on_first
 from pipeline.snapshots.finding import Series
-from pipeline.snapshots.names import check_name
-from pipeline.snapshots.writing import Writing, n_bytes_to_copy
+from pipeline.snapshots.names import COMMON, check_name
+from pipeline.snapshots.writing import (
+    Announcement,
+    Contents,
+    Writing,
+    collect,
+    common_arrays,
+    n_bytes_to_copy,
+    of_replica,
+)
 
 _locks: weakref.WeakKeyDictionary[Pipeline, Lock | None] = weakref.WeakKeyDictionary()
 
@@ -68,9 +68,9 @@ def save_snapshot(
         path: The snapshot's directory; one that is there is replaced. Several hosts
             need a file system that they share.
         pipeline (Pipeline): The pipeline.
-        optimizers (chainer.Optimizer or list): Those of this rank's stages, set up, and
-            one for a loss with parameters; a stage without one is saved without the
-            state of an optimizer.
+        optimizers (chainer.Optimizer or list): The optimizers of this rank's stages,
+            set up, and one for a loss with parameters; a stage without one is saved
+            without the state of an optimizer.
         state: By name what else has a state: iterators, trainers and other objects with
             a method ``serialize``, ``numpy.random.RandomState`` and ``Generator``. The
             state on rank 0 is saved, and what only the rank with the first stage has;
@@ -175,7 +175,7 @@ def _collect(
 
     Args:
         pipeline: Whose ranks they are.
-        what: What fails if something does.
+        what: The beginning of errors.
         background: Whether the files are to be written in the background.
         run: As :func:`collect` takes it, without the pipeline.
 
@@ -191,9 +191,7 @@ def _collect(
     _compare(announcements, everyones_claims, what)
     contents = of_replica(contents, mine, announcements)
     if pipeline.ranks.is_chief:
-        contents[manifest.COMMON] = common_arrays(
-            announcements, contents[manifest.COMMON]
-        )
+        contents[COMMON] = common_arrays(announcements, contents[COMMON])
     return contents, announcements, everyones_claims
 
 
@@ -225,7 +223,8 @@ def _settled(pipeline: Pipeline) -> Iterator[None]:
     What fails in the block as well has the words of both.
     """
     try:
-        settle(pipeline)
+        if pipeline in pending:
+            settle(pipeline)
     except SnapshotError as failed:
         try:
             yield

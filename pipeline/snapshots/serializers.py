@@ -1,9 +1,15 @@
-"""Chainer's serializers without objects to pickle."""
+"""Chainer's serializers without objects to pickle; and without changes, in a dry run.
+
+A dry run tells what does not fit before anything is changed. What is to be loaded reads
+itself as it does later, but from arrays that say ``is_dry_run``: they are compared with
+what is here, and nothing is copied. Attributes that are set meanwhile are set back.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Callable
 
 import chainer
@@ -14,21 +20,30 @@ from divisible.streaming.mapped import mapped_array
 from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.errors import SnapshotError
 
-# What stands for None: an array of no elements of no type. Chainer's own way, an array
+# Stands for None: an array of no elements of no type. Chainer's own way, an array
 # of objects, would have to be unpickled, which runs whatever code is in the file.
 _NONE = np.empty(0, "V1")
 # An updater writes its optimizers and their targets under such names. They are saved
 # by layer instead.
 _BY_LAYER = ("optimizer:", "model:")
 NO_NAMES: Mapping[str, str] = {}
+# Whose code is known: of this package and of Chainer.
+_KNOWN = (
+    "chainer",
+    "data_parallel",
+    "divisible",
+    "mixed_precision",
+    "model_compression",
+    "pipeline",
+)
 
 
 class _Renaming:
     """Chainer's serializers with other names for parts, and without what is by layer.
 
     Args:
-        arrays: What is written to, by default a new dictionary, or read from.
-        path: What all keys begin with.
+        arrays: A mapping that is written to, by default a new one, or read from.
+        path: The beginning of all keys.
         names: By the name of a part another one that its keys have.
     """
 
@@ -92,7 +107,7 @@ class StateWriter(_Renaming, DictionarySerializer):
             )
         array = self.target[full]
         if array is not value and isinstance(array, np.ndarray) and array.base is None:
-            # It was made here, and nobody will change it.
+            # The array was made here, and nobody will change it.
             array.flags.writeable = False
         return value
 
@@ -197,7 +212,7 @@ def read(part: Callable[[StateReader], None], reader: StateReader) -> None:
             raise
         except Exception:
             # With what was there instead, say an empty text for JSON, it cannot go on.
-            # What it misses has been noted, and is an error or a warning.
+            # The keys that it misses have been recorded, and are an error or a warning.
             pass
 
 
@@ -218,3 +233,51 @@ def difference(
         f"{key} was saved with shape {saved.shape} and dtype {saved.dtype}, but it is"
         f" {value.shape} and {value.dtype} here"
     )
+
+
+class DryReader(StateReader):
+    """Reads layers without changing them: what is not sized yet stays so."""
+
+    def __call__(self, key: str, value: Any) -> Any:
+        """Returns what is there, once what was saved has been looked at."""
+        found = super().__call__(key, value)
+        return None if value is None else found
+
+
+@contextlib.contextmanager
+def dry_run(arrays: Arrays, readers: Iterable[tuple[str, Any]]) -> Iterator[None]:
+    """Lets a block read, and gives objects back the attributes that it sets.
+
+    Args:
+        arrays: The arrays that it reads, with ``is_dry_run``.
+        readers: The objects whose attributes it may set, and what the keys of each
+            begin with.
+    """
+    readers = list(readers)
+    kept = [(vars_of, dict(vars_of)) for vars_of in map(_attributes, readers)]
+    try:
+        yield
+    except SnapshotError:
+        raise
+    except Exception:
+        # Somebody's code cannot do without what was saved. The load itself will tell.
+        arrays.leave_open("")
+    finally:
+        for attributes, before in kept:
+            for name in attributes.keys() - before.keys():
+                del attributes[name]
+            attributes.update(before)
+    for prefix, reader in readers:
+        if not _is_known(reader):
+            arrays.leave_open(prefix)
+
+
+def _attributes(reader: tuple[str, Any]) -> dict[str, Any]:
+    return getattr(reader[1], "__dict__", {})
+
+
+def _is_known(thing: Any) -> bool:
+    """Whether which keys something reads depends on nothing that was saved."""
+    serialize = getattr(thing, "serialize", None)
+    module = str(getattr(serialize, "__module__", None))
+    return serialize is None or module.split(".")[0] in _KNOWN

@@ -1,10 +1,20 @@
-"""Snapshots without training: cut anew, exported, imported."""
+"""Snapshots without training: cut anew, exported, imported.
+
+In the files of serial scripts a model and its optimizer have keys such as these::
+
+    save_npz(model)                   0/W
+    save_npz(classifier)              predictor/0/W
+    a trainer's snapshot()            updater/model:main/predictor/0/W
+                                      updater/optimizer:main/predictor/0/W/v
+                                      updater/optimizer:main/t
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,21 +25,25 @@ from divisible import Divisible, Plan
 from divisible.chains.names import ChainNames
 from divisible.files import written_aside
 from divisible.streaming.mapped import mapped_array
-from pipeline.snapshots import first_calls, manifest
 from pipeline.snapshots.arrays import Arrays, of_range, opened, position, write_arrays
-from pipeline.snapshots.differences import Differences, Ledger, compare
 from pipeline.snapshots.directories import Draft
+from pipeline.snapshots.errors import Differences, Ledger, SnapshotError, compare
 from pipeline.snapshots.files import Snapshot
-from pipeline.snapshots.serial_files import (
-    load_optimizer_of_trainer,
-    model_prefix,
-)
+from pipeline.snapshots.layers import as_saved, registered_keys, spectral_hooks
+from pipeline.snapshots.names import COMMON, LOSS, replica_file, stage_file
 from pipeline.snapshots.serializers import (
     FileReader,
+    RuleReader,
     StateWriter,
     difference,
     is_none,
 )
+
+# The part of a key of a model before the position of a layer.
+_MODEL = re.compile(
+    r"((?:updater/model:[^/]+/)?(?:(?!updater/|extensions/)[A-Za-z_][^/]*/)*?)\d+/"
+)
+_OF_UPDATER = re.compile(r"updater/model:([^/]+)/(.*)")
 
 
 def repartition(
@@ -37,9 +51,8 @@ def repartition(
 ) -> Path:
     """Writes a snapshot with the layers cut in another way.
 
-    :func:`~pipeline.load_snapshot` loads a snapshot on any cut as it is. This spares
-    the ranks the reading of files of which they need but a part. One stage is in memory
-    at a time.
+    :func:`~pipeline.load_snapshot` loads a snapshot on any cut as it is. After this the
+    ranks read only files that they need whole. One stage is in memory at a time.
 
     Args:
         snapshot: The directory of the snapshot to read; it stays as it is.
@@ -92,7 +105,7 @@ def repartition(
 
 
 def _check_cut(source: Snapshot, plan: Plan, output: Path) -> None:
-    """Sees that a snapshot can be cut so, and written there."""
+    """Checks that a snapshot can be cut so, and written there."""
     if plan.n_layers != source.n_layers:
         raise ValueError(
             f"the cut {plan.cuts} is of {plan.n_layers} layers, but {source.path} is of"
@@ -106,21 +119,21 @@ def _check_cut(source: Snapshot, plan: Plan, output: Path) -> None:
 
 
 def _write_cut(source: Snapshot, ranges: list[tuple[int, int]], folder: Path) -> None:
-    """Writes all files of a snapshot, of other stages than those of the source."""
+    """Writes all files of a snapshot that is cut in another way."""
     written = {}
     for number, layer_range in enumerate(ranges):
         files = source.files_of(range(*layer_range))
         for each in source.of_replicas():
-            name, names = manifest.stage_file(number), files
+            name, names = stage_file(number), files
             if each.replica:
-                # What it has otherwise.
-                name = manifest.replica_file(each.replica, name)
+                # Its own values alone.
+                name = replica_file(each.replica, name)
                 names = list(each.own_files(files).values())
             with source.arrays(names) as arrays:
                 kept = _of_layers(arrays, layer_range)
                 if kept or not each.replica:
                     written[name] = write_arrays(folder / name, kept)
-    for name in {manifest.COMMON, manifest.LOSS} & set(source.files):
+    for name in {COMMON, LOSS} & set(source.files):
         with source.arrays([name]) as arrays:
             written[name] = write_arrays(folder / name, arrays)
     cut = replace(source, path=folder, layer_ranges=ranges, files=written, schedule={})
@@ -198,11 +211,11 @@ def import_npz(
 ) -> Differences:
     """Loads stages from the file of an undivided model.
 
-    Of :func:`chainer.serializers.save_npz` of the undivided ``Divisible``, alone or in
-    a ``Classifier``; of Chainer's own snapshot of a trainer; or of :func:`export_npz`.
-    To be called on each rank for its own stages. Unlike
-    :func:`chainer.serializers.load_npz` it looks first whether everything is there,
-    nothing is left over and all has the right shape, and changes nothing if not.
+    :func:`chainer.serializers.save_npz` writes one of the undivided ``Divisible``,
+    alone or in a ``Classifier``; so do Chainer's own snapshot of a trainer, and
+    :func:`export_npz`. Each rank calls this for its own stages. Unlike
+    :func:`chainer.serializers.load_npz` it changes nothing unless everything is there,
+    nothing is left over and all has the right shape.
 
     Args:
         path: The file.
@@ -242,7 +255,7 @@ def import_npz(
         arrays = Arrays({os.fspath(path): file}).below(prefix)
         found = compare([_expected(stages, arrays)], os.fspath(path), strict)
         for stage in stages:
-            with first_calls.as_saved(stage, arrays):
+            with as_saved(stage, arrays):
                 stage.serialize(FileReader(arrays))
         if optimizer is not None:
             load_optimizer_of_trainer(optimizer, file, prefix, path)
@@ -269,10 +282,10 @@ def _expected(stages: Sequence[Divisible], arrays: Arrays) -> Ledger:
         stage.serialize(writer)
         expected = dict(writer.target)
         # Whether they are there depends on whether the layer was sized.
-        for above, _, hook in first_calls.spectral_hooks(stage):
+        for above, _, hook in spectral_hooks(stage):
             weight = f"{above}{hook.weight_name}"
             is_sized = weight in arrays and not is_none(arrays[weight])
-            for key in first_calls.registered_keys(above, hook):
+            for key in registered_keys(above, hook):
                 if is_sized:
                     expected.setdefault(key, None)
                 else:
@@ -289,3 +302,98 @@ def _expected(stages: Sequence[Divisible], arrays: Arrays) -> Ledger:
                 unlike = difference(key, saved, value, "same_kind")
                 ledger.unlike += [unlike] * (unlike is not None)
     return ledger
+
+
+def model_prefixes(keys: Iterable[str]) -> list[str]:
+    """Returns what the keys of each list of layers in a file begin with.
+
+    Example:
+        >>> model_prefixes(["updater/iteration", "updater/model:main/predictor/0/W"])
+        ['updater/model:main/predictor/']
+    """
+    found = [match[1] for match in map(_MODEL.match, keys) if match]
+    return sorted({*found})
+
+
+def model_prefix(keys: Iterable[str], wanted: str | None, path: Any) -> str:
+    """Returns what the keys of the model to read begin with.
+
+    Args:
+        keys: The keys of the file.
+        wanted: What the caller wants; ``None`` for the only one there is.
+        path: The path of the file, for errors.
+
+    Raises:
+        SnapshotError: If there are several models, or not the one that is wanted.
+    """
+    found = model_prefixes(keys)
+    if wanted is not None:
+        wanted = wanted and wanted.rstrip("/") + "/"
+        if wanted not in found:
+            raise SnapshotError(
+                f"{os.fspath(path)} has no layers below {wanted!r}; it has some below"
+                f" {', '.join(map(repr, found)) or 'nothing'}"
+            )
+        return wanted
+    if len(found) > 1:
+        raise SnapshotError(
+            f"{os.fspath(path)} has several lists of layers, below"
+            f" {', '.join(map(repr, found))}: say which by prefix="
+        )
+    return found[0] if found else ""
+
+
+def load_optimizer_of_trainer(
+    optimizer: Any, arrays: Mapping[str, np.ndarray], prefix: str, path: Any
+) -> None:
+    """Loads the state of an optimizer from a trainer's snapshot.
+
+    Args:
+        optimizer: Set up with the layers to read it for.
+        arrays: The arrays of the file.
+        prefix: What the keys of the model begin with; see :func:`model_prefix`.
+        path: The path of the file, for errors.
+
+    Raises:
+        SnapshotError: If the file has no state of that optimizer, or a part is missing.
+    """
+    match = _OF_UPDATER.fullmatch(prefix)
+    above = f"updater/optimizer:{match[1]}/" if match else None
+    keys = [key for key in arrays if above is not None and key.startswith(above)]
+    if not keys:
+        raise SnapshotError(
+            f"{os.fspath(path)} has no optimizer of the model below {prefix!r}: only"
+            f" the snapshots of trainers have one"
+        )
+    below = match[2]
+    found = {}
+    for key in keys:
+        name = key[len(above) :]
+        found[name[len(below) :] if name.startswith(below) else name] = key
+    mine = Arrays({os.fspath(path): _Renamed(arrays, found)})
+    optimizer.serialize(RuleReader(mine).noting())
+    missing = sorted(mine.ledger.missing)
+    if missing or mine.ledger.unlike:
+        words = [f"{above}{key} is missing" for key in missing]
+        raise SnapshotError(
+            f"{os.fspath(path)} has another optimizer's state:"
+            f" {'; '.join([*words, *mine.ledger.unlike])}"
+        )
+
+
+class _Renamed(Mapping):
+    """Arrays by other keys, each read when it is asked for."""
+
+    def __init__(
+        self, arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]
+    ) -> None:
+        self._arrays, self._keys = arrays, keys
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return self._arrays[self._keys[key]]
+
+    def __iter__(self) -> Any:
+        return iter(self._keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)

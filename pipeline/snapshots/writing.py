@@ -1,26 +1,194 @@
-"""The writing of a snapshot: a rank's files; on rank 0 the manifest and the name."""
+"""Arrays that a rank has to save, and their writing: files, manifest and name.
+
+Each rank collects its arrays by file, and tells the others what they must know. Then it
+writes its files; rank 0 writes the manifest, and gives the snapshot its name.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 
 from divisible import __version__
-from divisible.streaming.mapped import mapped_array
+from divisible.schedules import Schedule
+from divisible.streaming.mapped import mapped_array, parts_of
 from pipeline.pipeline import Pipeline
-from pipeline.snapshots.arrays import write_arrays
-from pipeline.snapshots.collecting import Announcement, Contents
+from pipeline.snapshots.arrays import of_range, write_arrays
 from pipeline.snapshots.directories import Draft
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.finding import Series
+from pipeline.snapshots.layers import model_arrays
+from pipeline.snapshots.names import COMMON, LOSS, replica_file, stage_file
+from pipeline.snapshots.objects import check_objects, dump_random_states, object_arrays
+from pipeline.snapshots.optimizers import OptimizersOfStages, covers, optimizer_arrays
+
+#: By file the arrays by key.
+Contents = dict[str, dict[str, np.ndarray]]
+# The schedules that were saved last, with their fields in the manifest.
+_schedules: weakref.WeakKeyDictionary[Pipeline, tuple[Schedule, Mapping[str, Any]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+class Announcement(NamedTuple):
+    """The facts that a rank tells the others before it writes.
+
+    Attributes:
+        place: Its replica, and its rank in that.
+        path: The path of the snapshot.
+        folder: Where to write it; that of rank 0 counts.
+        layer_ranges: The layers of its stages, by number.
+        is_first: Whether it has the first stage.
+        objects: The state of what it alone has besides its stages.
+        random_states: The states of its generators.
+        digests: By file and key of what it has, if there are several replicas.
+    """
+
+    place: tuple[int, int]
+    path: str
+    folder: str
+    layer_ranges: Mapping[int, tuple[int, int]]
+    is_first: bool
+    objects: Mapping[str, np.ndarray]
+    random_states: str
+    digests: Mapping[str, Mapping[str, str]]
+
+
+def collect(
+    pipeline: Pipeline,
+    optimizers: Any,
+    state: Mapping[str, Any],
+    values: Mapping[str, Any],
+    draft: Draft,
+) -> tuple[Contents, Announcement]:
+    """Returns what this rank is to write, by file, and what the others must know."""
+    check_objects(state)
+    json.dumps(values)
+    contents = _layer_contents(pipeline, OptimizersOfStages(optimizers, pipeline))
+    objects = {}
+    ranks = pipeline.ranks
+    digests = _digests(contents) if ranks.n_replicas > 1 else {}
+    if ranks.is_chief or (pipeline.is_first and ranks.replica == 0):
+        objects = object_arrays({**state, "pipeline": pipeline})
+    if ranks.is_chief:
+        contents[COMMON] = objects
+        objects = {}
+        draft.begin()
+    ranges = {number: stage.layer_range for number, stage in pipeline.stages.items()}
+    mine = Announcement(
+        (ranks.replica, ranks.rank),
+        str(draft.path),
+        str(draft.folder),
+        ranges,
+        pipeline.is_first,
+        objects,
+        dump_random_states(state),
+        digests,
+    )
+    return contents, mine
+
+
+def _layer_contents(pipeline: Pipeline, optimizers: OptimizersOfStages) -> Contents:
+    """Returns the arrays of this rank's stages, and of its loss, by file."""
+    contents = {}
+    of_stages = optimizers.of_stages
+    states = [optimizer_arrays(each, optimizers.names(each)) for each in of_stages]
+    for number, stage in pipeline.stages.items():
+        covering = [
+            of_range(state, stage.layer_range)
+            for optimizer, state in zip(of_stages, states)
+            if covers(optimizer, stage)
+        ]
+        model = model_arrays(stage)
+        contents[stage_file(number)] = _file_contents(
+            f"parameters of stage {number}", model, covering
+        )
+    if pipeline.is_last and optimizers.loss_links:
+        model = object_arrays(optimizers.loss_links)
+        covering = [optimizer_arrays(each) for each in optimizers.of_loss]
+        contents[LOSS] = _file_contents("the loss", model, covering)
+    return contents
+
+
+def _file_contents(
+    what: str,
+    model: Mapping[str, np.ndarray],
+    optimizers: Sequence[Mapping[str, np.ndarray]],
+) -> dict[str, np.ndarray]:
+    """Returns the arrays of one file: those of a model, and of its optimizer if any."""
+    if len(optimizers) > 1:
+        raise ValueError(f"{len(optimizers)} optimizers update {what}; only one can")
+    contents = {f"model/{key}": value for key, value in model.items()}
+    for optimizer in optimizers:
+        contents.update((f"optimizer/{key}", v) for key, v in optimizer.items())
+    return contents
+
+
+def common_arrays(
+    announcements: Sequence[Announcement], objects: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns the arrays that belong to no stage; ``objects`` are those of rank 0.
+
+    Random states are numbered by replica, whatever the placement of the grid.
+    """
+    merged: dict[str, np.ndarray] = {}
+    for theirs in (*(each.objects for each in announcements), objects):
+        merged.update((f"state/{key}", value) for key, value in theirs.items())
+    by_place = sorted(announcements, key=lambda each: each.place)
+    for number, theirs in enumerate(by_place):
+        merged[f"random/{number}"] = np.array(theirs.random_states.encode())
+        if theirs.is_first and theirs.place[0] == 0:
+            merged["random/first"] = merged[f"random/{number}"]
+    return merged
+
+
+def of_replica(
+    contents: Contents, mine: Announcement, announcements: Sequence[Announcement]
+) -> Contents:
+    """Returns what a rank is to write: in later replicas, what they have otherwise.
+
+    Args:
+        contents: The arrays that it has, by file.
+        mine: Its announcement.
+        announcements: The announcements of all ranks.
+    """
+    replica, rank = mine.place
+    if replica == 0:
+        return contents
+    (first,) = (each.digests for each in announcements if each.place == (0, rank))
+    own = {}
+    for name, arrays in contents.items():
+        there, here = first.get(name, {}), mine.digests[name]
+        found = {k: value for k, value in arrays.items() if there.get(k) != here[k]}
+        if found:
+            own[replica_file(replica, name)] = found
+    return own
+
+
+def _digests(contents: Contents) -> dict[str, dict[str, str]]:
+    return {
+        name: {key: _digest(np.asarray(value)) for key, value in arrays.items()}
+        for name, arrays in contents.items()
+    }
+
+
+def _digest(array: np.ndarray) -> str:
+    kind = f"{array.dtype.str} {array.shape}"
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts_of(array):
+        has_objects = part.dtype.hasobject
+        digest.update(repr(part).encode() if has_objects else part.tobytes())
+    return digest.hexdigest() + kind
 
 
 @dataclass
@@ -32,8 +200,8 @@ class Writing:
     Attributes:
         contents: This rank's arrays, by file; what is written is dropped.
         draft: Where rank 0 makes the snapshot.
-        snapshot: It, as far as it is known.
-        series: Those among which it is the newest.
+        snapshot: The manifest, as far as it is known.
+        series: The snapshots among which it is the newest.
     """
 
     contents: Contents
@@ -55,20 +223,15 @@ class Writing:
         ranges = {}
         for each in announcements:
             ranges.update(each.layer_ranges)
-        schedule = pipeline.schedule
         snapshot = Snapshot(
             path=Path(announcements[0].folder),
             layer_ranges=[ranges[number] for number in sorted(ranges)],
             files={},
             time=0.0,
-            n_ranks=schedule.n_ranks,
+            n_ranks=pipeline.schedule.n_ranks,
             n_replicas=pipeline.ranks.n_replicas,
             n_steps=pipeline.n_steps,
-            schedule={
-                "name": schedule.name,
-                "n_microbatches": schedule.n_microbatches,
-                "text": str(schedule),
-            },
+            schedule=_schedule_of(pipeline),
             versions={
                 "chainer": chainer.__version__,
                 "divisible": __version__,
@@ -124,6 +287,20 @@ class Writing:
             self.series.remove_old(path, remarks)
 
 
+def _schedule_of(pipeline: Pipeline) -> Mapping[str, Any]:
+    """Returns the schedule as the manifest has it; a run seldom has another one."""
+    schedule, fields = _schedules.get(pipeline, (None, {}))
+    if schedule is not pipeline.schedule:
+        schedule = pipeline.schedule
+        fields = {
+            "name": schedule.name,
+            "n_microbatches": schedule.n_microbatches,
+            "text": str(schedule),
+        }
+        _schedules[pipeline] = schedule, fields
+    return fields
+
+
 def n_bytes_to_copy(contents: Contents) -> int:
     """Returns how many bytes :meth:`Writing.copy_arrays` takes."""
     arrays = [value for each in contents.values() for value in each.values()]
@@ -135,7 +312,7 @@ def _kept(value: Any) -> Any:
 
 
 def _is_constant(value: Any) -> bool:
-    """Says whether nobody can change an array.
+    """Returns whether nobody can change an array.
 
     Such as come from a GPU, which were copied for the snapshot. Of others nobody can
     tell: a frozen parameter may be that of a moving average.

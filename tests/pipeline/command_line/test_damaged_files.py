@@ -45,7 +45,8 @@ from pipeline import (
 )
 from pipeline.command_line.main import main
 from pipeline.rebalancing.log import LoggedCheck
-from pipeline.snapshots.manifest import MANIFEST, checksum
+from pipeline.snapshots.files import checksum
+from pipeline.snapshots.names import MANIFEST
 from tests.support.damaged_files import (
     ESCAPES,
     damaged_json,

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from divisible import Divisible, free_memory
 from pipeline import Pipeline, SnapshotError, save_snapshot, wait_for_snapshot
 from pipeline.snapshots import background as in_background
-from pipeline.snapshots import writing, writing_thread
+from pipeline.snapshots import writing
 from tests.support.snapshot_training import names_in
 
 
@@ -42,7 +42,7 @@ def ends(monkeypatch):
             report()
         words.append(said.getvalue())
 
-    monkeypatch.setattr(writing_thread, "end_all_ranks", end)
+    monkeypatch.setattr(in_background, "end_all_ranks", end)
     return words
 
 
@@ -87,7 +87,7 @@ def test_what_other_ranks_write_after_a_failure_goes_as_well(tmp_path, save, at_
         time.sleep(0.01)
     assert not names_in(tmp_path)
     # As another rank does whose directory is made again, or was not yet empty.
-    draft = in_background._pending[save.pipe]._writing.draft
+    draft = in_background.pending[save.pipe]._writing.draft
     draft.folder.mkdir()
     (draft.folder / "rank-1.json").touch()
     with pytest.raises(SnapshotError, match="No space"):

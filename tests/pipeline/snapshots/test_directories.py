@@ -133,7 +133,7 @@ def test_an_error_without_words_is_named(tmp_path, save, monkeypatch):
 
     save(tmp_path / "1")
     (tmp_path / "1" / "common.npz").unlink()
-    for module in ("manifest", "directories"):
+    for module in ("files", "directories"):
         monkeypatch.setattr(f"pipeline.snapshots.{module}.read_manifest", fail)
     words = "cannot read .*1/manifest.json: the server is silent"
     with pytest.raises(SnapshotError, match=words):

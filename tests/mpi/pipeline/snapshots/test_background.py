@@ -15,7 +15,8 @@ import pytest
 from divisible import free_memory
 from divisible.terminal_text import printable
 from pipeline import Snapshot, SnapshotError, latest_snapshot, wait_for_snapshot
-from pipeline.snapshots import writing, writing_thread
+from pipeline.snapshots import background as in_background
+from pipeline.snapshots import writing
 from tests.support.mpiexec import assert_on_ranks, on_ranks
 from tests.support.snapshot_training import Run, names_in
 
@@ -198,7 +199,7 @@ def come_too_late(comm, folder):
         if comm.rank == 0:
             gate.open()
         else:
-            patch.setattr(writing_thread, "_SHARE_OF_TIMEOUT", 0.05)
+            patch.setattr(in_background, "_SHARE_OF_TIMEOUT", 0.05)
         run.save(f"{folder}/1", background=True)
         run.step(0)
         words = fails_on_all(comm, lambda: wait_for_snapshot(run.pipe))

@@ -1,12 +1,19 @@
-"""Layers that are sized, and register more, at their first call.
+"""The state of layers as arrays by key.
 
-A snapshot has them as they were: called, or not called yet. What loads it may have
-called them, or not.
+Chainer's objects write themselves into a flat dictionary of arrays. What belongs to a
+layer has the layer's position in the undivided model at the beginning of its key, so
+any cut can be put together from any other one::
+
+    model/7/W   model/7/avg_mean   optimizer/7/W/v   optimizer/7/W/t    of layer 7
+    optimizer/t   optimizer/loss_scale/scale                            of no layer
+
+A snapshot has layers that are sized, and register more, at their first call as they
+were: called, or not called yet. What loads it may have called them, or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,9 +23,73 @@ from chainer import Link
 from chainer.link_hooks import SpectralNormalization
 
 from divisible import Divisible
+from divisible.carried_state import carrying, declared, place_of
 from divisible.random_streams import restored_random_state
-from pipeline.snapshots.arrays import Arrays
-from pipeline.snapshots.serializers import is_none
+from divisible.streaming.link import SEGMENT_KEY
+from pipeline.calls.ranks import Ranks
+from pipeline.snapshots.arrays import Arrays, of_range
+from pipeline.snapshots.errors import SnapshotError
+from pipeline.snapshots.serializers import (
+    DryReader,
+    StateReader,
+    StateWriter,
+    dry_run,
+    is_none,
+    read,
+)
+
+# Running averages of batch normalization, of the shape of its parameters.
+_AVERAGES = {"avg_mean", "avg_var"}
+
+
+def model_arrays(stage: Divisible) -> dict[str, np.ndarray]:
+    """Returns parameters and persistent values of a stage's own layers, by key."""
+    writer = StateWriter()
+    stage.serialize(writer)
+    return of_range(writer.target, stage.layer_range)
+
+
+def load_model(model: Link, arrays: Arrays) -> None:
+    """Loads a stage or a loss; its layers are sized then if they were when saved.
+
+    A dry run leaves them as they are.
+    """
+    for key in arrays:
+        # Layers that are in memory here have no segments.
+        if key.endswith(f"/{SEGMENT_KEY}"):
+            arrays.take(key)
+    if arrays.is_dry_run:
+        links = ((f"{path}/".lstrip("/"), link) for path, link in model.namedlinks())
+        with dry_run(arrays, links):
+            read(model.serialize, DryReader(arrays))
+        note_dry_run(model, arrays)
+        note_averages(model, arrays)
+        return
+    with as_saved(model, arrays):
+        read(model.serialize, StateReader(arrays))
+
+
+def note_averages(model: Link, arrays: Arrays) -> None:
+    """Records in the ledger running averages of other shapes than their parameters.
+
+    Args:
+        model: The layers.
+        arrays: The arrays that are to be loaded, by their paths in the model.
+    """
+    for path, link in model.namedlinks():
+        if not link._persistent >= _AVERAGES:
+            continue
+        above = f"{path}/".lstrip("/")
+        keys = [above + name for name in (*sorted(link._params), *sorted(_AVERAGES))]
+        outlines = {key: arrays.outline(key) for key in keys if key in arrays}
+        shapes = {k: each.shape for k, each in outlines.items() if not is_none(each)}
+        first = next(iter(shapes), "")
+        for key, shape in shapes.items():
+            if shape != shapes[first]:
+                arrays.ledger.unlike.append(
+                    f"{key} was saved with shape {shape}, but {first} of the same layer"
+                    f" with {shapes[first]}"
+                )
 
 
 @contextmanager
@@ -34,7 +105,7 @@ def as_saved(model: Link, arrays: Arrays) -> Iterator[None]:
 
     Args:
         model: The layers.
-        arrays: Of the layers, by their paths in the model.
+        arrays: The arrays of the layers, by their paths in the model.
     """
     for path, link, hook in spectral_hooks(model):
         key = f"{path}{hook.weight_name}"
@@ -64,11 +135,11 @@ def as_saved(model: Link, arrays: Arrays) -> Iterator[None]:
 
 
 def note_dry_run(model: Link, arrays: Arrays) -> None:
-    """Notes what :func:`as_saved` does to layers that were read without a change.
+    """Records what :func:`as_saved` does to layers that were read without a change.
 
     Args:
         model: The layers, read.
-        arrays: As in :func:`as_saved`.
+        arrays: See :func:`as_saved`.
     """
     for path, _, hook in spectral_hooks(model):
         key = f"{path}{hook.weight_name}"
@@ -88,11 +159,11 @@ def note_dry_run(model: Link, arrays: Arrays) -> None:
 def _check_dtype(
     name: str, param: chainer.Parameter, saved: np.ndarray, arrays: Arrays
 ) -> None:
-    """Sees to it that an array was not cast into a parameter that it has sized."""
+    """Undoes a cast of an array into a parameter that it has sized."""
     if _own_dtype(param) is not None:
         _note_dtype(name, param.dtype, saved, arrays)
     elif saved.dtype != param.dtype:
-        # It has the dtype of chainer.config, which may be another one while loading.
+        # The dtype is that of chainer.config, which may be another one while loading.
         param.array = param.device.send(saved)
 
 
@@ -134,7 +205,7 @@ def _params(model: Link) -> Iterator[tuple[str, chainer.Parameter]]:
 def _prepare(link: Link, hook: SpectralNormalization, weight: np.ndarray) -> None:
     """Lets a hook register what it does at the first call of a link."""
     param = getattr(link, hook.weight_name)
-    # What is drawn here is overwritten, and must not be missing elsewhere.
+    # The numbers drawn here are overwritten, and must not be missing elsewhere.
     with restored_random_state(link.device), chainer.using_device(link.device):
         if param.array is None:
             param.initialize(weight.shape)
@@ -161,3 +232,36 @@ def _bring_to_device(link: Link) -> None:
         value = vars(link)[name]
         if isinstance(value, np.ndarray) and value.ndim and link.xp is not np:
             vars(link)[name] = link.device.send(value)
+
+
+def load_shares(
+    stage: Divisible, replicas: Sequence[Arrays], ranks: Ranks, is_dry_run: bool
+) -> None:
+    """Gives a stage its replica's share of the states that were carried.
+
+    Args:
+        stage: Loaded already.
+        replicas: For each replica that there was its arrays, by paths in the model.
+        ranks: The ranks of the pipeline.
+        is_dry_run: Whether it is to be seen only that this will go well.
+
+    Raises:
+        SnapshotError: If the samples cannot be shared out equally.
+    """
+    for path, link in carrying(stage, stage.layer_range[0]):
+        for name, axis in declared(link).items():
+            key = f"{path}/{place_of(name)}".lstrip("/")
+            parts = [arrays[key] for arrays in replicas if key in arrays]
+            # A replica that had nothing to carry has nothing for others either.
+            if len(parts) < len(replicas) or any(map(is_none, parts)):
+                continue
+            rows = np.concatenate(parts, axis)
+            if rows.shape[axis] % ranks.n_replicas:
+                raise SnapshotError(
+                    f"{path}.{name} was carried by {rows.shape[axis]} samples of"
+                    f" {len(parts)} replicas, and cannot be shared out among"
+                    f" {ranks.n_replicas}: resume with another number of replicas"
+                )
+            if not is_dry_run:
+                share = np.split(rows, ranks.n_replicas, axis)[ranks.replica]
+                setattr(link, place_of(name), link.device.send(share))

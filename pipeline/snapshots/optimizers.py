@@ -1,7 +1,15 @@
-"""The state of optimizers, with what Chainer's own snapshots lose."""
+"""The state of optimizers, with what Chainer's own snapshots lose, and whose it is.
+
+Arrays beside parameters must be of their shapes. What was changed in part, by whatever
+wrote the snapshot, is refused before it trains::
+
+    optimizer/0/W/m    (10, 4)    the first moment of Adam
+    model/0/W          (5, 4)     its parameter
+"""
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,18 +17,115 @@ from typing import Any
 import chainer
 import numpy as np
 
+from divisible import Divisible
+from divisible.number_lists import as_list
 from divisible.optimizer_hooks import named_hooks
 from divisible.optimizer_wrapper import each_within, innermost
-from pipeline.snapshots import state_shapes
-from pipeline.snapshots.arrays import Arrays
-from pipeline.snapshots.dry_run import dry_run
+from pipeline.hooks.parameter_paths import ParameterPaths
+from pipeline.pipeline import Pipeline
+from pipeline.snapshots.arrays import Arrays, position
 from pipeline.snapshots.serializers import (
     NO_NAMES,
     RuleReader,
     StateReader,
     StateWriter,
+    dry_run,
     read,
 )
+
+# Sides of a parameter that an update rule is tried with; no rule has arrays of these.
+_SIDES = (3, 5, 7, 11, 13)
+
+
+class OptimizersOfStages:
+    """The optimizers of a rank, by what they update.
+
+    Args:
+        optimizers: One, or several as a list.
+        pipeline (Pipeline): Whose stages and loss they update.
+
+    Attributes:
+        of_stages (list): The optimizers of the rank's stages.
+        of_loss (list): The optimizers of the loss alone.
+        loss_links (dict): By name what follows the last layer and has a state to save.
+
+    Raises:
+        ValueError: If one is neither of the stages nor of the loss, and would be lost.
+    """
+
+    def __init__(self, optimizers: Any, pipeline: Pipeline) -> None:
+        self._stages = list(pipeline.stages.values())
+        self.loss_links = {
+            name: link
+            for name, link in pipeline.loss.links.items()
+            if any(inner._params or inner._persistent for inner in link.links())
+        }
+        self._pipeline = pipeline
+        self.of_stages, self.of_loss = [], []
+        for optimizer in as_list(optimizers):
+            if getattr(optimizer, "target", None) is None:
+                raise ValueError(
+                    f"{type(optimizer).__name__} is no optimizer with a target: call"
+                    f" optimizer.setup(stage) before"
+                )
+            if any(covers(optimizer, stage) for stage in self._stages):
+                self.of_stages.append(optimizer)
+            elif any(covers(optimizer, link) for link in self.loss_links.values()):
+                self.of_loss.append(optimizer)
+            else:
+                raise ValueError(
+                    f"the optimizer of a {type(optimizer.target).__name__} updates no"
+                    f" stage of rank {pipeline.rank}, nor its loss: give it as"
+                    f" state={{'name': optimizer}}"
+                )
+
+    def names(self, optimizer: Any) -> dict[str, str]:
+        """Returns the names under which the state of an optimizer of stages is saved.
+
+        ::
+
+            target                   path in the target      name
+            a stage                  /7/W                    /7/W
+            ChainList(stage, stage)  /0/7/W                  /7/W
+            Chain of stage and loss  /criterion/W            /loss/W
+
+        Returns:
+            The name by the path. That of a layer is its path in the undivided model, as
+            a stage has it, whatever the optimizer was set up with.
+        """
+        params = dict(optimizer.target.namedparams())
+        if [optimizer.target] == self._stages:
+            return {path: path for path in params}
+        paths = ParameterPaths(self._pipeline.stages, self.loss_links)
+        # A number in a path that is of neither a stage nor the loss is no position.
+        above = "" if isinstance(optimizer.target, Divisible) else "/target"
+        return {path: paths.of(param) or above + path for path, param in params.items()}
+
+    def positions(self, optimizer: Any) -> set[int]:
+        """Returns the layers whose optimizer's state an optimizer needs."""
+        found = {position(name) for name in self.names(optimizer).values()}
+        # Parameters of a loss beside the stage.
+        found.discard(None)
+        if not found:
+            for stage in self._stages:
+                if covers(optimizer, stage):
+                    found.update(range(*stage.layer_range))
+        return found
+
+
+def covers(optimizer: Any, link: chainer.Link) -> bool:
+    """Whether an optimizer is that of a stage or a loss, perhaps among others."""
+    target = optimizer.target
+    if target is link or any(child is link for child in target.children()):
+        return True
+    ids = {id(param) for param in target.params()}
+    return any(id(param) in ids for param in link.params())
+
+
+def positions_of_layers(stage: Divisible) -> set[int]:
+    """Returns the layers whose state a stage needs: its own and some it shares."""
+    paths = (path for path, _ in stage.namedparams())
+    return {*range(*stage.layer_range), *map(position, paths)}
 
 
 def optimizer_arrays(
@@ -77,9 +182,10 @@ def load_replicas(
     """Loads what each replica had of its own, where there are more or fewer now.
 
     Args:
-        optimizer: It may have a method ``load_replicas``; otherwise nothing is done.
-        replicas: Of each replica that there was what :func:`load_optimizer` takes.
-        names: Likewise.
+        optimizer: An optimizer, perhaps with a method ``load_replicas``; without one
+            nothing is done.
+        replicas: The arrays of each replica that there was.
+        names: See :func:`optimizer_arrays`.
     """
     if not hasattr(optimizer, "load_replicas"):
         return
@@ -104,7 +210,7 @@ def _readers(optimizer: Any, names: Mapping[str, str]) -> Iterator[tuple[str, An
 
 def _load(optimizer: Any, arrays: Arrays, names: Mapping[str, str]) -> None:
     for path, param in _updated(optimizer):
-        # What is there must not remain where nothing was saved, nor lend its dtype.
+        # A state must not remain where none was saved, nor lend its dtype.
         param.update_rule._fp32_param = None
         name = names.get(path, path).strip("/")
         if not _reads_into_files(param, arrays, name):
@@ -126,7 +232,7 @@ def _load(optimizer: Any, arrays: Arrays, names: Mapping[str, str]) -> None:
         name = names.get(path, path).strip("/")
         if f"{name}/settings" in arrays:
             _load_rule(param, arrays, name, is_alike)
-            state_shapes.note_rule(param, arrays, name)
+            note_rule(param, arrays, name)
         else:
             arrays.miss(f"{name}/settings")
 
@@ -166,7 +272,7 @@ def _load_rule(
 
 
 def _is_alike(here: Any, settings: Mapping[str, Any], arrays: Arrays) -> bool:
-    """Notes an optimizer, or an update rule, of another class than was saved."""
+    """Records an optimizer, or an update rule, of another class than was saved."""
     # Snapshots of earlier versions do not say.
     saved, kind = settings.get("class", _class(here)), _class(here)
     if saved != kind:
@@ -241,7 +347,7 @@ def _numbers(holder: Any) -> dict[str, Any]:
             continue
         found[name] = value
         if isinstance(value, np.generic):
-            # It widens a float32 array, which a number of Python's does not.
+            # NumPy's number widens a float32 array, which Python's does not.
             found[name] = {"dtype": value.dtype.name, "value": value.item()}
     return found
 
@@ -253,3 +359,36 @@ def _set_numbers(holder: Any, numbers: Mapping[str, Any]) -> None:
         if name.startswith("_") or not isinstance(value, (int, float, np.generic)):
             raise ValueError(f"{name!r} is {value!r}, and no number")
         setattr(holder, name, value)
+
+
+def note_rule(param: chainer.Parameter, arrays: Arrays, name: str) -> None:
+    """Records in the ledger what was loaded into an update rule in another shape.
+
+    Args:
+        param: With an update rule, whose state has been loaded.
+        arrays: The arrays that it was loaded from.
+        name: The beginning of their keys.
+    """
+    state = param.update_rule.state
+    # A layer that is sized by the load itself is looked at once it is.
+    if not state or param.array is None:
+        return
+    for key in _of_elements(param.update_rule, param.ndim):
+        shape = getattr(state.get(key), "shape", param.shape)
+        if shape != param.shape:
+            arrays.ledger.unlike.append(
+                f"the optimizer's {name}/{key} was saved with shape {shape}, but its"
+                f" parameter {name} is {param.shape} here"
+            )
+
+
+def _of_elements(rule: Any, n_dims: int) -> Iterator[str]:
+    """Yields what an update rule keeps of each element of a parameter."""
+    shape = (_SIDES * (n_dims // len(_SIDES) + 1))[:n_dims]
+    # Chainer tries rules in this way as well, to learn what they keep.
+    probe, array = copy.copy(rule), np.zeros(shape, np.float32)
+    probe._state = {}
+    probe.init_state(chainer.Variable(array, grad=array))
+    for key, value in probe.state.items():
+        if getattr(value, "shape", None) == shape:
+            yield key

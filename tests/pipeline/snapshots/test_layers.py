@@ -1,16 +1,16 @@
-"""States that layers carry, read by another number of replicas."""
+"""Layers that are read by others: carried states and running averages."""
 
 from typing import NamedTuple
 
 import chainer
+import chainer.links as L
 import numpy as np
 import pytest
 
 from divisible import Divisible, carry_state
 from pipeline.snapshots.arrays import Arrays
-from pipeline.snapshots.carried import load_shares
 from pipeline.snapshots.errors import SnapshotError
-from pipeline.snapshots.layer_state import model_arrays
+from pipeline.snapshots.layers import load_model, load_shares, model_arrays
 
 
 class _Ranks(NamedTuple):
@@ -59,3 +59,25 @@ def test_a_dry_run_changes_nothing_but_refuses():
     assert _loaded(saved, _Ranks(0, 2), is_dry_run=True) is None
     with pytest.raises(SnapshotError, match=r"/0\.h was carried by 4 samples"):
         _loaded(saved, _Ranks(0, 3), is_dry_run=True)
+
+
+def test_running_averages_are_of_the_shape_of_their_layer():
+    x = np.ones((4, 3), np.float32)
+
+    def build():
+        return Divisible(L.BatchNormalization(axis=0), L.BatchNormalization(3))
+
+    model = build()
+    model(x)
+    saved = {f"model/{key}": value for key, value in model_arrays(model).items()}
+    found = Arrays({"memory": saved}, "model/", is_dry_run=True)
+    load_model(build(), found)
+    assert found.ledger.unlike == []
+    for name in ("avg_mean", "avg_var"):
+        for layer in range(2):
+            cut = {**saved, f"model/{layer}/{name}": np.zeros(2, np.float32)}
+            found = Arrays({"memory": cut}, "model/", is_dry_run=True)
+            load_model(build(), found)
+            words = found.ledger.unlike
+            assert words and f"{layer}/{name} was saved with shape (2,)" in words[0]
+            assert "(3,)" in words[0]

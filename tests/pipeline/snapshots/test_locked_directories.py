@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import gc
 import os
 import subprocess
 import sys
@@ -45,6 +46,19 @@ def test_a_second_run_is_refused(tmp_path, save, other, names):
     other.wait(20)
     save(tmp_path / "iter_1")
     Snapshot.open(tmp_path / "iter_1").verify()
+
+
+def test_an_error_that_is_kept_lifts_no_lock_of_later(tmp_path, save, other):
+    with pytest.raises(SnapshotError, match="another run") as caught:
+        save(tmp_path / "iter_1")
+    other.kill()
+    other.wait(20)
+    save(tmp_path / "iter_1")
+    del caught
+    gc.collect()
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    tried = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert "another run" in tried.stderr
 
 
 def test_a_lock_whose_owner_is_not_known_can_be_removed(tmp_path, save, other):
@@ -97,6 +111,14 @@ def test_a_file_system_without_locks(tmp_path, save, monkeypatch, code):
     else:
         with pytest.raises(SnapshotError, match=f"cannot lock .*{LOCK}: Input/output"):
             save(tmp_path / "iter_1")
+
+
+def test_a_link_is_not_followed(tmp_path, save):
+    (tmp_path / "precious").write_text("data")
+    (tmp_path / LOCK).symlink_to(tmp_path / "precious")
+    with pytest.raises(SnapshotError, match=f"cannot lock .*{LOCK}: Too many levels"):
+        save(tmp_path / "iter_1")
+    assert (tmp_path / "precious").read_text() == "data"
 
 
 def test_what_dead_runs_left_goes_and_other_things_stay(tmp_path, save, names):

@@ -19,9 +19,9 @@ from pipeline import (
     load_snapshot,
     save_snapshot,
 )
-from pipeline.snapshots.layer_state import model_arrays, object_arrays
-from pipeline.snapshots.optimizer_state import optimizer_arrays
-from pipeline.snapshots.random_states import dump_random_states
+from pipeline.snapshots.layers import model_arrays
+from pipeline.snapshots.objects import dump_random_states, object_arrays
+from pipeline.snapshots.optimizers import optimizer_arrays
 from tests.support.equivalence import make_batches
 
 BATCHES = make_batches([6, 6, 5, 6])
