@@ -286,6 +286,10 @@ class LayerList(chainer.Sequential):
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes every layer under its position."""
         Link.serialize(self, serializer)
+        if not (self._deferred.waiting or self._transposes.paths):
+            for link, position in self._positions.items():
+                link.serialize(serializer[str(position)])
+            return
         for link, position in self._positions.items():
             serialize = functools.partial(self._transposes.serialize, position=position)
             self._deferred.serialize(link, serialize, serializer[str(position)])

@@ -68,6 +68,8 @@ class CallsBetweenSteps:
             StallError: If another rank does not come in time.
         """
         with self._call(call):
+            if self.ranks.world.size == 1:
+                return [value]
             self.ranks.calls.compare()
             return self.ranks.all_gather(value, f"to {call}")
 

@@ -352,7 +352,8 @@ class Pipeline(CallsBetweenSteps):
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes how many steps there were, and what layers are fused."""
         self.body.serialize(serializer)
-        self.fusion.serialize(serializer)
+        if self.fusion.chains or isinstance(serializer, chainer.Deserializer):
+            self.fusion.serialize(serializer)
 
     @contextmanager
     def _call(self, name: str) -> Iterator[None]:

@@ -282,7 +282,8 @@ def _is_alike(here: Any, settings: Mapping[str, Any], arrays: Arrays) -> bool:
 
 def _class(thing: Any) -> str:
     """Returns the class of an optimizer, within others around it, or of a rule."""
-    return type(innermost(thing)).__name__
+    is_wrapped = hasattr(thing, "actual_optimizer")
+    return type(innermost(thing) if is_wrapped else thing).__name__
 
 
 def _updated(optimizer: Any) -> Iterator[tuple[str, chainer.Parameter]]:

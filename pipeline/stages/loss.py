@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, Callable
 
 import chainer
@@ -166,7 +167,7 @@ class Loss:
             return _Nothing().apply(outputs)[0]
         return loss
 
-    @property
+    @cached_property
     def links(self) -> dict[str, chainer.Link]:
         """``lossfun`` and ``accfun`` by their names, as far as links."""
         return {

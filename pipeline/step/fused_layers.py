@@ -97,8 +97,7 @@ class FusedLayers:
     def serialize(self, serializer: Any) -> None:
         """Reads or writes the choice, if there is one, so that it stays."""
         if not isinstance(serializer, chainer.Deserializer):
-            if self.chains:
-                serializer("fused_layers", np.array(self.chains, np.int64))
+            serializer("fused_layers", np.array(self.chains, np.int64))
             return
         try:
             chains = serializer("fused_layers", None)
