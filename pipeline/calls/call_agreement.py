@@ -25,18 +25,10 @@ from divisible.communication.flight_record import (
 from divisible.communication.roll_call import Place, roll_call
 from divisible.communication.waiting import wait
 
-CALLS = (
-    "step",
-    "evaluate",
-    "predict",
-    "timeline",
-    "agree",
-    "save",
-    "load",
-    "rebalance",
-    "compress",
-    "reset",
-    "close",
+#: The calls that ranks compare.
+CALLS = tuple(
+    "step evaluate predict timeline agree save load rebalance compress reset"
+    " close".split()
 )
 
 _OF_USABLE_MODELS = ("step", "evaluate", "predict", "save")
