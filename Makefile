@@ -12,7 +12,8 @@
 # make test-kills KILLS=200
 #              kill training runs at random moments, so often, and resume them on other
 #              numbers of ranks; SEED=... repeats what a failure has printed
-# make lint    check the style of the code, and which package imports which
+# make lint    check the style of the code and of its English, and which package imports
+#              which
 # make docs    build the documentation into build/docs; warnings are errors
 # make install only install; "make install EXTRAS=examples,test" without an MPI
 #              library, for a system MPI; "make install NUMPY='<2.4'" with an older
@@ -135,6 +136,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m tests.support.import_circles
+	$(BIN)/python -m tests.support.plain_words
 
 docs: install
 	$(BIN)/python -m sphinx -W --keep-going --quiet \
