@@ -1,15 +1,15 @@
-"""Microbatches on one rank against one backward over the whole minibatch.
+"""What microbatches cost on one rank, as ratios of CPU time to the undivided step.
 
     OMP_NUM_THREADS=1 python -m benchmarks.accumulation
 
-A multi-layer perceptron makes one step, forward and backward, in four ways: undivided;
-in microbatches whose gradients Chainer accumulates; and in microbatches by
-divisible.backward.backprop, with whole backward (B) and with split backward (I, then
-W). The step's matrix products are timed by themselves as well: they are less efficient
-at the size of a microbatch, which no accumulation can win back.
+A pipeline of one stage on one rank makes steps, forward and backward, undivided and in
+microbatches. Nothing travels and nobody waits, so what a step takes longer is the price
+of the microbatches alone: weights that are read and prepared for fewer rows, gradients
+of weights that are added up, and Python.
 
-The variants alternate within one run, and ratios are taken within a round. Times are
-CPU times of the one thread, which other jobs on the machine disturb least.
+Each provider of products has a process of its own. In it the numbers of microbatches
+take turns, and ratios are taken within a round. Times are CPU times of the one thread,
+which other jobs on the machine disturb least.
 """
 
 from __future__ import annotations
@@ -17,202 +17,183 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Callable
+from typing import Any, NamedTuple
 
 import chainer
-import numpy
-from chainer import functions as F
+import chainer.functions as F
+import numpy as np
+from mpi4py import MPI
 
+from benchmarks.against_torch.models import LanguageModel, Transformer, images, texts
+from benchmarks.against_torch.workers import Worker
 from benchmarks.common.perceptron import minibatch, mlp
-from benchmarks.common.results import Result, alternate, command, cpu_seconds, machine
-from chainer_kernels.gemm import gemm
-from divisible.backward.backprop import backward, backward_input
-from divisible.backward.weight_gradients import WeightGradients
+from benchmarks.common.results import Result, alternate, command, machine, ratios
+from divisible import Divisible
+from examples.train.models.resnet50 import ResNet50
+from examples.train.models.vgg16 import VGG16
+from pipeline import Pipeline
+
+PROVIDERS = ("onednn", "blas")
 
 
-class Step:
-    """One minibatch, forward and backward, in each of the ways compared."""
+class Workload(NamedTuple):
+    """A model and its minibatch.
 
-    def __init__(
-        self,
-        model: chainer.Link,
-        x: numpy.ndarray,
-        t: numpy.ndarray,
-        n_microbatches: int,
-    ) -> None:
-        self.model, self.x, self.t = model, x, t
-        size = len(x) // n_microbatches
-        self.slices = [slice(i, i + size) for i in range(0, len(x), size)]
-        self.gradients = WeightGradients(model.params)
-
-    def loss(self, x: chainer.Variable, t: numpy.ndarray) -> chainer.Variable:
-        """Returns a microbatch's share in the mean loss of the minibatch."""
-        return F.softmax_cross_entropy(self.model(x), t) * (len(x.array) / len(self.x))
-
-    def undivided(self) -> None:
-        """One forward, one backward."""
-        self.model.cleargrads()
-        self.loss(chainer.Variable(self.x), self.t).backward()
-
-    def chainer_accumulation(self) -> None:
-        """Microbatches; Chainer adds their gradients up."""
-        self.model.cleargrads()
-        for s in self.slices:
-            self.loss(chainer.Variable(self.x[s]), self.t[s]).backward()
-
-    def whole_backward(self) -> None:
-        """Microbatches with whole backward (B)."""
-        self.gradients.begin()
-        one = numpy.ones((), self.x.dtype)
-        for s in self.slices:
-            x = chainer.Variable(self.x[s])
-            backward([x], [self.loss(x, self.t[s])], [one], self.gradients)
-        self.gradients.finish()
-
-    def split_backward(self) -> None:
-        """Microbatches with split backward (I, then W)."""
-        self.gradients.begin()
-        one = numpy.ones((), self.x.dtype)
-        for s in self.slices:
-            x = chainer.Variable(self.x[s])
-            loss = self.loss(x, self.t[s])
-            _, pending = backward_input([x], [loss], [one], self.gradients)
-            pending.run()
-        self.gradients.finish()
-
-
-class Products:
-    """The matrix products of the hidden layers, without anything around them.
-
-    Every layer has its own arrays: as in a real step, a layer's weights have left the
-    cache by the time the next microbatch comes to it.
+    Attributes:
+        title: What both are, for people.
+        build: Makes the model, a list of layers.
+        batch: Makes the samples and the labels.
+        microbatches: Into how many the minibatch is cut.
     """
 
-    def __init__(
-        self, width: int, layers: int, batch: int, n_microbatches: int
-    ) -> None:
-        random = numpy.random.default_rng(0)
+    title: str
+    build: Callable[[], Divisible]
+    batch: Callable[[], tuple[np.ndarray, np.ndarray]]
+    microbatches: tuple[int, ...]
 
-        def arrays(rows: int) -> list[numpy.ndarray]:
-            shape = (rows, width)
-            return [random.standard_normal(shape, "f") for _ in range(layers - 1)]
 
-        self.weights, self.gradients = arrays(width), arrays(width)
-        self.x, self.gy = arrays(batch), arrays(batch)
-        size = batch // n_microbatches
-        self.slices = [slice(i, i + size) for i in range(0, batch, size)]
-        self.out = numpy.empty((batch, width), "f")
+def _words(n_words: int, n: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    x, t = texts(n_words, n, length)
+    # A text and its words are one sample, which is never cut.
+    return x, t.reshape(n, length)
 
-    def products(self, slices: list[slice]) -> None:
-        """Forward, input gradients and weight gradients of every slice."""
-        for s in slices:
-            for x, weight in zip(self.x, self.weights):
-                x[s].dot(weight.T, out=self.out[s])
-            for gy, weight in zip(self.gy, self.weights):
-                gy[s].dot(weight, out=self.out[s])
-            self.weight_gradients([s])
 
-    def weight_gradients(self, slices: list[slice]) -> None:
-        """Weight gradients of the slices, one layer after the other."""
-        for gy, x, gradient in zip(self.gy, self.x, self.gradients):
-            for s in slices:
-                gemm(gy[s].T, x[s], gradient, accumulate=True)
+def _workloads(quick: bool) -> dict[str, Workload]:
+    """Returns all workloads by name, or small ones of the same names."""
+    width, n_layers, size = (256, 4, 120) if quick else (1024, 32, 1200)
+    n_images, n_residual, n_texts = (20, 20, 8) if quick else (80, 90, 16)
+    return {
+        "perceptron": Workload(
+            f"perceptron, {n_layers} layers of {width}, batch {size}",
+            lambda: mlp(width, n_layers),
+            lambda: minibatch(width, size),
+            (5, 20),
+        ),
+        "vgg16": Workload(
+            f"VGG16, 32 x 32 pixels, batch {n_images}",
+            VGG16,
+            lambda: images(32, n_images),
+            (5, 20),
+        ),
+        "resnet50": Workload(
+            f"ResNet50, 32 x 32 pixels, batch {n_residual}",
+            ResNet50,
+            lambda: images(32, n_residual),
+            (5, 20),
+        ),
+        "language_model": Workload(
+            f"LSTM language model, 2 x 650 units, {n_texts} texts of 35 words",
+            lambda: Divisible(LanguageModel()),
+            lambda: _words(LanguageModel.N_WORDS, n_texts, 35),
+            (8,),
+        ),
+        "transformer": Workload(
+            f"Transformer, 4 layers of 256 units, {2 * n_texts} texts of 64 words",
+            lambda: Divisible(Transformer(64)),
+            lambda: _words(Transformer.N_WORDS, 2 * n_texts, 64),
+            (8,),
+        ),
+    }
 
-    def step(self) -> None:
-        """All products, undivided."""
-        self.products([slice(None)])
 
-    def step_in_microbatches(self) -> None:
-        """All products, microbatch by microbatch."""
-        self.products(self.slices)
+def _loss(y: chainer.Variable, t: np.ndarray) -> chainer.Variable:
+    """Returns the mean loss of samples, or of all words of texts."""
+    return F.softmax_cross_entropy(y, t.ravel())
 
-    def undivided(self) -> None:
-        """Weight gradients of the whole minibatch."""
-        self.weight_gradients([slice(None)])
 
-    def in_order(self) -> None:
-        """Weight gradients as microbatches come."""
-        for s in self.slices:
-            self.weight_gradients([s])
+class Steps:
+    """Steps of a model in any number of microbatches, in a process of their own.
 
-    def layer_by_layer(self) -> None:
-        """Weight gradients of all microbatches, when all of them are pending."""
-        self.weight_gradients(self.slices)
+    Args:
+        name: Which workload.
+        quick: Whether it is a small one.
+    """
 
-    def concatenated(self) -> None:
-        """The same as one product a layer, which copies the operands together."""
-        for gy, x, gradient in zip(self.gy, self.x, self.gradients):
-            gy = numpy.concatenate([gy[s] for s in self.slices])
-            x = numpy.concatenate([x[s] for s in self.slices])
-            gemm(gy.T, x, gradient, accumulate=True)
+    def __init__(self, name: str, quick: bool) -> None:
+        chainer.global_config.dtype = np.float32
+        np.random.seed(0)
+        workload = _workloads(quick)[name]
+        self._model = workload.build()
+        self._x, self._t = workload.batch()
+        self._pipelines: dict[int, Pipeline] = {}
+
+    def seconds(self, n_microbatches: int) -> float:
+        """Makes a step and returns its CPU seconds."""
+        pipe = self._pipelines.get(n_microbatches)
+        if pipe is None:
+            pipe = self._pipelines[n_microbatches] = Pipeline(
+                self._model.divide(None, None),
+                MPI.COMM_SELF,
+                n_microbatches,
+                lossfun=_loss,
+            )
+            # The first step gives layers sizes, compiles and allocates.
+            pipe.step(self._x, self._t)
+        start = time.process_time()
+        pipe.step(self._x, self._t)
+        return time.process_time() - start
+
+
+def make_steps(*arguments: Any) -> Steps:
+    """Makes the object of a process."""
+    return Steps(*arguments)
 
 
 def measure(
-    result: Result, title: str, variants: dict[str, Callable[[], None]], rounds: int
+    result: Result, name: str, workload: Workload, arguments: argparse.Namespace
 ) -> None:
-    """Write medians, and the ratios to the first variant with their range."""
-    for variant in variants.values():
-        variant()
-    seconds = alternate(variants, rounds, cpu_seconds)
-    result.write(f"{title:<46} {'CPU ms':>8} {'ratio':>6} {'min':>6} {'max':>6}")
-    base = next(iter(seconds.values()))
-    for name, values in seconds.items():
-        ratios = [value / b for value, b in zip(values, base)]
-        result.write(
-            f"  {name:<44} {1e3 * statistics.median(values):8.1f} "
-            f"{statistics.median(ratios):6.2f} {min(ratios):6.2f} {max(ratios):6.2f}"
+    """Measures a workload by each provider, and writes its part of the result."""
+    result.write(
+        f"{workload.title}",
+        f"  {'':<10}{'microbatches':>13}{'CPU ms':>9}  ratio to the undivided step",
+    )
+    counts = {str(m): m for m in (1, *workload.microbatches)}
+    for provider in arguments.providers:
+        worker = Worker(
+            f"{name} by {provider}",
+            make_steps,
+            *(name, arguments.quick),
+            environment={"CHAINER_KERNELS_PROVIDER": provider},
         )
+        try:
+            step = partial(worker.call, "seconds")
+            seconds = alternate(counts, arguments.rounds, step)
+        finally:
+            worker.close()
+        for m, values in seconds.items():
+            result.write(
+                f"  {provider:<10}{m:>13}{1e3 * statistics.median(values):9.0f}"
+                f"  {ratios(values, seconds['1'])}"
+            )
     result.write()
 
 
 def main() -> None:
     """Runs the comparison that the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--batch", type=int, default=1200)
-    parser.add_argument("--microbatches", type=int, nargs="+", default=[5, 20])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path)
+    add = parser.add_argument
+    add("--models", nargs="+", choices=_workloads(False), default=None)
+    add("--providers", nargs="+", choices=PROVIDERS, default=list(PROVIDERS))
+    add("--rounds", type=int, default=3)
+    add("--quick", action="store_true", help="small sizes, to see whether it runs")
+    add("--output", type=Path)
     arguments = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":
         parser.error("set OMP_NUM_THREADS=1: CPU time is no measure of several threads")
     result = Result("accumulation", arguments.output)
     result.write(
         command("OMP_NUM_THREADS=1"),
-        machine("numpy", "scipy", "chainer"),
-        f"{arguments.layers} layers of width {arguments.width}, batch "
-        f"{arguments.batch}; medians of {arguments.rounds} rounds",
+        machine("numpy", "chainer"),
+        f"medians of {arguments.rounds} rounds; median (min..max) of ratios",
         "",
     )
-
-    model = mlp(arguments.width, arguments.layers)
-    x, t = minibatch(arguments.width, arguments.batch)
-    for n in arguments.microbatches:
-        if arguments.batch % n:
-            parser.error(f"{arguments.batch} samples make no {n} equal microbatches")
-        step = Step(model, x, t, n)
-        variants = {
-            "undivided step": step.undivided,
-            f"{n} microbatches, Chainer": step.chainer_accumulation,
-            f"{n} microbatches, B": step.whole_backward,
-            f"{n} microbatches, I and W": step.split_backward,
-        }
-        measure(result, "step", variants, arguments.rounds)
-        products = Products(arguments.width, arguments.layers, arguments.batch, n)
-        variants = {
-            "undivided": products.step,
-            f"{n} microbatches": products.step_in_microbatches,
-        }
-        measure(result, "matrix products alone", variants, arguments.rounds)
-        variants = {
-            "undivided": products.undivided,
-            f"{n} microbatches, as they come": products.in_order,
-            f"{n} microbatches, layer by layer": products.layer_by_layer,
-            f"{n} microbatches, concatenated": products.concatenated,
-        }
-        measure(result, "weight gradients alone", variants, arguments.rounds)
+    workloads = _workloads(arguments.quick)
+    for name in arguments.models or workloads:
+        measure(result, name, workloads[name], arguments)
     result.save()
 
 

@@ -25,7 +25,6 @@ from typing import Any, Callable
 import chainermn
 from mpi4py import MPI
 
-from benchmarks.accumulation import Products
 from benchmarks.common.perceptron import (
     cut,
     cut_like_v,
@@ -36,6 +35,7 @@ from benchmarks.common.perceptron import (
     step_seconds,
     undivided_step,
 )
+from benchmarks.common.products import Products
 from benchmarks.common.results import Result, alternate, command, machine, ratios
 from benchmarks.common.two_ranks import two_ranks
 from divisible.schedules import one_f_one_b, zero_bubble_h1

@@ -29,6 +29,9 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     functions            the kernels, a module for each family of functions
     contributions        what is added to a weight gradient without being formed
     providers            products and convolutions, by BLAS, oneDNN or cuDNN
+    prepared_weights     what providers make of weights, kept while these do not change
+    kept_weights         the same where there is no Chainer: what is kept, and how much
+    watched_parameters   who reads arrays of parameters, and may write to them
     whole_numbers        those of 8-bit numbers, by oneDNN
     convolution_blocks   positions of a convolution that read alike
     window_rows          what they read as rows of a matrix, and rows put in their place
@@ -46,7 +49,7 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     float16_bits         float16 as bits, in loops that know no float16
     float8_bits, float8  e5m2 and e4m3 as bits; e5m2 of arrays
     wire_gpu             gradients in fewer bits, on a GPU
-    memory               freed arrays, kept for the next step
+    memory               freed arrays, kept for the next step; memory that is free
     fusion               chains of pointwise functions as one function each
     speed                how fast operators are here, with kernels and without
     text_table           tables of text, such as that of chains
@@ -128,6 +131,10 @@ def is_enabled() -> bool:
 
 def __getattr__(name: str) -> Any:
     """Loads what few scripts need when it is asked for."""
+    if name == "unchanged_weights":
+        from chainer_kernels.prepared_weights import unchanged_weights
+
+        return unchanged_weights
     if name == "fuse":
         from chainer_kernels.fusion.report import fuse
 

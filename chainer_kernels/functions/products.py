@@ -24,7 +24,7 @@ def linear(function: Any, inputs: Arrays) -> Arrays:
         return NotImplemented
     function._config_use_ideep = chainer.config.use_ideep
     x, W, *b = map(_as_matrix, inputs)
-    y = active().product(x, W.T)
+    y = active().product_with_weights(x, W, is_transposed=True)
     for bias in b:
         y += bias
     function.retain_inputs((0, 1))
@@ -38,7 +38,7 @@ def linear_grad_data(function: Any, inputs: Arrays) -> Arrays:
     function._config_use_ideep = chainer.config.use_ideep
     function.retain_inputs((0, 1))
     W, gy = map(_as_matrix, inputs)
-    return (active().product(gy, W),)
+    return (active().product_with_weights(gy, W),)
 
 
 def linear_grad_weight(function: Any, inputs: Arrays) -> Arrays:

@@ -10,12 +10,14 @@ A provider is a module with::
     convolution_weights(x, gy, geometry, out=None, accumulate=False)
                                                 -> gW, or out, perhaps added
     product(a, b, out=None, accumulate=False)   -> a @ b, or out, perhaps added
+    product_with_weights(a, W, is_transposed)   -> a @ W, or a @ W.T
 
 Arrays are float32. Activations are C contiguous and channels last: x (N, *sizes, C),
 y (N, *sizes, O). W and gW are Chainer's, (O, C / groups, *kernel), and C contiguous.
 Matrices may be transposed views. How far y reads behind the inputs follows from its
 sizes, ``geometry.output_sizes``, and ``pad`` says it only of what is before them.
-``relu`` says whether what is negative in y becomes zero, while it is in the cache.
+``relu`` says whether what is negative in y becomes zero, while it is in the cache. What
+is made of W may be kept, where :mod:`chainer_kernels.prepared_weights` allows it.
 
 ``cudnn`` is no such module. It computes with arrays of CuPy, wherever there are any.
 """

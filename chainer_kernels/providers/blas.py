@@ -23,7 +23,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import threadpoolctl
 
-from chainer_kernels import convolution_blocks, grouped_convolution, threads
+from chainer_kernels import (
+    convolution_blocks,
+    grouped_convolution,
+    kept_weights,
+    threads,
+)
 from chainer_kernels.convolution_blocks import Block, Plan
 from chainer_kernels.gemm import gemm
 from chainer_kernels.geometry import Geometry
@@ -66,11 +71,16 @@ def convolution(
     weights = _by_groups(W, geometry)
     n_groups, outs, channels, taps = weights.shape
     plan = convolution_blocks.of_outputs(geometry, len(x), outs * channels, sizes)
-    turned = np.empty((n_groups, outs, taps * channels), np.float32)
-    for group, rows in zip(weights, turned):
-        _turn(group, plan.order, taps * channels, channels, rows)
+
+    def turned() -> np.ndarray:
+        made = np.empty((n_groups, outs, taps * channels), np.float32)
+        for group, rows in zip(weights, made):
+            _turn(group, plan.order, taps * channels, channels, rows)
+        return made
+
+    matrices = kept_weights.kept(W, ("rows", geometry), W.nbytes, turned)
     y = np.empty((len(x), *geometry.output_sizes(sizes), len(W)), np.float32)
-    _convolve(x, plan, turned.transpose(0, 2, 1), y, b, relu)
+    _convolve(x, plan, matrices.transpose(0, 2, 1), y, b, relu)
     return y
 
 
@@ -85,11 +95,16 @@ def convolution_data(
     plan = convolution_blocks.of_inputs(
         geometry, len(gy), outs * channels, size, gy.shape[1:-1]
     )
-    turned = np.empty((n_groups, taps * outs, channels), np.float32)
-    for group, rows in zip(weights, turned):
-        _turn(group, plan.order, channels, outs * channels, rows)
+
+    def turned() -> np.ndarray:
+        made = np.empty((n_groups, taps * outs, channels), np.float32)
+        for group, rows in zip(weights, made):
+            _turn(group, plan.order, channels, outs * channels, rows)
+        return made
+
+    matrices = kept_weights.kept(W, ("columns", geometry), W.nbytes, turned)
     gx = np.empty((len(gy), *size, n_groups * channels), np.float32)
-    _convolve(gy, plan, turned, gx, None, False)
+    _convolve(gy, plan, matrices, gx, None, False)
     return gx
 
 
@@ -152,6 +167,13 @@ def product(
             return np.matmul(a, b, out=out)
         gemm(a, b, out, accumulate=True)
         return out
+
+
+def product_with_weights(
+    a: np.ndarray, W: np.ndarray, is_transposed: bool = False
+) -> np.ndarray:
+    """Returns a product with weights that may be kept, turned around or not."""
+    return product(a, W.T if is_transposed else W)
 
 
 def version() -> str:

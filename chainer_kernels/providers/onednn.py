@@ -1,7 +1,8 @@
 """Convolutions and products by oneDNN.
 
 Activations stay as they are. Weights are turned into the layout that oneDNN chooses,
-once a call: it has nothing fast for weights as Chainer has them.
+once a call, or once a scope (:mod:`chainer_kernels.prepared_weights`): it has nothing
+fast for weights as Chainer has them.
 
 ::
 
@@ -24,20 +25,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chainer_kernels import threads
+from chainer_kernels import kept_weights, threads
 from chainer_kernels.gemm import operand
 from chainer_kernels.geometry import Geometry
 from chainer_kernels.loops import activations
-from chainer_kernels.providers import blas
+from chainer_kernels.providers import blas, onednn_products
 from chainer_kernels.providers import onednn_library as dnnl
 from chainer_kernels.providers.onednn_library import Choice, Layout, Primitive
+from chainer_kernels.providers.onednn_products import SMALLEST_PRODUCT
 
 NAME = "oneDNN"
 
 #: How many convolutions are kept.
 _KEPT = 1024
-#: Multiplications of a product below which NumPy has it before oneDNN has begun.
-_SMALLEST_PRODUCT = 1 << 20
 
 #: Elements of weights from which on oneDNN takes longer than products for gradients.
 _LARGE_WEIGHTS = 1 << 20
@@ -58,12 +58,12 @@ class _Convolution(NamedTuple):
     Attributes:
         compute: Takes weights in the layout of its choice.
         reorder: Turns weights into that layout, or gradients of them back.
-        n_bytes: Of weights in that layout.
+        layout: The layout.
     """
 
     compute: Primitive
     reorder: Primitive
-    n_bytes: int
+    layout: dnnl.ChosenLayout
 
 
 def convolution(
@@ -77,10 +77,13 @@ def convolution(
     y_shape = (len(x), *geometry.output_sizes(x.shape[1:-1]), len(W))
     found = _find(_FORWARD, x.shape, W.shape, y_shape, geometry, b is not None)
     if found is None:
-        return blas.convolution(x, W, b, geometry, relu)
-    y = np.empty(y_shape, np.float32)
-    bias = () if b is None else (b,)
-    found.compute(x, y, _turned(W, found), *bias)
+        y = onednn_products.convolution(x, W, b, geometry)
+        if y is None:
+            return blas.convolution(x, W, b, geometry, relu)
+    else:
+        y = np.empty(y_shape, np.float32)
+        bias = () if b is None else (b,)
+        found.compute(x, y, _turned(W, found), *bias)
     if relu:
         # oneDNN's own makes zeros of what is no number.
         threads.run_slices(activations.relu, [y.reshape(-1), y.reshape(-1)])
@@ -94,7 +97,8 @@ def convolution_data(
     gx_shape = (len(gy), *size, W.shape[1] * geometry.groups)
     found = _find(_DATA, gx_shape, W.shape, gy.shape, geometry)
     if found is None:
-        return blas.convolution_data(gy, W, geometry, size)
+        gx = onednn_products.convolution_data(gy, W, geometry, size)
+        return blas.convolution_data(gy, W, geometry, size) if gx is None else gx
     gx = np.empty(gx_shape, np.float32)
     found.compute(gy, gx, _turned(W, found))
     return gx
@@ -113,7 +117,7 @@ def convolution_weights(
     if found is None:
         return blas.convolution_weights(x, gy, geometry, out, accumulate)
     gW = blas.result(W_shape, out)
-    turned = dnnl.empty(found.n_bytes)
+    turned = dnnl.empty(found.layout.n_bytes)
     found.compute(x, gy, turned)
     found.reorder(turned, gW)
     return gW
@@ -129,7 +133,7 @@ def product(
     m, k = a.shape
     n = b.shape[1]
     # For a vector, oneDNN 3.2 adds 0 times what is in `out`, which may be no number.
-    if m * n * k < _SMALLEST_PRODUCT or min(m, n) == 1:
+    if m * n * k < SMALLEST_PRODUCT or min(m, n) == 1:
         return blas.product(a, b, out, accumulate)
     if out is None:
         out = np.empty((m, n), np.float32)
@@ -148,6 +152,14 @@ def product(
         )
     )
     return out
+
+
+def product_with_weights(
+    a: np.ndarray, W: np.ndarray, is_transposed: bool = False
+) -> np.ndarray:
+    """Returns a product with weights that may be kept, turned around or not."""
+    y = onednn_products.product(a, W, is_transposed)
+    return product(a, W.T if is_transposed else W) if y is None else y
 
 
 def version() -> str:
@@ -175,10 +187,14 @@ def is_usable(is_asked_for: bool) -> bool:
 
 
 def _turned(W: np.ndarray, found: _Convolution) -> np.ndarray:
-    """Returns weights in the layout that was chosen."""
-    turned = dnnl.empty(found.n_bytes)
-    found.reorder(W, turned)
-    return turned
+    """Returns weights in the layout that was chosen, perhaps kept."""
+
+    def turned() -> np.ndarray:
+        made = dnnl.empty(found.layout.n_bytes)
+        found.reorder(W, made)
+        return made
+
+    return kept_weights.kept(W, found.layout, found.layout.n_bytes, turned)
 
 
 def _find(
@@ -263,7 +279,7 @@ def _chosen(
     return _Convolution(
         Primitive(choice, arguments),
         Primitive(reorder, {dnnl.SRC: ends[0], dnnl.DST: ends[1]}),
-        chosen.n_bytes,
+        chosen,
     )
 
 

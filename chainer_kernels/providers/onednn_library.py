@@ -60,6 +60,7 @@ _FUNCTIONS = {
     "memory_desc_create_with_tag": [_RESULT, c_int, Dims, c_int, c_int],
     "memory_desc_clone": [_RESULT, c_void_p],
     "memory_desc_destroy": [c_void_p],
+    "memory_desc_equal": [c_void_p] * 2,
     "memory_desc_get_size": [c_void_p],
     "memory_create": [_RESULT, *[c_void_p] * 3],
     "memory_destroy": [c_void_p],
@@ -239,14 +240,25 @@ class Layout(_Object):
         )
 
 
-class _ChosenLayout(_Object):
-    """The layout that an implementation wants of an argument."""
+class ChosenLayout(_Object):
+    """The layout that an implementation wants of an argument.
+
+    Two are equal if arrays in one may be read as arrays in the other.
+    """
 
     def __init__(self, choice: Choice, argument: int) -> None:
         query = library().primitive_desc_query_md
         found = query(choice, _QUERY_LAYOUT[argument], 0)
         super().__init__("memory_desc_clone", "memory_desc_destroy", found)
         self.n_bytes = library().memory_desc_get_size(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ChosenLayout) and bool(
+            library().memory_desc_equal(self, other)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.n_bytes)
 
 
 class Choice(_Object):
@@ -264,9 +276,9 @@ class Choice(_Object):
         attributes = dnnl.attributes_of_sums if is_added else dnnl.attributes
         super().__init__(create, "primitive_desc_destroy", *arguments, attributes)
 
-    def layout(self, argument: int) -> _ChosenLayout:
+    def layout(self, argument: int) -> ChosenLayout:
         """Returns the layout that was chosen for an argument."""
-        return _ChosenLayout(self, argument)
+        return ChosenLayout(self, argument)
 
     @property
     def name(self) -> str:

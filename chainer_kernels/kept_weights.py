@@ -1,0 +1,186 @@
+"""What was made of weights in a scope, and whether it may be used again.
+
+:mod:`.prepared_weights` says when, and why that is safe. Nothing here knows Chainer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import numpy as np
+
+from chainer_kernels.loops.checksums import checksum
+from chainer_kernels.memory import free_bytes
+
+#: How much is kept, as a part of the memory that is free.
+SHARE = 0.25
+#: Copies of weights that forward and backward keep: one each.
+COPIES = 2
+
+
+class WatchedArray:
+    """The array of a parameter, and who has read it.
+
+    Attributes:
+        array: The array. It is kept, so that no other has its ``id``.
+        n_applied: How often a function was applied to it.
+        is_exposed: Whether somebody may hold on to it who writes to it.
+    """
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.n_applied = 0
+        self.is_exposed = False
+
+
+class Weights:
+    """A parameter's array in a scope, and what was made of it.
+
+    Args:
+        watched: The array.
+        scope: Where it was read.
+    """
+
+    def __init__(self, watched: WatchedArray, scope: Scope) -> None:
+        self._watched, self._scope = watched, scope
+        self._n_used = 0
+        self._sum: int | None = None
+        self._made: dict[Hashable, Any] = {}
+        self._n_bytes = 0
+
+    def use(self) -> None:
+        """Counts one use, before it; forgets what was made of other values."""
+        watched = self._watched
+        self._n_used += 1
+        if (
+            watched.is_exposed
+            or watched.n_applied != self._n_used
+            or self._scope.are_inputs_seen()
+        ):
+            self._n_used = watched.n_applied
+            if self._sum is not None and self._sum != _checksum(watched.array):
+                self.forget()
+
+    def kept(self, key: Hashable, n_bytes: int, make: Callable[[], Any]) -> Any:
+        """Returns what is made of the array, now or before.
+
+        Args:
+            key: What is made.
+            n_bytes: How much memory it takes.
+            make: Makes it.
+
+        Returns:
+            What ``make`` returns; ``None`` if there is no room to keep it.
+        """
+        made = self._made.get(key)
+        if made is None and self._scope.has_room(n_bytes):
+            if self._sum is None:
+                self._sum = _checksum(self._watched.array)
+            made = self._made[key] = make()
+            self._n_bytes += n_bytes
+            self._scope.n_bytes += n_bytes
+        return made
+
+    def forget(self) -> None:
+        """Forgets what was made."""
+        self._made.clear()
+        self._sum = None
+        self._scope.n_bytes -= self._n_bytes
+        self._n_bytes = 0
+
+
+class Scope:
+    """What is kept in a thread until its outermost scope ends.
+
+    Args:
+        arrays: What was read of parameters in it, by the ``id`` of the array.
+        most: How many bytes are kept at most.
+        are_inputs_seen: Says whether anybody else sees the inputs of functions.
+
+    Attributes:
+        n_bytes: How many bytes are kept now.
+    """
+
+    def __init__(
+        self,
+        arrays: Mapping[int, WatchedArray],
+        most: int,
+        are_inputs_seen: Callable[[], Any],
+    ) -> None:
+        self._arrays, self._most = arrays, most
+        self.are_inputs_seen = are_inputs_seen
+        self._weights: dict[int, Weights] = {}
+        self.n_bytes = 0
+
+    def has_room(self, n_bytes: int) -> bool:
+        """Says whether so much more may be kept."""
+        return self.n_bytes + n_bytes <= self._most
+
+    def find(self, array: np.ndarray) -> Weights | None:
+        """Returns the weights that an array is, if a parameter has it."""
+        key = id(array)
+        weights = self._weights.get(key)
+        if weights is None:
+            watched = self._arrays.get(key)
+            if watched is None or not array.flags.c_contiguous:
+                return None
+            weights = self._weights[key] = Weights(watched, self)
+        return weights
+
+
+class _Here(threading.local):
+    """The scope of this thread."""
+
+    scope: Scope | None = None
+
+
+here = _Here()
+
+
+def of(array: np.ndarray) -> Weights | None:
+    """Returns the weights that an array is in this thread's scope, about to be used.
+
+    ``None`` where there is no scope, and where the array is no parameter's own.
+    """
+    scope = here.scope
+    weights = None if scope is None else scope.find(array)
+    if weights is not None:
+        weights.use()
+    return weights
+
+
+def kept(
+    array: np.ndarray, key: Hashable, n_bytes: int, make: Callable[[], np.ndarray]
+) -> np.ndarray:
+    """Returns what is made of weights, now or before.
+
+    Args:
+        array: The weights, about to be used.
+        key: What is made.
+        n_bytes: How much memory it takes.
+        make: Makes it.
+    """
+    weights = of(array)
+    found = None if weights is None else weights.kept(key, n_bytes, make)
+    return make() if found is None else found
+
+
+def n_bytes() -> int:
+    """Returns how many bytes are kept now, in this thread."""
+    return 0 if here.scope is None else here.scope.n_bytes
+
+
+def most_bytes(n_weights: int | None = None) -> int:
+    """Returns how many bytes a scope that begins now keeps at most.
+
+    Args:
+        n_weights: Bytes of all weights that are used in it, if they are known.
+    """
+    most = int(SHARE * free_bytes())
+    return most if n_weights is None else min(most, COPIES * n_weights)
+
+
+def _checksum(array: np.ndarray) -> int:
+    return checksum(array.reshape(-1).view(np.uint32))

@@ -1,0 +1,71 @@
+"""What is made of weights, kept while these are promised to stay what they are.
+
+A product with few rows spends its time on the weights: it reads all of them, and turns
+them into an order that suits the processor, for a microbatch as for a minibatch. Within
+:func:`unchanged_weights` that is done once, and kept:
+
+::
+
+    W (O, I)        -> packed for oneDNN's product x W^T, and for gy W
+    W (O, C, H, W)  -> oneDNN's layout of a convolution, and of its input's gradient
+                    -> rows for products of matrices
+
+Only what belongs to a :class:`chainer.Parameter` itself is kept: an array that is
+computed of a parameter, as in spectral normalization, is another one in each forward.
+The promise may be broken by a layer that writes to its weights in ``forward``. So each
+use asks, before it trusts what is kept:
+
+* Is it the same array? A parameter that was given another one has nothing kept.
+* Has anybody else read it meanwhile, does anybody else hold it, do function hooks see
+  it (:mod:`.watched_parameters`)? Then a checksum of all of it is compared, which costs
+  a pass over the weights at the speed of memory. If it differs, nothing of before is
+  used any more.
+
+Where neither is so nobody can have written, and the use costs no pass. What is kept
+ends with the outermost scope. It has a bound, a part of the memory that is free when
+the scope begins; beyond that weights are prepared in each use, and computed with in the
+same way, so that the bits do not depend on the memory of a host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import chainer
+
+from chainer_kernels.kept_weights import Scope, here, most_bytes
+from chainer_kernels.watched_parameters import watching
+
+
+@contextlib.contextmanager
+def unchanged_weights() -> Iterator[None]:
+    """Promises, in this thread, that parameters stay what they are in a block.
+
+    What kernels make of weights to compute with them is kept then, for all microbatches
+    and calls in the block. Results are those without it, but for the last bits of
+    products with few rows by oneDNN, which go another way there. A parameter that is
+    changed nevertheless is prepared again, as long as the change is made by Chainer's
+    public interface, or in place by whoever reads its array. So a scope may last for
+    steps of training, but gains nothing from one update to the next.
+
+    A scope within another ends nothing.
+
+    Example:
+        >>> import chainer, chainer_kernels
+        >>> import numpy as np
+        >>> model = chainer.links.Linear(3, 2, initialW=1)
+        >>> with chainer_kernels.unchanged_weights():
+        ...     ys = [model(np.ones((2, 3), 'f')) for _ in range(8)]
+        >>> ys[7].array[0]
+        array([3., 3.], dtype=float32)
+    """
+    if here.scope is not None:
+        yield
+        return
+    with watching() as watch:
+        here.scope = Scope(watch.arrays, most_bytes(), chainer.get_function_hooks)
+        try:
+            yield
+        finally:
+            here.scope = None

@@ -1,0 +1,160 @@
+"""Reads of parameters' arrays, noticed: who might have written to one, and when.
+
+NumPy tells nobody of a write. Whoever writes to the array of a parameter in place needs
+a reference to it first, and has one of these:
+
+::
+
+    layer.W.array *= 0.9          reads Parameter.array while we watch   -> noticed
+    function of W, not ours       is applied to W, which reads it too    -> counted
+    buffer, view, self.w          had a reference before we watched      -> counted
+
+Within :func:`watching` every read of a :class:`chainer.Parameter`'s array passes here.
+Reads by Chainer's links, which do not write, are let pass. Those on behalf of functions
+are counted, and whoever computes with the array counts as well: the numbers are equal
+if nobody else was given it. An array that anybody else has read, or has a reference to,
+is *exposed*: it may change at any time.
+
+Chainer's private attributes, such as ``Parameter._data``, are not watched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+import chainer
+import numpy as np
+from chainer import function_node
+
+from chainer_kernels.kept_weights import WatchedArray
+
+#: Modules whose functions read arrays of parameters and never write to them.
+_READERS = (
+    "chainer.links.connection.",
+    "chainer_kernels.functions.weight_gradients",
+    "divisible.backward.",
+)
+
+
+class Watch:
+    """What was read in this thread while a block was watched.
+
+    Attributes:
+        arrays: By the ``id`` of the array.
+    """
+
+    #: References to an array that only its parameter has, where :meth:`see` counts.
+    usual: int | None = None
+
+    def __init__(self) -> None:
+        self.arrays: dict[int, WatchedArray] = {}
+
+    def see(self, parameter: chainer.Parameter, array: np.ndarray) -> None:
+        """Counts one read; the caller of the caller has asked for the array."""
+        watched = self.arrays.get(id(array))
+        if watched is None:
+            found = sys.getrefcount(array)
+            # Its node has it too, once a function has retained it.
+            if parameter.node.data is array:
+                found -= 1
+            if Watch.usual is None:
+                Watch.usual = found
+            watched = self.arrays[id(array)] = WatchedArray(array)
+            watched.is_exposed = found > Watch.usual or array.base is not None
+        frame = _asking(sys._getframe(2))
+        if frame.f_code in _applying():
+            watched.n_applied += 1
+        elif not frame.f_globals.get("__name__", "").startswith(_READERS):
+            watched.is_exposed = True
+
+
+class _Here(threading.local):
+    """What this thread watches."""
+
+    watch: Watch | None = None
+
+
+_here = _Here()
+_lock = threading.Lock()
+#: How many threads watch.
+_n_watching = 0
+_raw_array = chainer.Variable.raw_array.fget
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[Watch]:
+    """Watches reads of parameters in this thread; not within another such block.
+
+    Where nobody watches, :class:`chainer.Parameter` is as Chainer made it.
+
+    Example:
+        >>> W = chainer.Parameter(np.zeros((2, 3), 'f'))
+        >>> with watching() as watch:
+        ...     W.array[...] = 1
+        ...     [watched.is_exposed for watched in watch.arrays.values()]
+        [True]
+    """
+    global _n_watching
+    with _lock:
+        _n_watching += 1
+        chainer.Parameter.raw_array = property(_seen)
+        if Watch.usual is None:
+            parameter = chainer.Parameter(0, (1, 1))
+            _here.watch = Watch()
+            parameter.raw_array  # noqa: B018
+    _here.watch = Watch()
+    try:
+        yield _here.watch
+    finally:
+        _here.watch = None
+        with _lock:
+            _n_watching -= 1
+            if not _n_watching:
+                del chainer.Parameter.raw_array
+
+
+def _seen(parameter: chainer.Parameter) -> Any:
+    """Stands for ``Parameter.raw_array``, through which all public reads go."""
+    array = _raw_array(parameter)
+    watch = _here.watch
+    if (
+        watch is not None
+        and type(array) is np.ndarray
+        # What is in slower memory, or not there yet, has a class of its own.
+        and type(parameter) is chainer.Parameter
+        and array.ndim > 1
+        # It is being made, and nobody computes with it yet.
+        and hasattr(parameter, "_node")
+    ):
+        watch.see(parameter, array)
+    return array
+
+
+def _asking(frame: FrameType) -> FrameType:
+    """Returns the frame that asked for an array, behind Chainer's properties."""
+    for _ in range(3):
+        if frame.f_code not in _properties():
+            break
+        frame = frame.f_back
+    return frame
+
+
+@functools.cache
+def _properties() -> frozenset[CodeType]:
+    variable = chainer.Variable
+    functions = variable.array.fget, variable.data.fget, variable._get_array
+    return frozenset(function.__code__ for function in functions)
+
+
+@functools.cache
+def _applying() -> frozenset[CodeType]:
+    """Returns the code that reads inputs for a function that is applied to them."""
+    code = function_node._extract_apply_in_data.__code__
+    # A comprehension in it is a function of its own before Python 3.12.
+    return frozenset([code, *(c for c in code.co_consts if isinstance(c, CodeType))])
