@@ -17,7 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 import chainer_kernels
-from chainer_kernels import code_cache, memory, providers, speed, whole_numbers
+from chainer_kernels import (
+    code_cache,
+    kept_weights,
+    memory,
+    providers,
+    speed,
+    whole_numbers,
+)
 from chainer_kernels.all_loops import compile_all
 from chainer_kernels.catalogue import CATALOGUE
 from chainer_kernels.functions import gpu_choice
@@ -89,6 +96,8 @@ def _facts() -> dict[str, str]:
         "memory": "freed arrays are kept for new ones"
         if memory.keep_freed()
         else "as the C library wants, for it is not GNU's",
+        "prepared weights": f"up to {kept_weights.most_bytes() / 1e6:.0f} MB are kept"
+        f" in a scope, {kept_weights.COPIES} copies of each weight",
     }
 
 

@@ -36,13 +36,29 @@ class Scratch:
 
 
 class Contribution(Protocol):
-    """A share of a gradient: it overwrites what is there, or is added to it."""
+    """A share of a gradient: it overwrites what is there, or is added to it.
+
+    One may have an attribute ``turned``, an :class:`InOtherOrder` or ``None``.
+    """
 
     def write(self, out: Array) -> None:
         """Overwrites an array."""
 
     def add(self, out: Array, scratch: Scratch) -> None:
         """Adds to an array."""
+
+
+class InOtherOrder(Protocol):
+    """A share that several of which are added up in another order than the gradient's.
+
+    Their sum has the memory of the gradient, and is brought in order at the end.
+    """
+
+    def add(self, out: Array, is_first: bool) -> None:
+        """Adds to an array in the other order, or overwrites it."""
+
+    def bring_in_order(self, out: Array) -> None:
+        """Brings a sum of such shares into the order of the gradient."""
 
 
 class Whole(NamedTuple):

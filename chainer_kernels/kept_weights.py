@@ -118,6 +118,10 @@ class Scope:
         """Says whether so much more may be kept."""
         return self.n_bytes + n_bytes <= self._most
 
+    def end(self) -> None:
+        """Drops what is kept, at once: what refers to each other would stay a while."""
+        self._weights.clear()
+
     def find(self, array: np.ndarray) -> Weights | None:
         """Returns the weights that an array is, if a parameter has it."""
         key = id(array)

@@ -7,6 +7,7 @@ for then a product's output is the next layer's input as it is.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -15,17 +16,30 @@ import numpy as np
 
 def channels_last(x: np.ndarray) -> np.ndarray:
     """Returns (N, C, ...) as a C contiguous (N, ..., C), a copy only where needed."""
-    return np.ascontiguousarray(np.moveaxis(x, 1, -1))
+    return np.ascontiguousarray(x.transpose(_last(x.ndim)))
 
 
 def channels_first(x: np.ndarray) -> np.ndarray:
     """Returns (N, ..., C) seen as (N, C, ...)."""
-    return np.moveaxis(x, -1, 1)
+    return x.transpose(_first(x.ndim))
 
 
 def is_channels_last(x: np.ndarray) -> bool:
     """Returns whether the memory of (N, C, ...) is in the order (N, ..., C)."""
-    return np.moveaxis(x, 1, -1).flags.c_contiguous
+    return x.transpose(_last(x.ndim)).flags.c_contiguous
+
+
+@functools.cache
+def _last(n_axes: int) -> tuple[int, ...]:
+    """Returns the axes of (N, C, ...) in the order (N, ..., C)."""
+    # `np.moveaxis` finds that out for each array, which takes longer than to use it.
+    return (0, *range(2, n_axes), 1)
+
+
+@functools.cache
+def _first(n_axes: int) -> tuple[int, ...]:
+    """Returns the axes of (N, ..., C) in the order (N, C, ...)."""
+    return (0, n_axes - 1, *range(1, n_axes - 1))
 
 
 def memory_order(x: np.ndarray) -> tuple[int, ...] | None:

@@ -64,8 +64,18 @@ def unchanged_weights() -> Iterator[None]:
         yield
         return
     with watching() as watch:
-        here.scope = Scope(watch.arrays, most_bytes(), chainer.get_function_hooks)
+        here.scope = Scope(watch.arrays, most_bytes(), _are_inputs_seen)
         try:
             yield
         finally:
+            here.scope.end()
             here.scope = None
+
+
+def _are_inputs_seen() -> bool:
+    """Says whether there are function hooks that might write to what they see.
+
+    One that has an attribute ``only_reads``, which is true, promises not to.
+    """
+    hooks = chainer.get_function_hooks()
+    return any(not getattr(hook, "only_reads", False) for hook in hooks.values())

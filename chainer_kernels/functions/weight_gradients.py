@@ -68,6 +68,28 @@ class Sum(NamedTuple):
         out += total(self.array, self.axis)
 
 
+class TurnedWeights(NamedTuple):
+    """The gradient of a convolution's weights, whose microbatches are turned but once.
+
+    Attributes:
+        x: The input, (N, *sizes, C) and contiguous.
+        gy: The output gradient, (N, *sizes, O) and contiguous.
+        geometry: The convolution's.
+    """
+
+    x: Array
+    gy: Array
+    geometry: Geometry
+
+    def add(self, out: Array, is_first: bool) -> None:
+        """Adds to an array as (O, taps, C / groups), or overwrites it."""
+        providers.active().add_turned_weights(*self, out, is_first)
+
+    def bring_in_order(self, out: Array) -> None:
+        """Brings a sum into the order (O, C / groups, *kernel)."""
+        providers.active().turn_weights_back(out)
+
+
 class ConvolutionWeights(NamedTuple):
     """The gradient of a convolution's weights, added where it is turned around.
 
@@ -80,6 +102,13 @@ class ConvolutionWeights(NamedTuple):
     x: Array
     gy: Array
     geometry: Geometry
+
+    @property
+    def turned(self) -> TurnedWeights | None:
+        """The same in the order in which it is made, where that is another one."""
+        x, gy = self.x.shape, self.gy.shape
+        is_turned = providers.active().turns_weights(x, gy, self.geometry)
+        return TurnedWeights(*self) if is_turned else None
 
     def write(self, out: Array) -> None:
         """Overwrites an array."""

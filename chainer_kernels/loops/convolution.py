@@ -112,3 +112,16 @@ def turn_back(turned, weights, accumulate):
             else:
                 for tap in range(target.size):
                     target[tap] = turned[out, tap, c]
+
+
+@loop("void(f4[:, :, ::1])")
+def turn_in_place(turned):
+    """Turns (O, taps, C) to (O, C, taps), where it is."""
+    n_taps, n_channels = turned.shape[1:]
+    row = np.empty(n_taps * n_channels, np.float32)
+    for out in range(turned.shape[0]):
+        flat = turned[out].reshape(row.size)
+        row[:] = flat
+        for c in range(n_channels):
+            for tap in range(n_taps):
+                flat[c * n_taps + tap] = row[tap * n_channels + c]

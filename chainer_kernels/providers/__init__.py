@@ -9,6 +9,9 @@ A provider is a module with::
     convolution_data(gy, W, geometry, size)     -> gx    the gradient of x
     convolution_weights(x, gy, geometry, out=None, accumulate=False)
                                                 -> gW, or out, perhaps added
+    turns_weights(x, gy, geometry)              -> bool   of shapes: as the next two
+    add_turned_weights(x, gy, geometry, out, is_first)   gW in another order, added up
+    turn_weights_back(turned)                            to Chainer's, where it is
     product(a, b, out=None, accumulate=False)   -> a @ b, or out, perhaps added
     product_with_weights(a, W, is_transposed)   -> a @ W, or a @ W.T
 

@@ -126,12 +126,8 @@ def convolution_weights(
         return grouped_convolution.convolution_weights(x, gy, geometry, out, accumulate)
     shape = (n_groups * outs, channels, *geometry.kernel)
     gW = None if taps == 1 and out is None else result(shape, out)
-    plan = convolution_blocks.of_outputs(
-        geometry, len(x), outs * channels, x.shape[1:-1]
-    )
-    x = plan.padded(x)
-    chunks = list(_chunks(plan, len(x), n_groups, channels, outs))
-    turned = _sum_of_products(x, gy, chunks, (n_groups, outs, taps * channels))
+    turned = np.empty((n_groups, outs, taps * channels), np.float32)
+    add_turned_weights(x, gy, geometry, turned, is_first=True)
     if gW is None:
         return turned.reshape(shape)
     threads.run_slices(
@@ -140,6 +136,56 @@ def convolution_weights(
         accumulate,
     )
     return gW
+
+
+def turns_weights(x: tuple[int, ...], gy: tuple[int, ...], geometry: Geometry) -> bool:
+    """Returns whether gradients of weights are made in another order, and turned.
+
+    Then :func:`add_turned_weights` may add several, which are turned back but once.
+
+    Args:
+        x: Shape of the input, (N, *sizes, C).
+        gy: Shape of the output gradient, (N, *sizes, O).
+        geometry: The convolution's.
+    """
+    channels = x[-1] // geometry.groups
+    is_narrow = grouped_convolution.are_narrow(geometry, channels, gy[-1])
+    return math.prod(geometry.kernel) > 1 and not is_narrow
+
+
+def add_turned_weights(
+    x: np.ndarray, gy: np.ndarray, geometry: Geometry, out: np.ndarray, is_first: bool
+) -> None:
+    """Adds the gradient of a convolution's weights, as (O, taps, C / groups).
+
+    Args:
+        x: (N, *sizes, C).
+        gy: (N, *sizes, O).
+        geometry: The convolution's.
+        out: As many elements, C contiguous.
+        is_first: Whether what is in ``out`` is overwritten.
+    """
+    n_groups = geometry.groups
+    channels, outs = x.shape[-1] // n_groups, gy.shape[-1] // n_groups
+    plan = convolution_blocks.of_outputs(
+        geometry, len(x), outs * channels, x.shape[1:-1]
+    )
+    x = plan.padded(x)
+    chunks = list(_chunks(plan, len(x), n_groups, channels, outs))
+    if is_first:
+        out[...] = 0
+    _add_sum_of_products(x, gy, chunks, out.reshape(n_groups, outs, -1))
+
+
+def turn_weights_back(turned: np.ndarray) -> None:
+    """Turns (O, taps, C / groups) to (O, C / groups, *kernel), where it is.
+
+    Args:
+        turned: C contiguous, and of the shape of the result.
+    """
+    channels, *kernel = turned.shape[1:]
+    rows = turned.reshape(len(turned), math.prod(kernel), channels)
+    threads.run_slices(loops.turn_in_place, [rows])
 
 
 def result(shape: tuple[int, ...], out: np.ndarray | None) -> np.ndarray:
@@ -252,26 +298,26 @@ def _convolve(
         threads.run_ranges(compute, len(chunks), size=work // max(1, len(chunks)))
 
 
-def _sum_of_products(
+def _add_sum_of_products(
     x: np.ndarray,
     gy: np.ndarray,
     chunks: Sequence[tuple[Block, int, int, int]],
-    shape: tuple[int, int, int],
-) -> np.ndarray:
-    """Returns the sum of rows of gy, transposed, times what windows of x read.
+    out: np.ndarray,
+) -> None:
+    """Adds the sum of rows of gy, transposed, times what windows of x read.
 
     Args:
         x: (N, *sizes, C).
         gy: (N, *sizes, O).
         chunks: As of :func:`_chunks`.
-        shape: Of the result: groups, O / groups, taps x C / groups.
+        out: (groups, O / groups, taps x C / groups).
     """
-    n_groups, outs, _ = shape
+    n_groups, outs, _ = out.shape
     channels = x.shape[-1] // n_groups
     n_rows = sum(count for *_, count in chunks) // n_groups
     # It follows from shapes alone, as the chunks do.
     n_sums = max(1, min(_SUMS, n_rows // _ROWS_PER_SUM, len(chunks)))
-    sums = np.zeros((n_sums, *shape), np.float32)
+    sums = [out, *np.zeros((n_sums - 1, *out.shape), np.float32)]
     ends = [len(chunks) * i // n_sums for i in range(n_sums + 1)]
 
     def compute(start: int, end: int) -> None:
@@ -283,17 +329,16 @@ def _sum_of_products(
                 )
                 parts = pieces(block, channels)
                 add = _add_parts if n_sums == 1 else _add_products
-                add(rows, col, parts, sums[i, group])
+                add(rows, col, parts, sums[i][group])
 
     with threads.one_blas_thread():
         if n_sums == 1:
             compute(0, 1)
         else:
-            work = n_rows * sums[0].size // _PRODUCTS_PER_COPY
+            work = n_rows * out.size // _PRODUCTS_PER_COPY
             threads.run_ranges(compute, n_sums, size=work // n_sums)
     for other in sums[1:]:
-        sums[0] += other
-    return sums[0]
+        out += other
 
 
 def _add_products(

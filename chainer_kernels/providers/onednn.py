@@ -123,6 +123,16 @@ def convolution_weights(
     return gW
 
 
+def turns_weights(x: Shape, gy: Shape, geometry: Geometry) -> bool:
+    """Returns whether gradients of weights are made by BLAS, and turned back."""
+    W_shape = (gy[-1], x[-1] // geometry.groups, *geometry.kernel)
+    found = _find(_WEIGHTS, x, W_shape, gy, geometry, True)
+    return found is None and blas.turns_weights(x, gy, geometry)
+
+
+add_turned_weights, turn_weights_back = blas.add_turned_weights, blas.turn_weights_back
+
+
 def product(
     a: np.ndarray,
     b: np.ndarray,

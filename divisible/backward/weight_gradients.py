@@ -35,6 +35,32 @@ class _Gradient:
     n_parts: int = 0
     # Whether somebody uses it already, and nothing may be added.
     is_taken: bool = False
+    # Brings the array in order, while it is in another one.
+    bring_in_order: Callable[[Array], None] | None = None
+
+    def in_order(self) -> Array:
+        """Returns the array, in its own order."""
+        if self.bring_in_order is not None:
+            self.bring_in_order(self.array)
+            self.bring_in_order = None
+        return self.array
+
+    def accumulate(self, contribution: Contribution, scratch: Scratch) -> None:
+        """Adds one contribution, or overwrites what is there with the first."""
+        is_first = not self.n_parts
+        if is_first or self.bring_in_order is not None:
+            turned = getattr(contribution, "turned", None)
+            if turned is not None:
+                turned.add(self.array, is_first)
+                self.bring_in_order = turned.bring_in_order
+                self.n_parts += 1
+                return
+        if is_first:
+            contribution.write(self.array)
+        else:
+            contribution.add(self.in_order(), scratch)
+        self.n_parts += 1
+
     # Of float16 parameters, for which `array` is float32.
     rounded: Array | None = None
 
@@ -108,6 +134,7 @@ class WeightGradients:
         """Empties all gradients; what an unfinished minibatch left is forgotten."""
         for gradient in self._gradients.values():
             gradient.n_parts, gradient.is_taken = 0, False
+            gradient.bring_in_order = None
         self._updated.clear()
         given = self._given = {id(param): param for param in self._parameters()}
         self.others = [
@@ -143,7 +170,7 @@ class WeightGradients:
             parameter, contribution
         ):
             known = self._gradients.get(id(parameter))
-            contribution.update(known.array if known and known.n_parts else None)
+            contribution.update(known.in_order() if known and known.n_parts else None)
             self._updated.add(id(parameter))
             return
         gradient = self._gradients.get(id(parameter))
@@ -155,11 +182,7 @@ class WeightGradients:
                 f" been added up: something adds to it by itself. Exchange gradients"
                 f" after the step, create_multi_node_optimizer(..., overlap=False)"
             )
-        if gradient.n_parts:
-            contribution.add(gradient.array, self._scratch)
-        else:
-            contribution.write(gradient.array)
-        gradient.n_parts += 1
+        gradient.accumulate(contribution, self._scratch)
 
     def _updates_early(
         self, parameter: chainer.Parameter, contribution: Contribution
@@ -233,6 +256,7 @@ class WeightGradients:
         gradient = self._gradients.get(id(parameter))
         if gradient is None or not gradient.n_parts or gradient.is_taken:
             return None
+        gradient.in_order()
         if factor != 1.0:
             gradient.array *= factor
         if parameter.dtype == gradient.array.dtype:

@@ -102,6 +102,8 @@ class BatchStatistics(function_hook.FunctionHook):
     """
 
     name = "divisible.BatchStatistics"
+    # What it sees stays what it is, so prepared weights need no checks.
+    only_reads = True
     # Layers that run as one may do so before its eyes.
     minds_fusion = False
 

@@ -271,6 +271,8 @@ class Progress(function_hook.FunctionHook):
     """
 
     name = "divisible.Progress"
+    # What it sees stays what it is, so prepared weights need no checks.
+    only_reads = True
     # Layers that run as one may do so before its eyes.
     minds_fusion = False
 

@@ -18,11 +18,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import chainer
 import numpy as np
 
+from chainer_kernels.prepared_weights import unchanged_weights
 from divisible.communication.collectives import fill
 from divisible.communication.signatures import Tensors
 from divisible.dtypes import as_trainable
@@ -57,6 +59,7 @@ from pipeline.step.runner import Runner
 UNSIZED = 1
 # Whoever chose a loss scale looks for infinities.
 _QUIET = {"over": "ignore", "invalid": "ignore"}
+_NOTHING = nullcontext()
 
 
 class Step:
@@ -339,7 +342,9 @@ class Step:
             listener = None if exchanges is None else exchanges.listener(stage)
             stage.begin(self.n_steps, program.n_microbatches, listener, decide)
         looks = None if exchanges is None else exchanges.looks
-        with restored_random_state(self._device):
+        # With one microbatch each weight is used once.
+        unchanged = unchanged_weights() if program.n_microbatches > 1 else _NOTHING
+        with restored_random_state(self._device), unchanged:
             return self.runner.run(program, inputs, looks)
 
     def _means(self) -> dict[str, float]:

@@ -4,6 +4,7 @@ import functools
 import subprocess
 import sys
 import threading
+import weakref
 from importlib import metadata
 
 import chainer
@@ -401,6 +402,16 @@ def test_unchanged_weights_cost_no_checksum(monkeypatch):
     with chainer_kernels.unchanged_weights():
         passes(model, images())
     assert len(sums) == 1
+
+
+def test_nothing_is_left_when_a_scope_ends():
+    model = seeded(lambda: L.Convolution2D(4, 6, 3, pad=1))()
+    with chainer_kernels.unchanged_weights():
+        passes(model, images())
+        (weights,) = kept_weights.here.scope._weights.values()
+        made = [weakref.ref(each) for each in weights._made.values()]
+        del weights
+    assert made and not any(reference() is not None for reference in made)
 
 
 def test_a_scope_within_another_ends_nothing():

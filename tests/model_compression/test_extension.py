@@ -1,5 +1,7 @@
 """Models become smaller while a trainer of Chainer trains them."""
 
+import contextlib
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 from chainer.training import Trainer, extensions
 
+import chainer_kernels
 from mixed_precision import MixedPrecision
 from model_compression import (
     Compress,
@@ -52,6 +55,17 @@ PLAN = CompressionPlan(
         Quantize("codebook4", "/predictor/1", begin=(1, "epoch")),
     ]
 )
+
+
+def test_pruned_and_quantized_layers_notice_that_they_change(tmp_path):
+    found = []
+    for scope in (contextlib.nullcontext, chainer_kernels.unchanged_weights):
+        trainer, _, model = make_trainer(PLAN, tmp_path / scope.__name__, (6, "epoch"))
+        with scope():
+            trainer.run()
+        found.append([param.array for param in model.params()])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
 def test_degrees_grow_along_the_curve_and_training_goes_on(tmp_path):
