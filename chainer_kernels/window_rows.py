@@ -5,7 +5,7 @@
     x (N, H, W, C) -windows-> (rows, taps x C)    (rows, O) -scatter-> y (N, H, W, O)
 
 Rows of a single tap are not copied. :mod:`chainer_kernels.providers.blas` multiplies
-them.
+them, as many at a time as :func:`chunks_of` says.
 """
 
 from __future__ import annotations
@@ -16,8 +16,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from chainer_kernels import threads
-from chainer_kernels.convolution_blocks import Block
+from chainer_kernels.convolution_blocks import Block, Plan
 from chainer_kernels.loops import convolution as loops
+
+#: How many products there are for the cores, unless each would have few rows.
+PRODUCTS, _FEW_ROWS = 8, 256
+
+#: How many multiplications of a product take as long as copying an element.
+PRODUCTS_PER_COPY = 32
+
+#: How many elements are gathered for a product, and how many rows at least.
+_CHUNK, _ROWS = 1 << 18, 512
 
 
 def pieces(block: Block, channels: int) -> Iterator[tuple[slice, slice]]:
@@ -131,3 +140,21 @@ def scatter(
         y.reshape(-1),
         size=rows.shape[1],
     )
+
+
+def chunks_of(
+    plan: Plan, batch: int, n_groups: int, channels: int, outs: int
+) -> Iterator[tuple[Block, int, int, int]]:
+    """Generates blocks, groups, and the first and the number of the rows of a part.
+
+    They follow from shapes alone: sums over parts are the same on any number of cores.
+    """
+    for block in plan.blocks:
+        n_rows = batch * block.outputs.size
+        step = max(_ROWS, _CHUNK // (block.taps.size * channels + outs))
+        n_parts = max(-(-n_rows // step), min(PRODUCTS, -(-n_rows // _FEW_ROWS)))
+        # An empty batch has no rows, and no parts.
+        step = max(1, -(-n_rows // max(1, n_parts)))
+        for group in range(n_groups):
+            for first in range(0, n_rows, step):
+                yield block, group, first, min(step, n_rows - first)

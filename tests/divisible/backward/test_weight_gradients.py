@@ -287,3 +287,39 @@ def test_nothing_may_be_added_to_what_is_taken(link, gradients):
     link.W.grad = ones(2, 3)
     with pytest.raises(RuntimeError, match="something adds to it by itself"):
         gradients.finish()
+
+
+@pytest.mark.parametrize("order", ["ccc", "ccwc", "wcc", "cccw"])
+@pytest.mark.parametrize("taken", [False, True])
+def test_gradients_of_convolutions_are_turned_back_once(order, taken):
+    link = L.Convolution2D(4, 6, 3, pad=1)
+    random = np.random.RandomState(0)
+    gradients = WeightGradients(link.params)
+    for _ in range(2):
+        gradients.begin()
+        expected = 0
+        for kind in order:
+            if kind == "w":
+                array = random.randn(*link.W.shape).astype("f")
+                gradients.add(link.W, array)
+                expected = expected + array
+                continue
+            x = random.randn(2, 4, 2, 2).astype("f")
+            gy = random.randn(2, 6, 2, 2).astype("f")
+            given = chainer.Variable(x)
+            y = link(given)
+            backward([given], [y], [gy], gradients)
+            link.cleargrads()
+            with chainer.force_backprop_mode():
+                y = link(x)
+                y.grad = gy
+                y.backward()
+            expected = expected + link.W.grad
+            link.cleargrads()
+        if taken:
+            found = gradients.take(link.W)
+            gradients.finish()
+        else:
+            gradients.finish(0.5)
+            found = link.W.grad * 2
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
