@@ -96,7 +96,6 @@ class Scope:
 
     Args:
         arrays: What was read of parameters in it, by the ``id`` of the array.
-        most: How many bytes are kept at most.
         are_inputs_seen: Says whether anybody else sees the inputs of functions.
 
     Attributes:
@@ -106,16 +105,19 @@ class Scope:
     def __init__(
         self,
         arrays: Mapping[int, WatchedArray],
-        most: int,
         are_inputs_seen: Callable[[], Any],
     ) -> None:
-        self._arrays, self._most = arrays, most
+        self._arrays = arrays
         self.are_inputs_seen = are_inputs_seen
+        self._most: int | None = None
         self._weights: dict[int, Weights] = {}
         self.n_bytes = 0
 
     def has_room(self, n_bytes: int) -> bool:
         """Says whether so much more may be kept."""
+        if self._most is None:
+            # To ask for it takes a while, and many scopes keep nothing.
+            self._most = most_bytes()
         return self.n_bytes + n_bytes <= self._most
 
     def end(self) -> None:

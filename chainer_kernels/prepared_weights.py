@@ -22,24 +22,22 @@ use asks, before it trusts what is kept:
   used any more.
 
 Where neither is so nobody can have written, and the use costs no pass. What is kept
-ends with the outermost scope. It has a bound, a part of the memory that is free when
-the scope begins; beyond that weights are prepared in each use, and computed with in the
+ends with the outermost scope. It has a bound, a part of the memory that is free before
+anything is kept; beyond that weights are prepared in each use, and computed with in the
 same way, so that the bits do not depend on the memory of a host.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 import chainer
 
-from chainer_kernels.kept_weights import Scope, here, most_bytes
-from chainer_kernels.watched_parameters import watching
+from chainer_kernels import watched_parameters
+from chainer_kernels.kept_weights import Scope, here
 
 
-@contextlib.contextmanager
-def unchanged_weights() -> Iterator[None]:
+def unchanged_weights() -> AbstractContextManager[None]:
     """Promises, in this thread, that parameters stay what they are in a block.
 
     What kernels make of weights to compute with them is kept then, for all microbatches
@@ -49,7 +47,8 @@ def unchanged_weights() -> Iterator[None]:
     public interface, or in place by whoever reads its array. So a scope may last for
     steps of training, but gains nothing from one update to the next.
 
-    A scope within another ends nothing.
+    Returns:
+        A context manager. One within another ends nothing.
 
     Example:
         >>> import chainer, chainer_kernels
@@ -60,16 +59,26 @@ def unchanged_weights() -> Iterator[None]:
         >>> ys[7].array[0]
         array([3., 3.], dtype=float32)
     """
-    if here.scope is not None:
-        yield
-        return
-    with watching() as watch:
-        here.scope = Scope(watch.arrays, most_bytes(), _are_inputs_seen)
-        try:
-            yield
-        finally:
-            here.scope.end()
-            here.scope = None
+    return _Promise()
+
+
+class _Promise(AbstractContextManager):
+    """The scope of :func:`unchanged_weights`, which is entered for each minibatch."""
+
+    def __init__(self) -> None:
+        self._ends: list[bool] = []
+
+    def __enter__(self) -> None:
+        is_outermost = here.scope is None
+        if is_outermost:
+            here.scope = Scope(watched_parameters.begin().arrays, _are_inputs_seen)
+        self._ends.append(is_outermost)
+
+    def __exit__(self, *error: object) -> None:
+        if self._ends.pop():
+            scope, here.scope = here.scope, None
+            scope.end()
+            watched_parameters.end()
 
 
 def _are_inputs_seen() -> bool:

@@ -9,7 +9,7 @@ a reference to it first, and has one of these:
     function of W, not ours       is applied to W, which reads it too    -> counted
     buffer, view, self.w          had a reference before we watched      -> counted
 
-Within :func:`watching` every read of a :class:`chainer.Parameter`'s array passes here.
+From :func:`begin` to :func:`end` every read of a :class:`chainer.Parameter`'s array passes here.
 Reads by Chainer's links, which do not write, are let pass. Those on behalf of functions
 are counted, and whoever computes with the array counts as well: the numbers are equal
 if nobody else was given it. An array that anybody else has read, or has a reference to,
@@ -20,11 +20,9 @@ Chainer's private attributes, such as ``Parameter._data``, are not watched.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -34,6 +32,8 @@ from chainer import function_node
 
 from chainer_kernels.kept_weights import WatchedArray
 
+#: Elements of weights below which nothing is gained by keeping what is made of them.
+SMALLEST = 1 << 12
 #: Modules whose functions read arrays of parameters and never write to them.
 _READERS = (
     "chainer.links.connection.",
@@ -87,17 +87,17 @@ _n_watching = 0
 _raw_array = chainer.Variable.raw_array.fget
 
 
-@contextlib.contextmanager
-def watching() -> Iterator[Watch]:
-    """Watches reads of parameters in this thread; not within another such block.
+def begin() -> Watch:
+    """Begins to watch reads of parameters in this thread, which nobody does yet.
 
     Where nobody watches, :class:`chainer.Parameter` is as Chainer made it.
 
     Example:
-        >>> W = chainer.Parameter(np.zeros((2, 3), 'f'))
-        >>> with watching() as watch:
-        ...     W.array[...] = 1
-        ...     [watched.is_exposed for watched in watch.arrays.values()]
+        >>> W = chainer.Parameter(np.zeros((128, 128), 'f'))
+        >>> watch = begin()
+        >>> W.array[...] = 1
+        >>> end()
+        >>> [watched.is_exposed for watched in watch.arrays.values()]
         [True]
     """
     global _n_watching
@@ -105,30 +105,36 @@ def watching() -> Iterator[Watch]:
         _n_watching += 1
         chainer.Parameter.raw_array = property(_seen)
         if Watch.usual is None:
-            parameter = chainer.Parameter(0, (1, 1))
+            parameter = chainer.Parameter(0, (SMALLEST, 1))
             _here.watch = Watch()
             parameter.raw_array  # noqa: B018
-    _here.watch = Watch()
-    try:
-        yield _here.watch
-    finally:
-        _here.watch = None
-        with _lock:
-            _n_watching -= 1
-            if not _n_watching:
-                del chainer.Parameter.raw_array
+    _here.watch = watch = Watch()
+    return watch
+
+
+def end() -> None:
+    """Ends what :func:`begin` began."""
+    global _n_watching
+    _here.watch = None
+    with _lock:
+        _n_watching -= 1
+        if not _n_watching:
+            del chainer.Parameter.raw_array
 
 
 def _seen(parameter: chainer.Parameter) -> Any:
     """Stands for ``Parameter.raw_array``, through which all public reads go."""
-    array = _raw_array(parameter)
+    if parameter._has_chainerx_array:
+        return _raw_array(parameter)
+    array = parameter._data[0]
     watch = _here.watch
     if (
         watch is not None
         and type(array) is np.ndarray
+        and array.size >= SMALLEST
+        and array.ndim > 1
         # What is in slower memory, or not there yet, has a class of its own.
         and type(parameter) is chainer.Parameter
-        and array.ndim > 1
         # It is being made, and nobody computes with it yet.
         and hasattr(parameter, "_node")
     ):

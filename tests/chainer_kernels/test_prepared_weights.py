@@ -15,7 +15,7 @@ import pytest
 from chainer.link_hooks import SpectralNormalization
 
 import chainer_kernels
-from chainer_kernels import kept_weights, memory, providers
+from chainer_kernels import kept_weights, memory, providers, watched_parameters
 from chainer_kernels.providers import blas, onednn, onednn_products
 
 PROVIDERS = ["blas", "onednn"]
@@ -35,6 +35,7 @@ def provider(request, monkeypatch):
         pytest.skip("needs the extra onednn")
     monkeypatch.setenv("CHAINER_KERNELS_PROVIDER", request.param)
     monkeypatch.setattr(onednn_products, "SMALLEST_PRODUCT", 1)
+    monkeypatch.setattr(watched_parameters, "SMALLEST", 1)
     providers.active.cache_clear()
     assert providers.active() is {"blas": blas, "onednn": onednn}[request.param]
     yield request.param

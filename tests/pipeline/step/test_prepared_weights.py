@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from chainer_kernels import kept_weights
+from chainer_kernels import kept_weights, watched_parameters
 from chainer_kernels.providers import onednn_products
 from divisible import Divisible, deferred_init
 from divisible.streaming import Streamed
@@ -24,6 +24,7 @@ T = np.arange(8, dtype="i") % 4
 def small_weights(monkeypatch):
     """Prepares weights of small layers as well."""
     monkeypatch.setattr(onednn_products, "SMALLEST_PRODUCT", 1)
+    monkeypatch.setattr(watched_parameters, "SMALLEST", 1)
 
 
 class Noisy(chainer.Chain):
