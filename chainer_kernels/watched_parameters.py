@@ -9,11 +9,11 @@ a reference to it first, and has one of these:
     function of W, not ours       is applied to W, which reads it too    -> counted
     buffer, view, self.w          had a reference before we watched      -> counted
 
-From :func:`begin` to :func:`end` every read of a :class:`chainer.Parameter`'s array passes here.
-Reads by Chainer's links, which do not write, are let pass. Those on behalf of functions
-are counted, and whoever computes with the array counts as well: the numbers are equal
-if nobody else was given it. An array that anybody else has read, or has a reference to,
-is *exposed*: it may change at any time.
+From :func:`begin` to :func:`end` every read of the array of a
+:class:`chainer.Parameter` passes here. Reads by Chainer's links, which do not write,
+are let pass. Those on behalf of functions are counted, and whoever computes with the
+array counts as well: the numbers are equal if nobody else was given it. An array that
+anybody else has read, or has a reference to, is *exposed*: it may change at any time.
 
 Chainer's private attributes, such as ``Parameter._data``, are not watched.
 """
