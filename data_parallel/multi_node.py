@@ -19,7 +19,7 @@ def create_multi_node_optimizer(
     double_buffering: bool = False,
     zero_fill: bool = True,
     *,
-    wire_dtype: str = "fp32",
+    wire_dtype: str | None = None,
     strategy: str = "two_roundings",
     exempt: Exempt = "1d",
     pipeline: Any = None,
@@ -43,7 +43,9 @@ def create_multi_node_optimizer(
         zero_fill (bool): Whether zeros stand for a gradient that this rank has not and
             others have. Otherwise such a gradient is an error. What no rank has stays
             ``None``.
-        wire_dtype (str): As of :class:`Exchange`; ``'fp32'`` rounds nothing.
+        wire_dtype (str): As of :class:`Exchange`; ``'fp32'`` rounds nothing. By default
+            what the plan of the pipeline says, as well as ``error_feedback``; without
+            one ``'fp32'``.
         strategy (str): Likewise.
         exempt: Which parameters' gradients keep float32 on the wire: ``'1d'`` for those
             with fewer than two dimensions, as normalizations and biases have; a
@@ -87,6 +89,11 @@ def create_multi_node_optimizer(
     """
     if pipeline is not None:
         options.setdefault("bucket_bytes", BUCKET_OF_STAGE)
+    if wire_dtype is None:
+        plan = getattr(pipeline, "plan", None)
+        wire_dtype = getattr(plan, "wire_dtype", None) or "fp32"
+        if getattr(plan, "error_feedback", False):
+            options.setdefault("error_feedback", True)
     return MultiNodeOptimizer(
         actual_optimizer,
         communicator,

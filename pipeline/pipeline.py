@@ -11,16 +11,17 @@ import chainer
 import chainer.functions as F
 
 from data_parallel import Grid
-from divisible import Divisible
+from divisible import Divisible, Machine, Plan
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.errors import TIMEOUT
 from divisible.communication.waiting import never_free
 from divisible.schedules.automatic import Trial
 from divisible.schedules.schedule import Schedule
-from pipeline.between_steps import CallsBetweenSteps
 from pipeline.calls.ranks import Ranks
+from pipeline.planned import Planned
 from pipeline.start.agreement import Start
 from pipeline.start.arguments import Arguments
+from pipeline.start.opening import PlanWish, open_plan
 from pipeline.start.replicas import begin_alike
 from pipeline.start.starting import agree_on_start
 from pipeline.step.current_schedule import CurrentSchedule
@@ -28,30 +29,35 @@ from pipeline.step.fused_layers import FusedLayers
 from pipeline.step.step import Step
 
 
-class Pipeline(CallsBetweenSteps):
+class Pipeline(Planned):
     """Trains a model whose stages lie on the ranks of a communicator.
 
-    Every rank makes a pipeline of its own stage and calls the same methods. A
-    minibatch is cut into microbatches, as equal as they come, which pass through the
-    stages in the order of a schedule. The loss and the gradients are those of the
-    undivided model on the undivided minibatch, if ``lossfun`` is a mean over samples.
+    Every rank makes a pipeline of the same model, which the pipeline divides, and calls
+    the same methods. A minibatch is cut into microbatches, as equal as they come, which
+    pass through the stages in the order of a schedule. The loss and the gradients are
+    those of the undivided model on the undivided minibatch, if ``lossfun`` is a mean
+    over samples.
     Batch normalization normalizes over a microbatch. Its running averages move once for
     each minibatch, by mean and variance over all of its samples. What random layers
     draw depends on the seed, the minibatch, the microbatch and their position alone. On
     one rank this is serial training.
 
     Args:
-        stage (Divisible or list of Divisible): This rank's part of the model; several
-            parts for a schedule with several stages on a rank.
-        comm: A ChainerMN communicator or an mpi4py one. The ranks' stages must
-            follow each other and make up the whole model. Or a
+        stage (Divisible or list of Divisible): The undivided model, built alike on all
+            ranks. Each rank keeps its own layers, as the plan says, or equally many;
+            in :func:`~divisible.deferred_init` it makes no others. Or this rank's
+            stage, divided by hand; or a list of stages, for a schedule with several on
+            a rank. Then the ranks' stages must follow each other and make up the model.
+        comm: A ChainerMN communicator or an mpi4py one. Or a
             :class:`~data_parallel.Grid` of replicas, which begin alike; each reads its
             part of a minibatch and has its gradients, until the optimizer exchanges
             them.
         n_microbatches (int): Number of microbatches to cut a minibatch into. A
-            minibatch with fewer samples is cut into single samples.
-        schedule (str or Schedule): One of ``divisible.schedules.NAMES``, such as
-            ``'1f1b'``, which says how stages lie on ranks; or ``'auto'``, for any
+            minibatch with fewer samples is cut into single samples. This, ``schedule``,
+            ``checkpoint``, ``hold_in`` and ``fuse`` are what the plan says where they
+            are not given; given ones win, with a warning if the plan says otherwise.
+        schedule (str or Schedule): One of ``divisible.schedules.NAMES``, which says how
+            stages lie on ranks, by default ``'1f1b'``; or ``'auto'``, for any
             placement, which runs four minibatches and goes on with what is fastest by
             simulation of their times; no rank holds more microbatches than the first
             one does with ``'1f1b'``.
@@ -90,6 +96,23 @@ class Pipeline(CallsBetweenSteps):
             convolution or ``Linear`` right before it, in the same stage, also within
             layers that are marked :func:`~chainer_kernels.fusible`. That changes the
             last bits, so these differ between a cut between the two and another.
+        plan (Plan, path or 'auto'): What to run: where the model is cut, and how. A
+            plan with replicas makes a grid of ``comm``. The file of a plan is read on
+            rank 0. ``'auto'`` measures the layers on rank 0, and takes the plan of
+            :func:`~divisible.best_plan` that uses all ranks; what is given besides is
+            kept. Where memory does not suffice, microbatches wait on disk, and weights
+            of deferred layers are there. ``divisible run --plan FILE`` replaces
+            ``'auto'`` by the plan in a file. See :doc:`/howto/cut`.
+        x (array or tuple of arrays): For ``'auto'``, inputs of a first minibatch; read
+            on rank 0.
+        t (array or tuple of arrays): The same of targets.
+        machine (Machine): For ``'auto'``, the memory, the speeds and the links of the
+            ranks. By default what the ranks find: the memory that is left, shared by
+            the ranks of a host, and times of a product and of messages. Memory of a GPU
+            is not looked for.
+        directory: For ``'auto'``, where ``plan.json`` is kept, such as where the run
+            has its snapshots. A run that finds it there takes the same plan, if it is
+            for this model and so many ranks.
 
     A model with float16 parameters gets its floating-point inputs in float16, and its
     outputs are cast to float32 for ``lossfun``. Gradients of microbatches are added up
@@ -100,7 +123,7 @@ class Pipeline(CallsBetweenSteps):
             replica.
         is_first (bool): Whether this rank holds the first stage, and reads ``x``.
         is_last (bool): Whether this rank holds the last stage, and reads ``t``.
-        grid (Grid or None): The grid, as given.
+        grid (Grid or None): The grid, as given, or made for the plan.
         ranks (Ranks): What the ranks tell each other besides arrays.
         loss (Loss): What follows the last layer: ``lossfun`` and ``accfun``.
         fusion (FusedLayers): The chains that run as one function; printed, a table.
@@ -123,17 +146,19 @@ class Pipeline(CallsBetweenSteps):
         >>> import chainer.links as L
         >>> import numpy as np
         >>> from mpi4py import MPI
-        >>> from divisible import Divisible, Plan
+        >>> from divisible import Divisible
         >>> model = Divisible(L.Linear(4, 8), L.Linear(8, 3))
-        >>> comm = MPI.COMM_SELF
-        >>> stage = model.divide(*Plan.uniform(2, comm.size).range(comm.rank))
-        >>> optimizer = chainer.optimizers.SGD(0.1).setup(stage)
-        >>> pipe = Pipeline(stage, comm, n_microbatches=2)
+        >>> pipe = Pipeline(model, MPI.COMM_SELF, n_microbatches=2)
+        >>> optimizer = pipe.setup(chainer.optimizers.SGD(0.1))
         >>> x, t = np.ones((6, 4), np.float32), np.zeros(6, np.int32)
         >>> first = pipe.step(x, t)['loss']
         >>> optimizer.update()
         >>> pipe.evaluate(x, t)['loss'] < first
         True
+        >>> print(pipe)
+        2 layers in 1 stage on 1 rank, 1f1b schedule, 2 microbatches
+        stage  rank  layers                  in flight
+            0     0    0..1  Linear, Linear          1
 
     See section 3 of Takisawa et al. (2022).
     """
@@ -143,19 +168,25 @@ class Pipeline(CallsBetweenSteps):
         stage: Divisible | Sequence[Divisible],
         comm: Any,
         n_microbatches: int | None = None,
-        schedule: str | Schedule = "1f1b",
+        schedule: str | Schedule | None = None,
         lossfun: Callable = F.softmax_cross_entropy,
         accfun: Callable | None = F.accuracy,
         transport: str = "mpi",
         wire_dtype: Any = None,
         timeout: float = TIMEOUT,
-        checkpoint: str = "never",
+        checkpoint: str | None = None,
         seed: int = 0,
         deferred_batch_norm: bool = True,
         loss_scale: Any = None,
-        hold_in: str = "memory",
+        hold_in: str | None = None,
         hold_directory: str | os.PathLike | None = None,
-        fuse: str | Sequence[tuple[int, int]] = "none",
+        fuse: str | Sequence[tuple[int, int]] | None = None,
+        *,
+        plan: Plan | str | os.PathLike | None = None,
+        x: Any = None,
+        t: Any = None,
+        machine: Machine | None = None,
+        directory: str | os.PathLike | None = None,
     ) -> None:
         # First of all: others may wait already for a rank that fails here.
         abort_on_error()
@@ -176,7 +207,10 @@ class Pipeline(CallsBetweenSteps):
             hold_directory=hold_directory,
             fuse=fuse,
         )
-        start = agree_on_start(comm, arguments)
+        wish = PlanWish(plan, x, t, machine, directory)
+        opening = open_plan(comm, arguments, wish)
+        comm = opening.comm
+        start = agree_on_start(comm, opening.arguments)
         self.loss, self._start = start.loss, start
         current = CurrentSchedule(start.arguments, start.stage_ranks)
         self.grid = comm if isinstance(comm, Grid) else None
@@ -192,6 +226,7 @@ class Pipeline(CallsBetweenSteps):
         self._lay_out(start)
         begin_alike(ranks.grid, self.stages, timeout)
         self._device = start.arguments.stages[0].device
+        self._keep_plan(opening, start)
 
     def lay_out(self, start: Start) -> None:
         """Takes the stages with the layers that they have now; a call of all ranks."""
@@ -202,16 +237,6 @@ class Pipeline(CallsBetweenSteps):
     def _lay_out(self, start: Start) -> None:
         self.body.lay_out(start)
         self.ties, self.cuts = self.body.ties, start.cuts
-
-    @property
-    def stages(self) -> dict[int, Divisible]:
-        """This rank's stages by their numbers in the pipeline."""
-        return {number: stage.layers for number, stage in self.body.stages.items()}
-
-    @property
-    def schedule(self) -> Schedule:
-        """The one that :meth:`step` runs; ``'auto'`` may change it once."""
-        return self.body.current.schedule
 
     @property
     def trial(self) -> Trial | None:
@@ -264,6 +289,8 @@ class Pipeline(CallsBetweenSteps):
                 for the model's outputs.
             StallError: If another rank does not answer in time.
         """
+        if self._own_grid is not None:
+            self._check_set_up()
         with self._call("step"):
             result = self.body.train(x, t, optimizer)
         if self.body.current.trial is not None:

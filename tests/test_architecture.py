@@ -17,7 +17,6 @@ LONGER = {
     "divisible/planning/candidates.py": "planning is to have one cost model",
     "divisible/planning/plan.py": "planning is to have one cost model",
     "divisible/planning/search.py": "planning is to have one cost model",
-    "pipeline/pipeline.py": "the step is to have three objects",
 }
 FACES = {
     "chainer_compat": """

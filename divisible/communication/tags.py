@@ -9,8 +9,10 @@ FAREWELL_TAG = 32765
 # Of a user's communicator as well, but only where something has gone wrong.
 ROLL_CALL_TAG = 32764
 ANSWER_TAG = 32763
+# Of a user's communicator where links are measured, before there is a pipeline.
+PROBE_TAG = 32762
 #: Of no message.
-UNUSED_TAG = 32762
+UNUSED_TAG = 32761
 # The channels of a transport have the tags from 0, each three of them.
 _TAGS_PER_CHANNEL = 3
 #: The last channel, for layers that move to other stages between two minibatches.

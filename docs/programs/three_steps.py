@@ -7,7 +7,7 @@ import numpy as np
 from mpi4py import MPI
 from sklearn.datasets import load_digits
 
-from divisible import Divisible, Plan, deferred_init
+from divisible import Divisible, deferred_init
 from pipeline import Pipeline
 
 
@@ -23,17 +23,14 @@ class Net(Divisible):
         self.append(L.Linear(4 * 4 * 32, 10))
 
 
-# Step 2: each rank takes its stage.
+# Step 2: the pipeline divides the model, and each rank makes its own layers.
 comm = MPI.COMM_WORLD
 with deferred_init(seed=0):
     model = Net()
-plan = Plan.uniform(len(model), n_stages=comm.size)
-stage = model.divide(*plan.range(comm.rank))
-optimizer = chainer.optimizers.Adam(0.003).setup(stage)
+pipe = Pipeline(model, comm, n_microbatches=4)
+optimizer = pipe.setup(chainer.optimizers.Adam(0.003))
 
 # Step 3: the pipeline runs the stages.
-pipe = Pipeline(stage, comm, n_microbatches=4, schedule="1f1b")
-
 images, classes = load_digits(return_X_y=True)
 x = (images / 16).reshape(-1, 1, 8, 8).astype(np.float32)
 t = classes.astype(np.int32)

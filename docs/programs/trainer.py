@@ -11,7 +11,7 @@ from chainer.training import extensions
 from mpi4py import MPI
 from sklearn.datasets import load_digits
 
-from divisible import Divisible, Plan, deferred_init
+from divisible import Divisible, deferred_init
 from pipeline import (
     Pipeline,
     PipelineEvaluator,
@@ -38,9 +38,8 @@ class Net(Divisible):
 comm = MPI.COMM_WORLD
 with deferred_init(seed=0):
     model = Net()
-stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
-optimizer = chainer.optimizers.Adam().setup(stage)
-pipe = Pipeline(stage, comm, n_microbatches=4)
+pipe = Pipeline(model, comm, n_microbatches=4)
+optimizer = pipe.setup(chainer.optimizers.Adam())
 
 np.random.seed(0)
 x, t = load_digits(return_X_y=True)

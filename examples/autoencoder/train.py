@@ -26,7 +26,7 @@ from model import Autoencoder
 from mpi4py import MPI
 from sklearn.datasets import load_digits
 
-from divisible import Plan, deferred_init, schedules
+from divisible import deferred_init, schedules
 from divisible.schedules.recomputation import RECOMPUTATIONS
 from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, abort_on_error
 
@@ -45,10 +45,9 @@ def main() -> None:
 
     with deferred_init(args.seed):
         model = Autoencoder((64, args.units, args.code))
-    plan = Plan.uniform(len(model), comm.size)
-    stage = model.divide(*plan.range(comm.rank))
+    # Each rank keeps its own layers.
     pipe = Pipeline(
-        stage,
+        model,
         comm,
         args.microbatches,
         args.schedule,
@@ -57,7 +56,8 @@ def main() -> None:
         checkpoint=args.checkpoint,
         seed=args.seed,
     )
-    optimizer = chainer.optimizers.Adam(0.005).setup(stage)
+    del model
+    optimizer = pipe.setup(chainer.optimizers.Adam(0.005))
 
     # What goes in is what should come out.
     batches = SerialIterator(TupleDataset(train, train), args.batchsize)

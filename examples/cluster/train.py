@@ -4,11 +4,11 @@
     divisible plan profile-4.json profile-8.json profile-16.json --ranks 2 --batch 64
     mpiexec -n 2 divisible run examples/cluster/train.py --plan plan.json --resume auto
 
-The plan says where the layers are cut, how many microbatches there are, and in which
-order they run. A signal, as a batch system sends it before the time is over, lets the
-minibatch under way end, saves a snapshot and exits with code 75; the same command goes
-on from there, also on another number of ranks with another plan. Each epoch leaves a
-line in the log and a timeline of a step.
+The plan says where the layers are cut, how many microbatches there are, in which order
+they run, and all else that it was made to decide. A signal, as a batch system sends it
+before the time is over, lets the minibatch under way end, saves a snapshot and exits
+with code 75; the same command goes on from there, also on another number of ranks with
+another plan. Each epoch leaves a line in the log and a timeline of a step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from model import Network
 from mpi4py import MPI
 from sklearn.datasets import load_digits
 
-from divisible import Plan, deferred_init, schedules
+from divisible import Plan, deferred_init
 from mixed_precision import DynamicLossScale, MixedPrecision, float32_loss, to_float16
 from pipeline import (
     Pipeline,
@@ -46,31 +46,23 @@ def main() -> None:
     # No rank makes the layers of another one; weights do not depend on the cut.
     with deferred_init(args.seed):
         model = Network(args.width)
-    plan, schedule = read_plan(args, model)
-    mine = schedule.rank_stages(comm.rank)
-    stages = [model.divide(*plan.range(number)) for number in mine]
-    del model
+    optimizer, scale = chainer.optimizers.MomentumSGD(0.02), None
     if args.half:
-        for stage in stages:
-            to_float16(stage)
-        # One for all stages of the rank: they take or skip a step together.
-        optimizer = MixedPrecision(
-            chainer.optimizers.MomentumSGD(0.02), DynamicLossScale(), comm=comm
-        ).setup(stages)
+        model = to_float16(model)
+        # All ranks take or skip a step together.
+        optimizer = MixedPrecision(optimizer, DynamicLossScale(), comm=comm)
         scale = optimizer.loss_scale
-    else:
-        optimizer = [chainer.optimizers.MomentumSGD(0.02).setup(s) for s in stages]
-        scale = None
+    plan = read_plan(args, len(model))
     pipe = Pipeline(
-        stages,
+        model,
         comm,
-        schedule=schedule,
-        checkpoint=plan.recompute,
-        hold_in=plan.hold_in[comm.rank],
+        plan=plan,
         lossfun=float32_loss(F.softmax_cross_entropy),
         loss_scale=scale,
         seed=args.seed,
     )
+    del model
+    optimizer = pipe.setup(optimizer)
 
     np.random.seed(args.seed)
     train, test = read_digits(np.float16 if args.half else np.float32)
@@ -90,27 +82,16 @@ def main() -> None:
     trainer.run()
 
 
-def read_plan(
-    args: argparse.Namespace, model: Network
-) -> tuple[Plan, schedules.Schedule]:
+def read_plan(args: argparse.Namespace, n_layers: int) -> Plan:
     """Returns the plan that was given, or stages of equally many layers."""
     if args.plan is None:
-        plan = Plan(Plan.uniform(len(model), comm.size).cuts, 4, "1f1b")
+        plan = Plan(Plan.uniform(n_layers, comm.size).cuts, 4, "1f1b")
     else:
         plan = Plan.load(args.plan)
-    if plan.replicas > 1:
-        raise ValueError(
-            f"{args.plan} has {plan.replicas} replicas, and this script trains one:"
-            f" plan without --replicas, or see examples/grid"
-        )
-    plan.check(model, comm.size)
     args.batchsize = args.batchsize or plan.batch or 64
     if comm.rank == 0 and plan.conditions is not None:
         print(f"{args.plan} is for {plan.conditions}", flush=True)
-    schedule = schedules.create(
-        plan.schedule or "1f1b", plan.n_stages, plan.n_microbatches or 4, comm.size
-    )
-    return plan, schedule
+    return plan
 
 
 def read_digits(dtype: type) -> tuple[TupleDataset, TupleDataset]:

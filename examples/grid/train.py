@@ -1,15 +1,15 @@
-"""Trains replicas of a pipeline on scikit-learn's handwritten digits.
+"""Trains by a plan, with replicas or without, on scikit-learn's handwritten digits.
 
-    mpiexec -n 4 python examples/grid/train.py              2 replicas of 2 stages
-    mpiexec -n 4 python examples/grid/train.py --stages 4   1 replica of 4 stages
+    mpiexec -n 4 python examples/grid/train.py              measures, and plans
+    mpiexec -n 4 python examples/grid/train.py --stages 2   2 replicas of 2 stages
     mpiexec -n 4 python examples/grid/train.py --stages 1   4 replicas of the model
-    mpiexec -n 4 python examples/grid/train.py --plan plan.json    what a plan says
+    mpiexec -n 4 divisible run --plan plan.json examples/grid/train.py
 
-Each replica has its part of every minibatch, and each stage the same layers in all
-replicas, between which gradients travel. Losses are the same on any grid, up to
-rounding: also with dropout, whose masks go by the microbatch among those of all
-replicas, if --microbatches is a multiple of the replicas. A run that was stopped, by
-SIGTERM to any rank, goes on with --resume auto, on the same grid or another one.
+Any plan runs: replicas share every minibatch, a rank has one stage or several. Losses
+are the same by any plan, up to rounding: also with dropout, whose masks go by the
+microbatch among those of all replicas, if all together have as many. A run that was
+stopped, by SIGTERM to any rank, goes on with --resume auto, by the same plan or another
+one.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from model import DigitNet
 from mpi4py import MPI
 from sklearn.datasets import load_digits
 
-from data_parallel import Grid, ReplicaIterator, create_multi_node_optimizer
-from divisible import Plan, deferred_init, schedules
+from divisible import Plan, deferred_init
 from divisible.communication.wire import WIRE
-from divisible.placement import PLACEMENTS
+from divisible.schedules.catalogue import ONE_PER_RANK
 from pipeline import (
     Pipeline,
     PipelineEvaluator,
@@ -39,7 +38,7 @@ from pipeline import (
 )
 
 comm = MPI.COMM_WORLD
-N_TRAIN = 1440
+N_TRAIN, BATCHSIZE = 1440, 60
 
 
 def main() -> None:
@@ -47,41 +46,20 @@ def main() -> None:
     # From here on, an error on one rank ends all ranks.
     abort_on_error()
     args = parse_arguments()
-    # All ranks make the same model, of which each will have its own layers only.
     np.random.seed(args.seed)
+    train, test = read_digits()
+    # All ranks make the same model, of which each will have its own layers only.
     with deferred_init(args.seed):
         model = DigitNet(args.width)
-    grid, plan = make_grid(args, len(model))
-    plan.check(model, comm.size)
-    say(f"replicas: {grid.n_replicas}, stages: {plan.n_stages}, {grid.placement}")
-    args.batchsize = args.batchsize or plan.batch or 60
-    if plan.conditions is not None:
-        say(f"{args.plan} is for {plan.conditions}")
-    say(f"{plan.n_layers} layers cut at {plan.cuts}, {plan.schedule} schedule")
-
-    stage = model.divide(*plan.range(grid.pipeline.rank))
+    pipe = Pipeline(model, comm, seed=args.seed, **wanted(args, len(model), train))
     del model
-    pipe = Pipeline(
-        stage,
-        grid,
-        plan.n_microbatches,
-        plan.schedule,
-        checkpoint=plan.recompute,
-        hold_in=plan.hold_in[grid.pipeline.rank],
-        seed=args.seed,
-    )
-    # Ranks with the same stage follow the mean of their gradients.
-    optimizer = create_multi_node_optimizer(
-        chainer.optimizers.MomentumSGD(0.05),
-        grid.data,
-        pipeline=pipe,
-        wire_dtype=plan.wire_dtype or args.wire_dtype,
-    ).setup(stage)
+    optimizer = pipe.setup(chainer.optimizers.MomentumSGD(0.05))
+    if comm.rank == 0:
+        print(pipe, flush=True)
 
-    train, test = read_digits()
-    batches = SerialIterator(train, args.batchsize)
-    tests = SerialIterator(test, args.batchsize, repeat=False, shuffle=False)
-    batches, tests = (ReplicaIterator(it, grid, args.shares) for it in (batches, tests))
+    batchsize = args.batchsize or pipe.plan.batch or BATCHSIZE
+    batches = SerialIterator(train, batchsize)
+    tests = SerialIterator(test, batchsize, repeat=False, shuffle=False)
     updater = PipelineUpdater(batches, optimizer, pipe)
     trainer = Trainer(updater, (args.epoch, "epoch"), args.out)
     trainer.extend(PipelineEvaluator(tests, pipe))
@@ -93,28 +71,29 @@ def main() -> None:
     stop = StopOnSignal()
     trainer.extend(stop)
     trainer.run()
-    if stop.signal:
-        say(f"stopped by signal {stop.signal}: --resume auto goes on")
+    if stop.signal and comm.rank == 0:
+        print(f"stopped by signal {stop.signal}: --resume auto goes on", flush=True)
 
 
-def make_grid(args: argparse.Namespace, n_layers: int) -> tuple[Grid, Plan]:
-    """Returns the ranks as a grid, and what they run, as asked for."""
-    if args.plan:
-        plan = Plan.load(args.plan)
-        if plan.stages_per_rank > 1:
-            raise ValueError(
-                f"{args.plan} has {plan.stages_per_rank} stages on a rank, but this"
-                f" script trains one: plan with --schedule 1f1b"
-            )
-        return Grid.of(plan, comm, args.placement), plan
-    grid = Grid(comm, args.stages, args.placement)
-    return grid, Plan(
+def wanted(args: argparse.Namespace, n_layers: int, train: TupleDataset) -> dict:
+    """Returns the pipeline's arguments for the plan that is asked for."""
+    if args.stages is None:
+        first = train[: args.batchsize or BATCHSIZE]
+        x, t = chainer.dataset.concat_examples(first)
+        return {"plan": "auto", "x": x, "t": t, "directory": args.out}
+    replicas, rest = divmod(comm.size, args.stages)
+    if rest or not replicas:
+        raise ValueError(f"--stages {args.stages} does not divide {comm.size} ranks")
+    plan = Plan(
         Plan.uniform(n_layers, args.stages).cuts,
         # Of each replica: all together have as many as asked for, if that can be.
-        max(1, args.microbatches // grid.n_replicas),
+        max(1, args.microbatches // replicas),
         args.schedule,
-        replicas=grid.n_replicas,
+        replicas=replicas,
+        shares=args.shares,
+        wire_dtype=args.wire_dtype,
     )
+    return {"plan": plan}
 
 
 def read_digits() -> tuple[TupleDataset, TupleDataset]:
@@ -125,31 +104,23 @@ def read_digits() -> tuple[TupleDataset, TupleDataset]:
     return split_dataset_random(digits, N_TRAIN, seed=0)
 
 
-def say(line: str) -> None:
-    """Prints on one rank only."""
-    if comm.rank == 0:
-        print(line, flush=True)
-
-
 def parse_arguments() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--stages", type=int, default=2, help="of a replica; a divisor of the ranks")
-    add("--placement", choices=[*PLACEMENTS, "auto"], default="auto")
-    add("--plan", help="file of divisible plan; it says stages, microbatches, schedule")
+    add("--stages", type=int, help="a divisor of the ranks; default: what is fastest")
     add("--epoch", type=int, default=8, help="number of epochs")
     add("--batchsize", type=int, help="of all replicas; default: the plan's, or 60")
-    add("--microbatches", type=int, default=4, help="of all replicas; a multiple")
-    add("--schedule", choices=schedules.NAMES, default="1f1b")
+    add("--microbatches", type=int, default=4, help="with --stages; of all replicas")
+    add("--schedule", choices=ONE_PER_RANK, default="1f1b")
     add("--wire-dtype", choices=list(WIRE), default="fp32", help="of the gradients")
     add("--shares", type=shares, help="of each replica, such as 2,1; default: equal")
     add("--width", type=int, default=32, help="channels of the first convolution")
     add("--seed", type=int, default=0, help="of weights, dropout, order of samples")
     add("--resume", help="snapshot to go on from; auto: the newest in --out, if any")
-    add("--out", default="result", help="folder for the log and snapshots")
+    add("--out", default="result", help="folder for the log, the plan and snapshots")
     return parser.parse_args()
 
 

@@ -2,6 +2,7 @@
 
     mpiexec -n 2 python examples/language_model/train.py
     mpiexec -n 3 python examples/language_model/train.py --checkpoint except_last
+    mpiexec -n 2 python examples/language_model/train.py --plan auto
     mpiexec -n 2 python examples/language_model/train.py --lstm
 
 The text is Python's language reference, as far as Python's own ``help()`` shows it.
@@ -31,7 +32,7 @@ from chainer.training import Trainer, extensions
 from model import LanguageModel, RecurrentModel
 from mpi4py import MPI
 
-from divisible import Plan, deferred_init, schedules
+from divisible import deferred_init, schedules
 from divisible.schedules.recomputation import RECOMPUTATIONS
 from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, abort_on_error
 
@@ -51,17 +52,10 @@ def main() -> None:
     with deferred_init(args.seed):
         kind = RecurrentModel if args.lstm else LanguageModel
         model = kind(len(vocabulary), args.units, args.layers, dropout=args.dropout)
-    plan = Plan.uniform(len(model), comm.size)
-    stage = model.divide(*plan.range(comm.rank))
-    pipe = Pipeline(
-        stage,
-        comm,
-        args.microbatches,
-        args.schedule,
-        checkpoint=args.checkpoint,
-        seed=args.seed,
-    )
-    optimizer = chainer.optimizers.Adam(0.004).setup(stage)
+    # Each rank keeps its own layers.
+    pipe = Pipeline(model, comm, seed=args.seed, **planned(args, train))
+    del model
+    optimizer = pipe.setup(chainer.optimizers.Adam(0.004))
 
     batches = SerialIterator(
         TupleDataset(*train), args.batchsize, shuffle=not args.lstm
@@ -87,6 +81,20 @@ def main() -> None:
         )
 
 
+def planned(args: argparse.Namespace, train: data.Samples) -> dict:
+    """Returns the pipeline's arguments for a plan, or for what is asked for instead."""
+    if args.plan == "auto":
+        first = {"x": train.x[: args.batchsize], "t": train.t[: args.batchsize]}
+        return {"plan": "auto", "directory": args.out, **first}
+    if args.plan is not None:
+        return {"plan": args.plan}
+    return {
+        "n_microbatches": args.microbatches,
+        "schedule": args.schedule,
+        "checkpoint": args.checkpoint,
+    }
+
+
 def unigram_perplexity(train: np.ndarray, test: np.ndarray, n_words: int) -> float:
     """Returns the perplexity of a model that only knows how frequent words are."""
     counts = np.bincount(train.ravel(), minlength=n_words) + 1
@@ -104,6 +112,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--microbatches", type=int, default=4, help="of a minibatch")
     add("--schedule", choices=schedules.NAMES, default="1f1b")
     add("--checkpoint", choices=RECOMPUTATIONS, default="never")
+    add("--plan", help="file of a plan, instead of these three; auto: measure and plan")
     add("--words", type=int, default=1000, help="size of the vocabulary at most")
     add("--positions", type=int, default=24, help="words of a sample")
     add("--units", type=int, default=48, help="of each position")

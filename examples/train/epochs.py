@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import chainer
@@ -53,7 +53,7 @@ class Mean:
 
 def epochs(
     pipe: Pipeline,
-    optimizers: Sequence[chainer.Optimizer],
+    optimizer: chainer.Optimizer,
     train: Images,
     test: Images,
     args: argparse.Namespace,
@@ -64,7 +64,7 @@ def epochs(
 
     Args:
         pipe: Every rank's.
-        optimizers: Of the stages of this rank.
+        optimizer: Of all stages of this rank.
         train: What to learn from, in another order each epoch.
         test: What to test on.
         args: The options.
@@ -80,12 +80,13 @@ def epochs(
         order = shuffle.permutation(len(train.x))
         for begin in range(0, len(order), args.batchsize):
             batch = order[begin : begin + args.batchsize]
-            train_mean.add(pipe.step(train.x[batch], train.t[batch]), len(batch))
-            for optimizer in optimizers:
-                optimizer.update()
+            # If the plan has replicas, each gets its part.
+            x, t = pipe.my_part(train.x[batch], train.t[batch])
+            train_mean.add(pipe.step(x, t), len(batch))
+            optimizer.update()
         seconds = time.perf_counter() - start
         timeline = pipe.timeline()
         for begin in range(0, len(test.x), args.batchsize):
             x, t = (a[begin : begin + args.batchsize] for a in test)
-            test_mean.add(pipe.evaluate(x, t), len(x))
+            test_mean.add(pipe.evaluate(*pipe.my_part(x, t)), len(x))
         yield Epoch(number, train_mean.report(), test_mean.report(), seconds, timeline)

@@ -1,4 +1,4 @@
-"""Options that end all ranks if they are wrong, and where to cut a model by them."""
+"""Options that end all ranks if they are wrong, and what a pipeline runs by them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import importlib.util
 import sys
 import time
 from collections.abc import Iterator
-from typing import NoReturn
+from dataclasses import replace
+from typing import Any, NoReturn
 
 from data import Images
 from mpi4py import MPI
@@ -19,12 +20,12 @@ from divisible.communication.aborting import (
     is_world_up,
     let_lower_ranks_speak,
 )
-from divisible.schedules import Schedule
 from divisible.schedules.catalogue import CATALOGUE
 from divisible.schedules.recomputation import RECOMPUTATIONS
 from pipeline import SnapshotError
 
 comm = MPI.COMM_WORLD
+AUTO = "auto"
 #: Samples of a minibatch, where neither an option nor a plan has a number.
 BATCHSIZE = 64
 
@@ -83,7 +84,11 @@ class Parser(argparse.ArgumentParser):
             " layers first, for stages of equal time; default: stages of equally many"
             " layers",
         )
-        add("--plan", help="file of a plan, made by divisible plan; it says all that")
+        add(
+            "--plan",
+            help="file of a plan, made by divisible plan; it says all that; auto:"
+            " measure the layers, and plan for these ranks",
+        )
         add("--seed", type=int, default=0, help="of weights, dropout, order of samples")
 
     def check_positive(self, args: argparse.Namespace, *names: str) -> None:
@@ -121,63 +126,60 @@ def cuts(text: str) -> list[int] | str:
     return text if text == "auto" else integers(text)
 
 
-def cut_model(
-    parser: Parser,
-    args: argparse.Namespace,
-    model: Divisible,
-    train: Images,
-) -> tuple[Plan, Schedule, list[Divisible]]:
-    """Cuts a model as asked for.
+def planned(
+    args: argparse.Namespace, model: Divisible, train: Images
+) -> dict[str, Any]:
+    """Returns the arguments of a pipeline that say where to cut, and how to run.
 
     Args:
-        parser: Ends all ranks if the model cannot be cut like this.
-        args: The options. Those that a plan answers become the plan's.
+        args: The options. Samples of a minibatch that a plan says become the plan's.
         model: The undivided model.
         train: What to measure the layers with.
-
-    Returns:
-        The plan, its schedule, and the stages that the schedule gives to this rank.
-    """
-    with parser.refusing():
-        plan = make_plan(args, model, train)
-        schedule = schedules.create(
-            args.schedule, plan.n_stages, args.microbatches, comm.size
-        )
-    mine = schedule.rank_stages(comm.rank)
-    return plan, schedule, [model.divide(*plan.range(number)) for number in mine]
-
-
-def make_plan(args: argparse.Namespace, model: Divisible, train: Images) -> Plan:
-    """Says where to cut: as asked, or into stages of equally many layers.
 
     Raises:
         OSError: If there is no such plan.
         ValueError: If the model cannot be cut like this.
     """
+    if args.plan == AUTO:
+        n = args.batchsize = args.batchsize or BATCHSIZE
+        first = {"x": train.x[:n], "t": train.t[:n]}
+        return {"plan": AUTO, "directory": args.out, **first}
     if args.plan is not None:
         plan = Plan.load(args.plan)
-        if plan.replicas > 1:
-            raise ValueError(
-                f"{args.plan} is a plan for {plan.replicas} replicas, but this script"
-                f" trains one pipeline: make a plan without --replicas"
-            )
         plan.check(model, comm.size)
-        args.microbatches = plan.n_microbatches or args.microbatches
-        args.schedule = plan.schedule or args.schedule
-        args.checkpoint = plan.recompute
         args.batchsize = args.batchsize or plan.batch or BATCHSIZE
         if plan.conditions is not None:
             say(f"{args.plan} is for {plan.conditions}")
-        return plan
+        if plan.n_microbatches is None:
+            plan = replace(plan, n_microbatches=args.microbatches)
+        return {"plan": plan}
     args.batchsize = args.batchsize or BATCHSIZE
-    n_stages = CATALOGUE[args.schedule].stages_per_rank * comm.size
-    if args.cuts is None or args.cuts == "auto":
+    per_rank = CATALOGUE[args.schedule].stages_per_rank
+    plan = Plan(
+        cut(args, model, train, per_rank * comm.size).cuts,
+        n_microbatches=args.microbatches,
+        schedule=args.schedule,
+        recompute=args.checkpoint,
+        stages_per_rank=per_rank,
+    )
+    return {"plan": plan}
+
+
+def cut(
+    args: argparse.Namespace, model: Divisible, train: Images, n_stages: int
+) -> Plan:
+    """Returns where to cut: as asked, or into stages of equally many layers.
+
+    Raises:
+        ValueError: If the model cannot be cut like this.
+    """
+    if args.cuts is None or args.cuts == AUTO:
         plan = Plan.uniform(len(model), n_stages)
-        if args.cuts == "auto" and comm.rank == 0:
+        if args.cuts == AUTO and comm.rank == 0:
             # Of what one microbatch takes in each layer.
             n = -(-args.batchsize // args.microbatches)
             costs = profile(model, train.x[:n], train.t[:n])
-            plan = partition(costs, n_stages)
+            plan = Plan(partition(costs, n_stages).cuts)
         # A rank that waits in a broadcast spins, and takes time from the layers that
         # rank 0 measures, if they share a core.
         measured = comm.Ibarrier()

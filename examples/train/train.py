@@ -1,13 +1,14 @@
 """Trains an image classifier whose layers are spread over the ranks of MPI.
 
     mpiexec -n 2 python examples/train/train.py
+    mpiexec -n 4 python examples/train/train.py --model vgg16 --plan auto
     mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts auto
     mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts 7,15,26
     mpiexec -n 2 python examples/train/train.py --float16
     mpiexec -n 2 python examples/train/train.py --model resnet50 --cut-inside-blocks
     mpiexec -n 3 python examples/train/train.py --snapshots 2 --resume auto
 
-The number of ranks is the number of stages; on one rank this is serial training.
+Without a plan there is a stage on each rank; on one rank this is serial training.
 Losses and accuracies are the same on any number of them, up to rounding. Those of
 models with dropout (vgg16) or batch normalization (resnet50) depend on the number of
 microbatches.
@@ -29,7 +30,7 @@ from models.mlp import MLP
 from models.resnet50 import ResNet50
 from models.vgg16 import VGG16
 from mpi4py import MPI
-from options import Parser, cut_model, integers, say
+from options import Parser, integers, planned, say
 
 from divisible import Divisible, deferred_init
 from mixed_precision import MixedPrecision, to_float16
@@ -75,34 +76,31 @@ def main() -> None:
         train, test = load(args)
         with deferred_init(args.seed):
             model = make_model(args, train.x.shape[1:])
-    # The schedule says which stages a rank has; it keeps their layers only.
-    plan, schedule, stages = cut_model(parser, args, model, train)
-    del model
-
-    make_optimizer = OPTIMIZERS[args.optimizer]
-    loss_scale = None
     if args.float16:
-        # One for all stages of all ranks: they skip a step together.
-        mixed = MixedPrecision(make_optimizer(args.learning_rate), comm=comm)
-        optimizers = [mixed.setup([to_float16(stage) for stage in stages])]
-        loss_scale = mixed.loss_scale
+        model = to_float16(model)
+        # They skip a step together.
+        actual = OPTIMIZERS[args.optimizer](args.learning_rate)
+        optimizer = MixedPrecision(actual, comm=comm)
     else:
-        optimizers = [make_optimizer(args.learning_rate).setup(part) for part in stages]
-    pipe = Pipeline(
-        stages,
-        comm,
-        schedule=schedule,
-        checkpoint=args.checkpoint,
-        hold_in=plan.hold_in[comm.rank],
-        seed=args.seed,
-        loss_scale=loss_scale,
-    )
+        optimizer = OPTIMIZERS[args.optimizer](args.learning_rate)
+    # Each rank keeps the layers that the plan gives to it.
+    with parser.refusing():
+        pipe = Pipeline(
+            model,
+            comm,
+            seed=args.seed,
+            loss_scale=optimizer.loss_scale if args.float16 else None,
+            **planned(args, model, train),
+        )
+    del model
+    optimizer = pipe.setup(optimizer)
     if comm.rank == 0:
         # Before the training, not after it.
         with parser.refusing():
             os.makedirs(args.out, exist_ok=True)
     say(f"{args.model} on {args.dataset}: {len(train.x)} images of {train.x.shape[1:]}")
-    say(f"{plan.n_layers} layers cut at {plan.cuts}, {schedule.name} schedule")
+    plan = pipe.plan
+    say(f"{plan.n_layers} layers cut at {plan.cuts}, {plan.schedule} schedule")
     say("epoch   train loss  accuracy   test loss  accuracy   samples/s")
 
     log = []
@@ -112,7 +110,7 @@ def main() -> None:
         resume = latest_snapshot(args.out) if args.resume == "auto" else args.resume
     if resume is not None:
         with parser.refusing():
-            log = load_snapshot(resume, pipe, optimizers, state).values["log"]
+            log = load_snapshot(resume, pipe, optimizer, state).values["log"]
         say(f"resumed from {resume}, after {len(log)} epochs")
         if len(log) >= args.epoch:
             # No error: a batch system would start the job again, and again.
@@ -120,7 +118,7 @@ def main() -> None:
             return
         # The time of the run that is continued counts as well.
         started -= log[-1]["elapsed_time"]
-    for epoch in epochs(pipe, optimizers, train, test, args, shuffle, len(log)):
+    for epoch in epochs(pipe, optimizer, train, test, args, shuffle, len(log)):
         entry = {
             "epoch": epoch.number,
             "iteration": pipe.n_steps,
@@ -142,7 +140,7 @@ def main() -> None:
         if args.snapshots:
             path = os.path.join(args.out, f"snapshot_epoch_{epoch.number}")
             values = {"log": log}
-            save_snapshot(path, pipe, optimizers, state, values, args.snapshots)
+            save_snapshot(path, pipe, optimizer, state, values, args.snapshots)
 
     say(f"test accuracy {log[-1]['validation/main/accuracy']:.2%}")
     if comm.rank == 0:

@@ -23,7 +23,7 @@ from chainer.training import Trainer, extensions
 from model import UNet
 from mpi4py import MPI
 
-from divisible import Plan, deferred_init, schedules
+from divisible import deferred_init, schedules
 from divisible.schedules.recomputation import RECOMPUTATIONS
 from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, abort_on_error
 
@@ -39,10 +39,9 @@ def main() -> None:
 
     with deferred_init(args.seed):
         model = UNet(width=args.width)
-    plan = Plan.uniform(len(model), comm.size)
-    stage = model.divide(*plan.range(comm.rank))
+    # Each rank keeps its own layers.
     pipe = Pipeline(
-        stage,
+        model,
         comm,
         args.microbatches,
         args.schedule,
@@ -50,7 +49,8 @@ def main() -> None:
         checkpoint=args.checkpoint,
         seed=args.seed,
     )
-    optimizer = chainer.optimizers.Adam(0.003).setup(stage)
+    del model
+    optimizer = pipe.setup(chainer.optimizers.Adam(0.003))
 
     batches = SerialIterator(TupleDataset(*train), args.batchsize)
     tests = SerialIterator(TupleDataset(*test), 20, repeat=False, shuffle=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 
@@ -13,13 +15,19 @@ import click
         "help_option_names": ["-h", "--help"],
     },
 )
+@click.option(
+    "--plan",
+    type=click.Path(dir_okay=False),
+    help="File of a plan, for a script that says plan='auto'; rank 0 reads it.",
+)
 @click.argument("script", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run_command(script: str, arguments: tuple[str, ...]) -> None:
+def run_command(plan: str | None, script: str, arguments: tuple[str, ...]) -> None:
     """Runs a training script so that all ranks end when one does.
 
     \b
     mpiexec -n 4 divisible run train.py --epoch 20
+    mpiexec -n 4 divisible run --plan plan.json train.py --epoch 20
 
     ARGUMENTS are the script's own. It is run as "python SCRIPT" would run it, and
     besides: an exception in any thread, and sys.exit with another code than 0, end all
@@ -28,7 +36,11 @@ def run_command(script: str, arguments: tuple[str, ...]) -> None:
     beside SCRIPT hides the packages of this project, as a pipeline.py hides them from
     "python -m pipeline SCRIPT".
     """  # noqa: D301
-    # Starts MPI, which the other commands do not need.
+    # They start MPI, which the other commands do not need.
     from pipeline.scripts import run_script
+    from pipeline.start.plan_choice import VARIABLE
 
+    if plan is not None:
+        # The script may change its directory.
+        os.environ[VARIABLE] = os.path.abspath(plan)
     run_script([script, *arguments])

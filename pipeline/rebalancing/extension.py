@@ -36,6 +36,7 @@ from pipeline.rebalancing.stage_times import (
     under_load,
 )
 from pipeline.rebalancing.trials import ChangesOnTrial, Choice
+from pipeline.start.plans import planned_network
 from pipeline.trainer_lines import say
 
 #: Below ``trainer.out``: a line of JSON for each check.
@@ -91,7 +92,8 @@ class Rebalance(training.Extension):
         log (bool): Whether rank 0 prints and writes.
         minimum_gain (float): The least share of a step's time to move for.
         profile (Profile): The layers' costs, at the size of microbatch in use.
-        network (Network): The links between ranks.
+        network (Network): The links between ranks; by default those that the pipeline's
+            plan was made for, if it says so.
         memory: Bytes that each rank may use; needs a ``profile``.
 
     Attributes:
@@ -347,6 +349,9 @@ class Rebalance(training.Extension):
         profile = self._costs.profile
         # As if minibatches had as many samples as the profile's.
         seconds = times * profile.n_samples * pipe.schedule.n_microbatches
+        bounds = dict(self._bounds)
+        if bounds["network"] is None:
+            bounds["network"] = planned_network(pipe.plan)
         return decide_cuts(
             profile,
             pipe.cuts,
@@ -354,7 +359,7 @@ class Rebalance(training.Extension):
             schedule=pipe.schedule,
             move_seconds=max((moved.seconds for moved in self.moves), default=0.0),
             are_compared=self._ranks.holds,
-            **self._bounds,
+            **bounds,
         )
 
     def _tell(self, check: LoggedCheck, trainer: Any) -> None:

@@ -55,6 +55,8 @@ class Announcement(NamedTuple):
         n_cores: Cores that this process may use.
         arithmetic: Whose products and convolutions it computes with.
         early_draws: Weights that `from_chain` drew, and from which numbers.
+        hold_in: Where its microbatches wait for their backward.
+        streamed: Positions of its layers whose weights are on disk.
     """
 
     layer_ranges: Sequence[tuple[int, int]]
@@ -71,6 +73,8 @@ class Announcement(NamedTuple):
     n_cores: int
     arithmetic: str
     early_draws: EarlyDraws | None
+    hold_in: str = "memory"
+    streamed: Sequence[int] = ()
 
     @classmethod
     def of(
@@ -78,6 +82,7 @@ class Announcement(NamedTuple):
         stages: Sequence[Divisible],
         of_loss: Iterable[chainer.Parameter],
         settings: Mapping[str, str],
+        hold_in: str = "memory",
     ) -> Announcement:
         """Returns what this rank says.
 
@@ -85,6 +90,7 @@ class Announcement(NamedTuple):
             stages: Its stages, in the order of the model.
             of_loss: The parameters of the loss.
             settings: Texts by the argument's name.
+            hold_in: Where its microbatches wait for their backward.
         """
         last = stages[-1]
         is_last = last.layer_range[1] == len(last.model_layers)
@@ -109,6 +115,13 @@ class Announcement(NamedTuple):
             n_cores=_n_cores(),
             arithmetic=providers.active().NAME if is_enabled() else "Chainer's own",
             early_draws=last.early_draws,
+            hold_in=hold_in,
+            streamed=[
+                position
+                for stage in stages
+                for position, layer in enumerate(stage, stage.layer_range[0])
+                if isinstance(layer, chainer.Link) and _is_streamed(layer)
+            ],
         )
 
 
@@ -129,6 +142,8 @@ class Start(NamedTuple):
         arguments: This rank's arguments, in their plain forms. Where they must be equal
             on all ranks, they are.
         loss: What follows the last layer, made of the arguments.
+        hold_in: For each rank where its microbatches wait for their backward.
+        streamed: Positions of the layers whose weights are on disk.
     """
 
     stage_ranks: list[int]
@@ -139,6 +154,8 @@ class Start(NamedTuple):
     name: str = ""
     arguments: Arguments | None = None
     loss: Loss | None = None
+    hold_in: Sequence[str] = ()
+    streamed: Sequence[int] = ()
 
 
 def agree(said: Sequence[Announcement | Refusal]) -> Start:
@@ -171,7 +188,13 @@ def agree(said: Sequence[Announcement | Refusal]) -> Start:
     dtypes = set().union(*(word.dtypes for word in said))
     stage_ranks = [rank for _, rank in placed]
     return Start(
-        stage_ranks, routes, shared, dtypes, [*starts, len(said[0].model_layers)]
+        stage_ranks,
+        routes,
+        shared,
+        dtypes,
+        [*starts, len(said[0].model_layers)],
+        hold_in=[word.hold_in for word in said],
+        streamed=sorted(position for word in said for position in word.streamed),
     )
 
 
@@ -338,6 +361,10 @@ def warnings_of(said: Sequence[Announcement], dtypes: Set[np.dtype]) -> list[lis
                 f" variable OMP_NUM_THREADS={max(1, n_cores // len(ranks))}"
             )
     return warnings
+
+
+def _is_streamed(layer: chainer.Link) -> bool:
+    return any(getattr(param, "is_streamed", False) for param in layer.params())
 
 
 def _n_cores() -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mpi4py import MPI
@@ -50,23 +50,16 @@ def agree_on_start(comm: Any, arguments: Arguments) -> Start:
         StallError: If another rank does not come in time.
     """
     grid, comm = replicas_of(comm), world_of(comm)
-    try:
+    with refusing(comm):
         arguments = arguments.checked()
         loss = Loss(arguments.lossfun, arguments.accfun)
         settings = {
             "the number of ranks in a pipeline": str(grid and grid.n_pipeline),
             **arguments.to_compare(loss.names),
         }
-        mine = Announcement.of(arguments.stages, loss.params(), settings)
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        if not isinstance(error, (TypeError, ValueError)):
-            # No bad argument: who reads it wants to know where it came from.
-            text = f"{text}\n{traceback.format_exc()}"
-        refusal = Refusal(text)
-        with contextlib.suppress(StallError, DisagreementError):
-            told(comm, (refusal, None), _SECONDS_TO_REFUSE)
-        raise
+        mine = Announcement.of(
+            arguments.stages, loss.params(), settings, arguments.hold_in
+        )
     said = told(comm, (mine, announcement()), arguments.timeout)
     words = [word for word, _ in said]
     start = agree(words) if grid is None else agree_on_replicas(words, grid)
@@ -81,6 +74,25 @@ def agree_on_start(comm: Any, arguments: Arguments) -> Start:
     for text in [*of_rank, *_alone(comm, arguments.stages)]:
         warn_user(text)
     return start
+
+
+@contextlib.contextmanager
+def refusing(comm: MPI.Comm) -> Iterator[None]:
+    """Tells the other ranks, which say what they are given, why this one refuses.
+
+    Args:
+        comm: Of all ranks.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        if not isinstance(error, (TypeError, ValueError)):
+            # No bad argument: who reads it wants to know where it came from.
+            text = f"{text}\n{traceback.format_exc()}"
+        with contextlib.suppress(StallError, DisagreementError):
+            told(comm, (Refusal(text), None), _SECONDS_TO_REFUSE)
+        raise
 
 
 def _alone(comm: MPI.Comm, stages: Sequence[Divisible]) -> list[str]:

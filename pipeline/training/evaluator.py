@@ -190,7 +190,8 @@ def predict(
         (10, 3)
     """
     reader = MinibatchReader(pipeline, converter, device, label_key, "predict")
-    iterator = iterators_of_rank(iterator, pipeline)["main"]
+    # Outputs of a part are not those of the data set.
+    iterator = iterators_of_rank(iterator, pipeline, is_shared=False)["main"]
     if isinstance(iterator, ReplicaIterator):
         raise TypeError(
             "a ReplicaIterator has one replica's samples, and outputs of a part are not"

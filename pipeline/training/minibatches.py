@@ -25,6 +25,7 @@ import chainer
 import numpy as np
 from chainer.dataset import convert
 
+from data_parallel import ReplicaIterator
 from divisible.communication.errors import DisagreementError
 from divisible.communication.signatures import check_plain
 from divisible.number_lists import as_list
@@ -123,16 +124,21 @@ class RemoteIterator(chainer.dataset.Iterator):
     next = __next__
 
 
-def iterators_of_rank(iterator: Any, pipeline: Pipeline) -> dict[str, Any]:
+def iterators_of_rank(
+    iterator: Any, pipeline: Pipeline, is_shared: bool = True
+) -> dict[str, Any]:
     """Returns the iterators of this rank by name.
 
     Args:
         iterator: An iterator, or several by name, one of which is ``'main'``.
         pipeline (Pipeline): On its first stage's rank the iterator is used, on the
             others there is a `RemoteIterator` in its place.
+        is_shared: Whether replicas that the pipeline has made share its minibatches:
+            then each reads its part.
 
     Raises:
-        TypeError: If there is no iterator where it is used.
+        TypeError: If there is no iterator where it is used, or replicas are to share
+            one that does not read by position.
     """
     iterators = dict(iterator) if isinstance(iterator, Mapping) else {"main": iterator}
     if not pipeline.is_first:
@@ -144,6 +150,11 @@ def iterators_of_rank(iterator: Any, pipeline: Pipeline) -> dict[str, Any]:
         )
     for each in iterators.values():
         _give_own_generator(each)
+    main = iterators["main"]
+    shares = is_shared and pipeline.shares_minibatches and pipeline.is_first
+    if shares and not isinstance(main, ReplicaIterator):
+        timeout = pipeline.ranks.timeout
+        iterators["main"] = ReplicaIterator(main, pipeline.grid, timeout=timeout)
     return iterators
 
 

@@ -35,8 +35,9 @@ class PipelineUpdater(StandardUpdater):
       3) are the same floats on every rank, so that what depends on them, such as early
       stopping, is decided alike.
     * On a grid every replica reads from an iterator of its own, a
-      :class:`~data_parallel.ReplicaIterator`; an optimizer that exchanges gradients is
-      told of how many samples they are, by its ``n_samples``.
+      :class:`~data_parallel.ReplicaIterator`; the updater makes it of what it is given
+      where the pipeline has made the grid, for its plan. An optimizer that exchanges
+      gradients is told of how many samples they are, by its ``n_samples``.
     * The loop ends on all ranks when it ends on one, by its stop trigger or
       :meth:`request_stop`; an exception ends all ranks.
     * What extensions report on any rank is in the observations, and so in the logs, of

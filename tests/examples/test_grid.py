@@ -35,23 +35,40 @@ def assert_alike(log, expected):
             np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3)
 
 
-def test_a_planned_grid_trains_as_one_rank(tmp_path):
+def divisible_run(n, path, out):
+    command = ["-c", "import divisible_command as it; it.main()", "run", "--plan", path]
+    result = mpiexec(n, [*command, SCRIPT, *QUICK, "--out", out])
+    assert result.returncode == 0, result.stdout
+    return result.stdout, json.loads((out / "log").read_text())
+
+
+def test_any_plan_trains_as_one_rank(tmp_path):
+    """Also with several stages on a rank, and replicas of unequal shares."""
     _, expected = train(1, tmp_path / "1", "--stages", "1")
     assert expected[1]["main/loss"] < expected[0]["main/loss"]
-    plan = Plan([0, 5, 13], 2, "zb_h1", replicas=2)
+    plan = Plan(
+        [0, 3, 5, 8, 13], 2, "zb_v", stages_per_rank=2, replicas=2, shares=[1, 1.01]
+    )
     plan.save(tmp_path / "plan.json")
-    planned = ["--plan", tmp_path / "plan.json", "--placement", "replicas_together"]
-    output, log = train(4, tmp_path / "planned", *planned)
-    assert "replicas: 2, stages: 2, replicas_together" in output
+    output, log = divisible_run(4, tmp_path / "plan.json", tmp_path / "planned")
+    assert "by divisible run --plan: 13 layers cut at [0, 3, 5, 8, 13]" in output
+    assert "2 replicas with shares 1:1.01" in output
     assert_alike(log, expected)
+
+
+def test_the_script_plans_by_itself(tmp_path):
+    result = mpiexec(2, [SCRIPT, *QUICK, "--out", tmp_path])
+    assert result.returncode == 0, result.stdout
+    assert "plan='auto': rank 0 measured 13 layers" in result.stdout
+    assert len(json.loads((tmp_path / "log").read_text())) == 2
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     "argv, words",
     [
-        (["--stages", "4"], "replicas: 1, stages: 4, stages_together"),
-        (["--stages", "1", "--wire-dtype", "int8"], "replicas: 4, stages: 1"),
+        (["--stages", "4"], "13 layers in 4 stages on 4 ranks"),
+        (["--stages", "1", "--wire-dtype", "int8"], "4 replicas, which exchange"),
     ],
 )
 def test_every_grid_trains_as_one_rank(tmp_path, argv, words):

@@ -66,8 +66,29 @@ def test_train_runs_a_plan(tmp_path):
     refused(3, argv, "for 2 ranks, but there are 3")
     refused(2, [*argv, "--model", "mlp"], "for a model of 13 layers, but MLP has 7")
 
+    # The minibatches of one pipeline, shared by two.
     Plan([0, 6, 13], 2, "1f1b", replicas=2).save(tmp_path / "plan.json")
-    refused(4, argv, "a plan for 2 replicas, but this script trains one")
+    run(4, [TRAIN, *argv, "--batchsize", "5"])
+    (entry,) = json.loads((tmp_path / "log").read_text())
+    np.testing.assert_allclose(entry["main/loss"], log[-1]["main/loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("model", [["cnn"], ["vgg16", "--size", "32"]])
+def test_train_plans_by_itself(tmp_path, model):
+    """And goes on by the same plan, which it finds beside the snapshots."""
+    argv = [*QUICK, "--model", *model, "--plan", "auto", "--out", tmp_path]
+    argv += ["--snapshots", "1", "--resume", "auto"]
+    output = run(2, [TRAIN, *argv])
+    first = next(re.finditer("^plan='auto': rank 0 measured", output, re.MULTILINE))
+    chosen, because, saved = output[first.start() :].splitlines()[1:4]
+    assert chosen.startswith("chosen: ") and because.startswith("because one rank")
+    assert (
+        saved == f"saved as {tmp_path / 'plan.json'}, from which a resumed run takes it"
+    )
+    output = run(2, [TRAIN, *argv, "--epoch", "2"])
+    path = tmp_path / "plan.json"
+    assert f"plan='auto': as in {path}: " in output and "measured" not in output
+    assert "after 1 epochs" in output
 
 
 def test_what_one_rank_alone_finds_wrong_ends_all(tmp_path):

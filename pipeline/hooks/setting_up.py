@@ -1,0 +1,50 @@
+"""An optimizer for all stages of a rank, as the plan of their pipeline wants it.
+
+::
+
+    optimizer ---> of this rank's stage, or of all its stages together
+              '--> within one that averages gradients, if there are replicas
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from data_parallel import Grid, MultiNodeOptimizer, create_multi_node_optimizer
+from divisible import Divisible
+from divisible.optimizer_wrapper import each_within
+from mixed_precision.model import LinkGroup
+
+
+def set_up(
+    optimizer: Any, stages: Sequence[Divisible], grid: Grid | None, pipeline: Any
+) -> Any:
+    """Returns an optimizer that updates all stages of a rank.
+
+    Args:
+        optimizer (chainer.Optimizer): One that is not set up, such as ``Adam()`` or a
+            :class:`~mixed_precision.MixedPrecision`.
+        stages: Those of the rank.
+        grid: The grid of the replicas; ``None`` for a single pipeline.
+        pipeline (Pipeline): Whose stages they are; its plan says in what replicas
+            exchange gradients.
+
+    Raises:
+        TypeError: If it is no optimizer, or there are several.
+    """
+    if isinstance(optimizer, (list, tuple)):
+        raise TypeError(
+            "setup takes one optimizer for all stages of this rank, not a list: to"
+            " treat stages differently, set each up with its stage by itself"
+        )
+    is_exchanging = any(
+        isinstance(o, MultiNodeOptimizer) for o in each_within(optimizer)
+    )
+    if grid is not None and not is_exchanging:
+        optimizer = create_multi_node_optimizer(optimizer, grid.data, pipeline=pipeline)
+    if not hasattr(optimizer, "setup"):
+        raise TypeError(
+            f"optimizer must be a chainer.Optimizer, not {type(optimizer).__name__}"
+        )
+    return optimizer.setup(stages[0] if len(stages) == 1 else LinkGroup(stages))

@@ -1,0 +1,178 @@
+"""The plan of a pipeline: what is in force, and what follows from it for a script."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from data_parallel import Grid
+from divisible import Divisible, Plan
+from divisible.schedules.schedule import Schedule
+from pipeline.between_steps import CallsBetweenSteps
+from pipeline.calls.replicas import part_of
+from pipeline.hooks.setting_up import set_up
+from pipeline.start.agreement import Start
+from pipeline.start.description import Description, describe
+from pipeline.start.opening import Opening
+from pipeline.start.plans import plan_of_stages, with_new_cuts
+from pipeline.step.fused_layers import FusedLayers
+
+
+class Planned(CallsBetweenSteps):
+    """The plan of a pipeline.
+
+    Attributes:
+        cuts (list of int): Where the layers are cut.
+        fusion (FusedLayers): The chains that run as one function.
+        vetoes (WeakSet): What may end the next step, such as optimizers that exchange
+            gradients.
+    """
+
+    cuts: Sequence[int]
+    fusion: FusedLayers
+    vetoes: Any
+    _own_grid: Grid | None = None
+    _plan: Plan | None = None
+    _changes: Sequence[str] = ()
+
+    @property
+    def stages(self) -> dict[int, Divisible]:
+        """This rank's stages by their numbers in the pipeline."""
+        return {number: stage.layers for number, stage in self.body.stages.items()}
+
+    @property
+    def schedule(self) -> Schedule:
+        """The one that :meth:`step` runs; ``'auto'`` may change it once."""
+        return self.body.current.schedule
+
+    def _keep_plan(self, opening: Opening, start: Start) -> None:
+        """Keeps the plan, or what the stages that were given are for a plan.
+
+        Args:
+            opening: What the pipeline started with.
+            start: What the ranks agreed on.
+        """
+        grid = self.ranks.grid
+        self._own_grid, self._changes = opening.grid, opening.changes
+        self._plan = opening.plan or plan_of_stages(
+            start.cuts,
+            start.stage_ranks,
+            n_microbatches=start.arguments.n_microbatches,
+            recompute=start.arguments.checkpoint,
+            replicas=self.ranks.n_replicas,
+            shares=grid and grid.shares,
+            hold_in=start.hold_in,
+            streamed=start.streamed,
+        )
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force, with what was given besides in the place of what it says.
+
+        What it predicts is left out where something else runs. ``None`` where ranks
+        have unequally many stages, which no plan says.
+        """
+        if self._plan is None:
+            return None
+        return dataclasses.replace(
+            with_new_cuts(self._plan, self.cuts),
+            schedule=self.schedule.name,
+            fusion=self.fusion.chains or self._plan.fusion,
+        )
+
+    @property
+    def shares_minibatches(self) -> bool:
+        """Whether replicas share what iterators and scripts have for one pipeline.
+
+        So it is where the plan has replicas, and the pipeline was given a communicator.
+        """
+        return self._own_grid is not None
+
+    def setup(self, optimizer: Any) -> Any:
+        """Sets up an optimizer for all stages of this rank; a call of all ranks.
+
+        Its hooks see the whole model, as after :meth:`global_hooks`. With replicas it
+        is wrapped by :func:`~data_parallel.create_multi_node_optimizer`, and gradients
+        travel as the plan says.
+
+        Args:
+            optimizer (chainer.Optimizer): Any of Chainer's, not set up; or a
+                :class:`~mixed_precision.MixedPrecision` with the ``comm`` of all ranks,
+                whose ``loss_scale`` the pipeline was given.
+
+        Returns:
+            chainer.Optimizer: One for :class:`PipelineUpdater`, :func:`snapshot` and
+            :class:`Rebalance`. Parameters of a loss are none of its own.
+
+        Raises:
+            TypeError: If it is no optimizer.
+            DisagreementError: With replicas, if another rank refuses.
+
+        Example:
+            >>> import chainer
+            >>> from mpi4py import MPI
+            >>> from pipeline import Pipeline
+            >>> pipe = Pipeline(Divisible(chainer.links.Linear(4, 3)), MPI.COMM_SELF, 2)
+            >>> optimizer = pipe.setup(chainer.optimizers.Adam())
+        """
+        stages, grid = list(self.stages.values()), self.ranks.grid
+        optimizer = set_up(optimizer, stages, grid, self)
+        self.body.updates.hooks.add(optimizer)
+        return optimizer
+
+    def my_part(self, *arrays: Any) -> Any:
+        """Returns what this replica has of a minibatch; without replicas all of it.
+
+        Args:
+            *arrays: The whole minibatch: arrays, or tuples of them, or ``None``.
+
+        Returns:
+            tuple: As many as there are arguments; one argument's is returned by itself.
+
+        Example:
+            >>> import chainer
+            >>> from mpi4py import MPI
+            >>> from pipeline import Pipeline
+            >>> pipe = Pipeline(Divisible(chainer.links.Linear(4, 3)), MPI.COMM_SELF, 2)
+            >>> x, t = pipe.my_part([[1, 2]], [0])
+        """
+        parts = tuple(part_of(self.ranks.grid, each) for each in arrays)
+        return parts[0] if len(parts) == 1 else parts
+
+    def _check_set_up(self) -> None:
+        """Refuses a step whose gradients nobody would average."""
+        if not self.vetoes:
+            raise RuntimeError(
+                f"the plan has {self.ranks.n_replicas} replicas, but nothing averages"
+                f" their gradients: call optimizer = pipe.setup(optimizer)"
+            )
+
+    def close(self) -> None:
+        """Frees the pipeline's communicator, and a grid that it has made.
+
+        See :meth:`.CallsBetweenSteps.close`.
+        """
+        has_grid = self._own_grid is not None and not self.ranks.are_closed
+        super().close()
+        if has_grid and self.ranks.are_closed:
+            self._own_grid.close()
+
+    def __str__(self) -> str:
+        """Returns the stages as a table, and how they run."""
+        return str(self._describe())
+
+    def _repr_html_(self) -> str:
+        return self._describe().to_html()
+
+    def _describe(self) -> Description:
+        grid, owners = self.ranks.grid, self.schedule.stage_ranks
+        ranks = [
+            [owner]
+            if grid is None
+            else [grid.rank_of(replica, owner) for replica in range(grid.n_replicas)]
+            for owner in owners
+        ]
+        layers = next(iter(self.stages.values())).model_layers
+        plan, changes = self.plan, self._changes
+        return describe(plan, self.cuts, self.schedule, layers, ranks, changes)

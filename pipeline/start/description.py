@@ -1,0 +1,149 @@
+"""A pipeline in words, and as a table of its stages: for a terminal, and a notebook."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from chainer_kernels.text_table import text_table
+from divisible.layer_texts import title
+from divisible.planning.plan import Plan
+from divisible.planning.units import count, format_bytes, format_seconds
+from divisible.schedules.schedule import Schedule
+from divisible.terminal_text import printable
+
+# Of longer stages some layers are named.
+_SHOWN = 5
+# The column of those names.
+_NAMES = 3
+_PREDICTED = ("microbatch", "memory", "of")
+
+
+class Description(NamedTuple):
+    """What there is to say of a pipeline.
+
+    Attributes:
+        lines: How it runs; the first one is a headline.
+        columns: The names of what is said of each stage.
+        rows: A row of texts for each stage.
+    """
+
+    lines: Sequence[str]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __str__(self) -> str:
+        table = text_table([self.columns, *self.rows], left=(_NAMES,))
+        head, *rest = self.lines
+        return printable("\n".join([head, table, *rest]), keeps_lines=True)
+
+    def to_html(self) -> str:
+        """Returns it as HTML."""
+        head, *rest = map(html.escape, self.lines)
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>"
+            for row in self.rows
+        )
+        names = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
+        below = "".join(f"<div>{line}</div>" for line in rest)
+        return f"<div>{head}</div><table><tr>{names}</tr>{rows}</table>{below}"
+
+
+def describe(
+    plan: Plan | None,
+    cuts: Sequence[int],
+    schedule: Schedule,
+    model_layers: Sequence[str],
+    ranks: Sequence[Sequence[int]],
+    changes: Sequence[str] = (),
+) -> Description:
+    """Returns what there is to say of a pipeline.
+
+    Args:
+        plan: The plan in force; ``None`` where no plan says what runs.
+        cuts: Where the layers are cut.
+        schedule: The schedule in force.
+        model_layers: A line of text for each layer of the model.
+        ranks: For each stage the ranks of all that hold it, one of each replica.
+        changes: What was given besides a plan, in words.
+
+    Example:
+        >>> from divisible.schedules import one_f_one_b
+        >>> plan = Plan([0, 2, 3], 4, '1f1b')
+        >>> layers = ['Linear(2)', 'relu', 'Linear(3)']
+        >>> print(describe(plan, plan.cuts, one_f_one_b(2, 4), layers, [[0], [1]]))
+        3 layers in 2 stages on 2 ranks, 1f1b schedule, 4 microbatches
+        stage  rank  layers                in flight
+            0     0    0..1  Linear, relu          2
+            1     1    2..2  Linear                1
+    """
+    in_flight = schedule.validate().stage_in_flight
+    columns = ["stage", "rank", "layers", "", "in flight"]
+    rows = [
+        [
+            str(number),
+            " ".join(map(str, ranks[number])),
+            f"{start}..{end - 1}",
+            _names(model_layers[start:end]),
+            str(in_flight[number]),
+        ]
+        for number, (start, end) in enumerate(zip(cuts, cuts[1:]))
+    ]
+    if plan is not None and plan.stages is not None:
+        columns += _PREDICTED
+        for row, stage in zip(rows, plan.stages):
+            limit = stage.memory_limit
+            row += [format_seconds(stage.seconds), format_bytes(stage.memory)]
+            row.append("" if limit is None else format_bytes(limit))
+    n_ranks = len({rank for each in ranks for rank in each})
+    head = (
+        f"{count(cuts[-1], 'layer')} in {count(len(cuts) - 1, 'stage')} on"
+        f" {count(n_ranks, 'rank')}, {schedule.name} schedule,"
+        f" {count(schedule.n_microbatches, 'microbatch')}"
+    )
+    return Description([head, *_besides(plan, changes)], columns, rows)
+
+
+def _names(layers: Sequence[str]) -> str:
+    """Returns the names of some layers, of many the first ones and the last."""
+    names = [title(text).partition("(")[0] for text in layers]
+    if len(names) > _SHOWN:
+        names[_SHOWN - 2 : -1] = ["..."]
+    return ", ".join(names)
+
+
+def _besides(plan: Plan | None, changes: Sequence[str]) -> list[str]:
+    """Returns in lines what else of a plan is in force."""
+    if plan is None:
+        return []
+    words = []
+    if plan.replicas > 1:
+        shares = ""
+        if plan.shares is not None:
+            shares = f" with shares {':'.join(f'{x:g}' for x in plan.shares)}"
+        feedback = ", with error feedback" * plan.error_feedback
+        words.append(
+            f"{count(plan.replicas, 'replica')}{shares}, which exchange gradients in"
+            f" {plan.wire_dtype or 'fp32'}{feedback}"
+        )
+    if plan.recompute != "never":
+        words.append(f"microbatches are recomputed: {plan.recompute}")
+    if "disk" in plan.hold_in:
+        holding = [str(i) for i, place in enumerate(plan.hold_in) if place == "disk"]
+        words.append(f"microbatches wait on disk on the ranks {', '.join(holding)}")
+    if plan.streamed:
+        words.append(f"weights on disk: layers {', '.join(map(str, plan.streamed))}")
+    if plan.fusion:
+        chains = ", ".join(f"{start}..{end - 1}" for start, end in plan.fusion)
+        words.append(f"layers that run as one function: {chains}")
+    if plan.step_seconds is not None:
+        words.append(
+            f"predicted: {format_seconds(plan.step_seconds)} a step"
+            + ("" if plan.bubble is None else f", bubble {plan.bubble:.1%}")
+        )
+    if plan.conditions is not None:
+        words.append(f"planned for {plan.conditions}")
+    if changes:
+        words.append(f"given besides the plan: {', '.join(changes)}")
+    return words

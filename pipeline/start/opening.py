@@ -1,0 +1,326 @@
+"""The first thing a pipeline does: a plan, or an undivided model, becomes arguments.
+
+::
+
+    model, comm, plan, what is given besides
+        | every rank says what it is given      before any other message
+        v
+    the plan in force, a grid if it has replicas, this rank's stages, its arguments
+
+With stages, as by hand, there is nothing to do, and no message.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from data_parallel import Grid
+from divisible import Divisible, Machine, Plan
+from divisible.planning.units import count
+from divisible.user_warnings import warn_user
+from pipeline.calls.replicas import world_of
+from pipeline.start.arguments import Arguments
+from pipeline.start.found_machine import find_machine
+from pipeline.start.plan_agreement import (
+    PlanFacts,
+    PlanWords,
+    agree_on_plan,
+    from_rank_0,
+)
+from pipeline.start.plan_choice import AUTO, Chosen, Wish, choose, known_plan, save
+from pipeline.start.plans import Given, InForce, put_together
+from pipeline.start.starting import refusing
+from pipeline.start.undivided import (
+    check_undivided,
+    divided,
+    equal_stages,
+    is_as_it_is,
+    is_undivided,
+)
+from pipeline.start.versions import told
+
+#: What holds where neither a script nor a plan says otherwise.
+DEFAULTS = {
+    "schedule": "1f1b",
+    "checkpoint": "never",
+    "fuse": "none",
+    "hold_in": "memory",
+}
+
+
+class PlanWish(NamedTuple):
+    """What a script says of a plan.
+
+    Attributes:
+        plan: A plan, the file of one, or ``'auto'``; ``None`` for none.
+        x: For ``'auto'``, inputs of a first minibatch; read on rank 0.
+        t: The same of targets.
+        machine: For ``'auto'``, the ranks; ``None`` to find out.
+        directory: For ``'auto'``, where the plan is kept, as are the run's snapshots.
+    """
+
+    plan: Plan | str | os.PathLike | None = None
+    x: Any = None
+    t: Any = None
+    machine: Machine | None = None
+    directory: str | os.PathLike | None = None
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether it is to be chosen."""
+        return isinstance(self.plan, str) and self.plan == AUTO
+
+    @property
+    def kind(self) -> str:
+        """In words, which of those it is."""
+        if self.is_auto:
+            return "'auto'"
+        return "a Plan" if isinstance(self.plan, Plan) else "a file"
+
+
+class Opening(NamedTuple):
+    """What a pipeline starts with.
+
+    Attributes:
+        arguments: With this rank's stages.
+        comm: The communicator, or a grid.
+        plan: The plan in force; ``None`` where stages were given.
+        grid: The grid that was made for the plan; ``None`` if none was.
+        changes: What was given besides the plan, in words.
+    """
+
+    arguments: Arguments
+    comm: Any
+    plan: Plan | None = None
+    grid: Grid | None = None
+    changes: tuple[str, ...] = ()
+
+
+def open_plan(comm: Any, arguments: Arguments, wish: PlanWish) -> Opening:
+    """Returns what a pipeline starts with; a call of all ranks.
+
+    Args:
+        comm: The communicator of all ranks, or a grid.
+        arguments: What this rank was given; ``None`` for what a plan decides.
+        wish: What it was given of a plan.
+
+    Raises:
+        DisagreementError: On every rank, if what they are given does not go together;
+            on the others, if one refuses.
+        TypeError, ValueError: If this rank's own arguments are wrong.
+        StallError: If another rank does not come in time.
+    """
+    given = Given(
+        arguments.n_microbatches,
+        arguments.schedule,
+        arguments.checkpoint,
+        arguments.fuse,
+    )
+    if wish.plan is not None:
+        return _by_plan(comm, arguments, wish, given)
+    completed = _completed(arguments)
+    if not is_undivided(arguments.stages):
+        return Opening(completed, comm)
+    with refusing(world_of(comm)):
+        n_ranks = _n_pipeline(comm)
+        found = equal_stages(arguments.stages, completed.schedule, n_ranks)
+        stages = arguments.stages
+        if not is_as_it_is(stages, found):
+            stages = divided(stages, found, _place(comm), None)
+    return Opening(completed._replace(stages=stages), comm)
+
+
+def _completed(arguments: Arguments) -> Arguments:
+    """Returns arguments with what holds where nobody has given them."""
+    missing = {
+        name: default
+        for name, default in DEFAULTS.items()
+        if getattr(arguments, name) is None
+    }
+    return arguments._replace(**missing)
+
+
+def _by_plan(comm: Any, arguments: Arguments, wish: PlanWish, given: Given) -> Opening:
+    world, timeout = world_of(comm), arguments.timeout
+    with refusing(world):
+        check_undivided(arguments.stages)
+        known, why = _known(comm, arguments, wish, given)
+        facts = PlanFacts.of(
+            known,
+            _settings(wish, given),
+            arguments.hold_in,
+            socket.gethostname(),
+            arguments.stages,
+        )
+        words = PlanWords.of(facts)
+    said = agree_on_plan([each for each, _ in told(world, (words, None), timeout)])
+    plan, model = said[0].plan, arguments.stages
+    if plan is None:
+        plan = _chosen(comm, arguments, wish, given, why)
+    elif wish.is_auto and world.rank == 0:
+        print(f"plan='auto': as in {why}: {plan.headline}", flush=True)
+    n_pipeline = _n_pipeline(comm, plan.replicas)
+    _check_ranks(plan, model, comm)
+    places = [_place(comm, rank, n_pipeline) for rank in range(world.size)]
+    held: list[str | None] = [None] * n_pipeline
+    for place, each in zip(places, said):
+        held[place] = each.hold_in or held[place]
+    found = put_together(plan, given, held)
+    if found.warning and world.rank == 0:
+        warn_user(found.warning)
+    grid = None
+    if plan.replicas > 1 and not isinstance(comm, Grid):
+        comm = grid = Grid.of(plan, world)
+    elif isinstance(comm, Grid) and comm.shares is None:
+        comm.shares = plan.shares
+    place = _place(comm, world.rank, n_pipeline)
+    with refusing(world):
+        stages = divided(model, found, place, arguments.hold_directory)
+    arguments = _options(arguments, found, stages, place)
+    return Opening(arguments, comm, found.plan, grid, found.changes)
+
+
+def _options(
+    arguments: Arguments, found: InForce, stages: list[Divisible], place: int
+) -> Arguments:
+    """Returns the arguments of a rank by a plan in force."""
+    plan = found.plan
+    hold_in = arguments.hold_in or plan.hold_in[place]
+    return arguments._replace(
+        stages=stages,
+        n_microbatches=plan.n_microbatches,
+        schedule=found.schedule,
+        checkpoint=plan.recompute,
+        fuse=found.fuse,
+        hold_in=hold_in,
+        # For streamed layers as well, which a rank may have that holds in memory.
+        hold_directory=arguments.hold_directory if hold_in == "disk" else None,
+    )
+
+
+def _known(
+    comm: Any, arguments: Arguments, wish: PlanWish, given: Given
+) -> tuple[Plan | None, str]:
+    """Returns what this rank knows of the plan before others say something.
+
+    Raises:
+        OSError: If there is no such file.
+        TypeError, ValueError: If the plan is none, or an argument is wrong.
+    """
+    world = world_of(comm)
+    _check_besides(arguments, wish, world.size)
+    if isinstance(wish.plan, Plan):
+        _check_ranks(wish.plan, arguments.stages, comm)
+        return wish.plan, ""
+    if not isinstance(wish.plan, (str, os.PathLike)):
+        raise TypeError(
+            f"plan must be a Plan, the name of a file, or 'auto', not"
+            f" {type(wish.plan).__name__}"
+        )
+    if world.rank != 0:
+        return None, ""
+    if not wish.is_auto:
+        plan = Plan.load(wish.plan)
+        _check_ranks(plan, arguments.stages, comm)
+        return plan, ""
+    return known_plan(arguments.stages, world.size, wish.directory)
+
+
+def _check_besides(arguments: Arguments, wish: PlanWish, n_ranks: int) -> None:
+    """Refuses at once what would be refused after a plan has been measured."""
+    completed = _completed(arguments)
+    if arguments.n_microbatches is None and isinstance(completed.schedule, str):
+        completed = completed._replace(n_microbatches=1)
+    if arguments.hold_in is None:
+        completed = completed._replace(hold_directory=None)
+    completed.checked()
+    if not wish.is_auto:
+        unused = [name for name in wish._fields[1:] if getattr(wish, name) is not None]
+        if unused:
+            raise ValueError(
+                f"{', '.join(unused)} are for plan='auto', which measures and plans,"
+                f" but the plan is {wish.kind}: leave them out"
+            )
+        return
+    if wish.machine is not None and not isinstance(wish.machine, Machine):
+        raise TypeError(f"machine must be a Machine, not {type(wish.machine).__name__}")
+    if wish.machine is not None and wish.machine.ranks != n_ranks:
+        raise ValueError(
+            f"machine has {count(wish.machine.ranks, 'rank')}, but there are {n_ranks}"
+        )
+
+
+def _settings(wish: PlanWish, given: Given) -> dict[str, str]:
+    """Returns what must be equal on all ranks, as texts by their names."""
+    return {
+        "plan": wish.kind,
+        "machine": str(wish.machine),
+        **{name: str(value) for name, value in given._asdict().items()},
+    }
+
+
+def _check_ranks(plan: Plan, model: Divisible, comm: Any) -> None:
+    """Refuses a plan for other ranks, or for another model."""
+    plan.check(model, world_of(comm).size)
+    if isinstance(comm, Grid) and comm.n_replicas != plan.replicas:
+        raise ValueError(
+            f"the plan {plan.cuts} has {count(plan.replicas, 'replica')}, but the grid"
+            f" has {comm.n_replicas}: make it with Grid.of(plan, comm), or give the"
+            f" communicator"
+        )
+
+
+def _n_pipeline(comm: Any, replicas: int = 1) -> int:
+    """Returns how many ranks a pipeline has, of so many where there is no grid."""
+    if isinstance(comm, Grid):
+        return comm.n_pipeline
+    return world_of(comm).size // replicas
+
+
+def _place(comm: Any, rank: int | None = None, n_pipeline: int | None = None) -> int:
+    """Returns the place in its pipeline of a rank of all; of this one by default."""
+    rank = world_of(comm).rank if rank is None else rank
+    if isinstance(comm, Grid):
+        return comm.place(rank)[1]
+    return rank if n_pipeline is None else rank % n_pipeline
+
+
+def _chosen(
+    comm: Any, arguments: Arguments, wish: PlanWish, given: Given, why: str
+) -> Plan:
+    """Returns the plan that rank 0 chooses; a call of all ranks."""
+    world = world_of(comm)
+    machine = wish.machine or find_machine(world, arguments.timeout)
+    model = arguments.stages
+    if isinstance(comm, Grid):
+        replicas = [comm.n_replicas]
+    elif model.carried_states:
+        # What they carry is of the samples that they had.
+        replicas = [1]
+    else:
+        replicas = [n for n in range(1, world.size + 1) if world.size % n == 0]
+
+    def make(goes_on: Callable[[], None]) -> Chosen:
+        chosen = choose(
+            Wish(
+                model,
+                wish.x,
+                wish.t,
+                arguments.lossfun,
+                given,
+                machine,
+                replicas,
+                arguments.hold_directory,
+            ),
+            goes_on,
+        )
+        return save(chosen, wish.directory)
+
+    chosen = from_rank_0(world, make, arguments.timeout)
+    if world.rank == 0:
+        for line in filter(None, (why, *chosen.lines)):
+            print(line, flush=True)
+    return chosen.plan

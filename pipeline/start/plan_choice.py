@@ -1,0 +1,328 @@
+"""A plan that is measured and chosen: ``plan='auto'``.
+
+::
+
+    divisible run --plan plan.json      that plan, if it fits
+    directory has a plan.json           that plan, if it fits: a resumed run
+    else                                measures the layers on this rank, in the whole
+                                        minibatch, a quarter and a sixteenth of it;
+                                        plans for all ranks, first without a disk;
+                                        writes plan.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import chainer
+import numpy as np
+
+from divisible import (
+    Divisible,
+    Machine,
+    MemoryLimitError,
+    Plan,
+    Profile,
+    best_plan,
+    profile,
+)
+from divisible.dtypes import floating_dtypes
+from divisible.minibatch import as_arrays
+from divisible.planning.units import count, format_seconds
+from divisible.schedules.automatic import AUTO as AUTO_SCHEDULE
+from divisible.schedules.catalogue import TRIED_BY_DEFAULT
+from divisible.schedules.recomputation import RECOMPUTATIONS
+from divisible.schedules.schedule import Schedule
+from divisible.streaming import measure_disk
+from divisible.user_warnings import warn_user
+from mixed_precision import MixedPrecision, float32_loss
+from pipeline.start.plans import Given
+from pipeline.start.undivided import are_deferred
+
+#: What a script gives for a plan that is to be chosen.
+AUTO = "auto"
+#: Names the file of a plan for it: ``divisible run --plan`` sets it.
+VARIABLE = "DIVISIBLE_PLAN"
+#: The file of a plan in a directory of snapshots.
+PLAN_NAME = "plan.json"
+# A minibatch is measured whole, and in so many parts.
+_PARTS = 1, 4, 16
+_REPEAT = 3
+# The disk is measured with a file of so many bytes.
+_DISK_BYTES = 64 * 2**20
+
+
+class Known(NamedTuple):
+    """A plan that need not be made, or why one has to be.
+
+    Attributes:
+        plan: The plan; ``None`` if there is none that fits.
+        words: Where it is from, or why a file that there is does not do.
+    """
+
+    plan: Plan | None
+    words: str = ""
+
+
+def known_plan(
+    model: Divisible,
+    n_ranks: int,
+    directory: str | os.PathLike | None,
+    environ: Any = os.environ,
+) -> Known:
+    """Returns the plan that the command line or an earlier run has left.
+
+    Args:
+        model: The undivided model.
+        n_ranks: The number of ranks.
+        directory: The directory of the run's snapshots; ``None`` for none.
+        environ: The environment.
+
+    Raises:
+        OSError, ValueError: If the command line names a file that is no plan for this
+            model and so many ranks.
+    """
+    if path := environ.get(VARIABLE):
+        plan = Plan.load(path)
+        plan.check(model, n_ranks)
+        return Known(plan, f"{path}, by divisible run --plan")
+    if directory is None:
+        return Known(None)
+    path = Path(directory) / PLAN_NAME
+    try:
+        plan = Plan.load(path)
+        plan.check(model, n_ranks)
+    except FileNotFoundError:
+        return Known(None)
+    except (OSError, ValueError) as error:
+        return Known(None, f"not as in {path}: {error}")
+    return Known(plan, os.fspath(path))
+
+
+class Wish(NamedTuple):
+    """What a plan is chosen for.
+
+    Attributes:
+        model: The undivided model.
+        x: The inputs of a first minibatch.
+        t: Its targets; ``None`` if the loss takes outputs alone.
+        lossfun: As of a pipeline.
+        given: The arguments that the plan has to keep.
+        machine: The ranks.
+        replicas: The numbers of replicas to try.
+        disk_directory: Where a disk would be used; ``None`` for the usual place.
+    """
+
+    model: Divisible
+    x: Any
+    t: Any
+    lossfun: Callable
+    given: Given
+    machine: Machine
+    replicas: Sequence[int]
+    disk_directory: str | os.PathLike | None
+
+
+class Chosen(NamedTuple):
+    """A plan, and why it was chosen, in lines of text."""
+
+    plan: Plan
+    lines: tuple[str, ...]
+
+
+def choose(wish: Wish, goes_on: Callable[[], None]) -> Chosen:
+    """Measures the layers, and returns the plan that is fastest by simulation.
+
+    Args:
+        wish: What it is for.
+        goes_on: Called now and then.
+
+    Raises:
+        TypeError, ValueError: If ``x`` or ``t`` cannot be trained on, or the machine
+            has another number of ranks.
+        MemoryLimitError: If nothing fits, with a disk or without one.
+    """
+    if wish.x is None:
+        raise TypeError(
+            "plan='auto' needs a first minibatch on rank 0, to measure the layers with:"
+            " give x and t, or the file of a plan"
+        )
+    begun = time.perf_counter()
+    profiles = _measured(wish, goes_on)
+    seconds = time.perf_counter() - begun
+    plans, disk_words = _planned(wish, profiles, goes_on)
+    best = min(plans, key=lambda plan: (float(f"{plan.step_seconds:.4g}"), _size(plan)))
+    *others, last = sorted((each.n_samples for each in profiles), reverse=True)
+    sizes = " and ".join(filter(None, [", ".join(map(str, others)), str(last)]))
+    lines = (
+        f"plan='auto': rank 0 measured {count(len(wish.model), 'layer')} in"
+        f" microbatches of {sizes} samples, in {format_seconds(seconds)}, to plan for"
+        f" {best.conditions}{disk_words}",
+        f"chosen: {best.headline}",
+        f"because {_reasons(best, plans, profiles[-1])}",
+    )
+    return Chosen(best, lines)
+
+
+def save(chosen: Chosen, directory: str | os.PathLike | None) -> Chosen:
+    """Writes a plan into the directory of a run's snapshots, and says so."""
+    if directory is None:
+        words = "not saved: with directory= a resumed run takes the same plan"
+    else:
+        path = Path(directory) / PLAN_NAME
+        path.parent.mkdir(parents=True, exist_ok=True)
+        chosen.plan.save(path)
+        words = f"saved as {path}, from which a resumed run takes it"
+    return chosen._replace(lines=(*chosen.lines, words))
+
+
+def _measured(wish: Wish, goes_on: Callable[[], None]) -> list[Profile]:
+    """Returns profiles of the minibatch and of parts of it, the largest last."""
+    x = as_arrays("x", wish.x)
+    t = None if wish.t is None else as_arrays("t", wish.t)
+    n = len(x[0])
+    sizes = sorted({-(-n // parts) for parts in _PARTS})
+    lossfun = float32_loss(functools.partial(_loss_alone, wish.lossfun))
+    with _warnings_once():
+        found = [
+            profile(
+                wish.model,
+                tuple(array[:size] for array in x),
+                None if t is None else tuple(array[:size] for array in t),
+                lossfun,
+                # Nobody knows yet which one it will be: few hold more.
+                optimizer=_largest_optimizer(wish.model),
+                repeat=_REPEAT,
+                progress=lambda *_: goes_on(),
+            )
+            for size in sizes
+        ]
+    return found if are_deferred(wish.model) else [*map(_without_streaming, found)]
+
+
+@contextlib.contextmanager
+def _warnings_once() -> Iterator[None]:
+    """Warns once of each kind of thing, though it is measured several times."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for category, text in {each.category: str(each.message) for each in caught}.items():
+        warn_user(text, category)
+
+
+def _without_streaming(measured: Profile) -> Profile:
+    """Returns a profile of layers that are in memory, and so have to stay there."""
+    layers = [
+        dataclasses.replace(layer, streamable_bytes=0, gathered_bytes=0)
+        for layer in measured.layers
+    ]
+    return dataclasses.replace(measured, layers=layers)
+
+
+def _loss_alone(lossfun: Callable, *values: Any) -> Any:
+    """Returns the loss, without how many samples it is a mean of."""
+    loss = lossfun(*values)
+    return loss[0] if isinstance(loss, tuple) else loss
+
+
+def _largest_optimizer(model: Divisible) -> Any:
+    adam = chainer.optimizers.Adam()
+    is_narrow = np.dtype(np.float16) in floating_dtypes(model)
+    return MixedPrecision(adam) if is_narrow else adam
+
+
+def _planned(
+    wish: Wish, profiles: Sequence[Profile], goes_on: Callable[[], None]
+) -> tuple[list[Plan], str]:
+    """Returns the best plan for each number of replicas, and what of disks to say."""
+    plans, lacking = _best_plans(wish, profiles, wish.machine, goes_on)
+    if plans or wish.model.device.xp is not np or lacking is None:
+        if not plans:
+            raise lacking or ValueError(
+                f"no plan uses all of {count(wish.machine.ranks, 'rank')} for"
+                f" {count(len(wish.model), 'layer')}, a minibatch of"
+                f" {profiles[-1].n_samples} samples and what is given besides: start"
+                f" fewer ranks, or give less"
+            )
+        return plans, ""
+    machine = wish.machine
+    if machine.disk is None:
+        disk = measure_disk(wish.disk_directory, _DISK_BYTES)
+        machine = dataclasses.replace(machine, disk=disk)
+    plans, still_lacking = _best_plans(wish, profiles, machine, goes_on)
+    if not plans:
+        raise still_lacking
+    return plans, ", as memory alone does not suffice"
+
+
+def _best_plans(
+    wish: Wish,
+    profiles: Sequence[Profile],
+    machine: Machine,
+    goes_on: Callable[[], None],
+) -> tuple[list[Plan], MemoryLimitError | None]:
+    """Returns the best plan for each number of replicas, or why there is none."""
+    found, lacking = [], None
+    for replicas in wish.replicas:
+        n_ranks = machine.ranks // replicas
+        if n_ranks > len(profiles[0]) or replicas > profiles[-1].n_samples:
+            continue
+        try:
+            plan = best_plan(
+                profiles,
+                machine,
+                pipeline_ranks=[n_ranks],
+                replicas=(replicas, replicas),
+                progress=lambda *_: goes_on(),
+                **_constraints(wish.given),
+            )
+        except MemoryLimitError as error:
+            lacking = lacking or error
+        else:
+            found.append(plan)
+    return found, lacking
+
+
+def _constraints(given: Given) -> dict[str, Any]:
+    """Returns arguments of the search that keep what is given."""
+    schedule = given.schedule
+    if isinstance(schedule, Schedule):
+        schedule = schedule.name
+    schedules = TRIED_BY_DEFAULT
+    if schedule is not None and schedule != AUTO_SCHEDULE:
+        schedules = (schedule,)
+    recompute, m = given.recompute, given.n_microbatches
+    return {
+        "schedules": schedules,
+        "recompute": RECOMPUTATIONS if recompute is None else (recompute,),
+        "microbatches": None if m is None else [m],
+    }
+
+
+def _size(plan: Plan) -> tuple[int, int]:
+    return plan.replicas, plan.stages_per_rank
+
+
+def _reasons(best: Plan, plans: Sequence[Plan], whole: Profile) -> str:
+    """Returns why a plan was chosen, in words."""
+    words = []
+    if best.n_ranks > 1:
+        times = whole.seconds / best.step_seconds
+        words.append(f"one rank would take {times:.2f} times as long")
+    words += [
+        f"{count(plan.replicas, 'replica')} of {count(plan.n_stages, 'stage')} would"
+        f" take {plan.step_seconds / best.step_seconds:.2f} times as long"
+        for plan in plans
+        if plan is not best
+    ]
+    for other in best.alternatives[:1]:
+        words.append(f"the next best, {other.name}, is {other.reason}")
+    return "; ".join(words) or "nothing else fits"

@@ -1,0 +1,213 @@
+"""A plan and the arguments that are given besides: what a pipeline runs.
+
+::
+
+    plan      cuts, 4 microbatches, 1f1b, on disk on rank 1 ---.
+                                                                +---> plan in force
+    given     8 microbatches ----------------------------------'      and a warning
+
+What is given wins. A plan predicts time and memory of what it says, so where something
+else runs, the plan in force has no predictions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from divisible.planning.network import Network
+from divisible.planning.plan import Plan
+from divisible.schedules.actions import ScheduleError
+from divisible.schedules.automatic import AUTO
+from divisible.schedules.catalogue import CATALOGUE, Placement, create
+from divisible.schedules.schedule import Schedule
+
+#: What a plan predicts, and no longer where something else runs.
+PREDICTIONS = ("stages", "step_seconds", "bubble", "exchange", "scatter")
+#: The schedules of plans that name none.
+_OF_ONE, _OF_SEVERAL = "1f1b", "interleaved"
+
+
+class Given(NamedTuple):
+    """The arguments of a pipeline that a plan decides; ``None`` where not given.
+
+    Attributes:
+        n_microbatches: Number of microbatches.
+        schedule: Its name, or the schedule itself.
+        recompute: Which microbatches are recomputed.
+        fuse: The chains of layers that run as one function, or how they are found.
+    """
+
+    n_microbatches: int | None = None
+    schedule: str | Schedule | None = None
+    recompute: str | None = None
+    fuse: Any = None
+
+
+class InForce(NamedTuple):
+    """A plan with what is given in the place of what it says.
+
+    Attributes:
+        plan: The plan in force.
+        schedule: A name, or the schedule itself.
+        stage_ranks: For each stage the rank of a pipeline that holds it.
+        fuse: As of a pipeline.
+        changes: What the plan says otherwise, in words.
+    """
+
+    plan: Plan
+    schedule: str | Schedule
+    stage_ranks: tuple[int, ...]
+    fuse: Any
+    changes: tuple[str, ...] = ()
+
+    @property
+    def warning(self) -> str:
+        """A line of text if something else runs than the plan says, else empty."""
+        if not self.changes:
+            return ""
+        return (
+            f"the plan is not run as it is: {', '.join(self.changes)}. The time and"
+            f" memory that it predicts do not hold"
+        )
+
+    def stages_of(self, rank: int) -> list[tuple[int, int]]:
+        """Returns the layers of the stages of a rank of a pipeline, in their order."""
+        numbers = (s for s, owner in enumerate(self.stage_ranks) if owner == rank)
+        return [self.plan.range(number) for number in numbers]
+
+
+def put_together(
+    plan: Plan, given: Given, held: Sequence[str | None] | None = None
+) -> InForce:
+    """Returns what runs by a plan and by what is given besides.
+
+    Args:
+        plan: The plan.
+        given: The arguments that are equal on all ranks.
+        held: For each rank of a pipeline the ``hold_in`` that is given there.
+
+    Raises:
+        ValueError: If what is given does not fit the plan.
+
+    Example:
+        >>> plan = Plan([0, 3, 5], 4, '1f1b')
+        >>> found = put_together(plan, Given(n_microbatches=8))
+        >>> found.plan.n_microbatches, found.schedule, found.stages_of(1)
+        (8, '1f1b', [(3, 5)])
+        >>> found.changes
+        ('n_microbatches is 8 (4 in the plan)',)
+    """
+    schedule = given.schedule or plan.schedule
+    if schedule is None:
+        schedule = _OF_ONE if plan.stages_per_rank == 1 else _OF_SEVERAL
+    n_microbatches = given.n_microbatches
+    if n_microbatches is None and isinstance(schedule, Schedule):
+        n_microbatches = schedule.n_microbatches
+    if n_microbatches is None:
+        n_microbatches = plan.n_microbatches
+    if n_microbatches is None:
+        raise ValueError(
+            f"n_microbatches is missing, and the plan {plan.cuts} does not say it: give"
+            f" n_microbatches, or a plan that does"
+        )
+    stage_ranks = _placed(plan, schedule, n_microbatches)
+    n_ranks = plan.n_stages // plan.stages_per_rank
+    held = held or [None] * n_ranks
+    fuse, fusion = _fused(plan, given.fuse)
+    wanted = {
+        "n_microbatches": n_microbatches,
+        "schedule": schedule if isinstance(schedule, str) else schedule.name,
+        "recompute": given.recompute or plan.recompute,
+        "hold_in": tuple(there or says for there, says in zip(held, plan.hold_in)),
+    }
+    changes = tuple(
+        f"{name} is {value!r} ({says!r} in the plan)"
+        for name, value in wanted.items()
+        if (says := getattr(plan, name)) not in (None, value)
+    )
+    if fusion != plan.fusion and plan.fusion:
+        changes += (f"fuse is {given.fuse!r} ({plan.fusion!r} in the plan)",)
+    predicted = dict.fromkeys(PREDICTIONS) if changes else {}
+    in_force = dataclasses.replace(plan, **wanted, fusion=fusion, **predicted)
+    return InForce(in_force, schedule, stage_ranks, fuse, changes)
+
+
+def _fused(plan: Plan, fuse: Any) -> tuple[Any, Any]:
+    """Returns how a pipeline fuses, and the chains that are known already."""
+    if fuse is None:
+        return plan.fusion or "none", plan.fusion
+    return fuse, () if isinstance(fuse, str) else fuse
+
+
+def _placed(
+    plan: Plan, schedule: str | Schedule, n_microbatches: int
+) -> tuple[int, ...]:
+    """Returns for each stage of a plan its rank, as a schedule wants it.
+
+    Raises:
+        ValueError: If the schedule wants other stages than the plan has.
+    """
+    n_ranks = plan.n_stages // plan.stages_per_rank
+    if schedule == AUTO:
+        entry = CATALOGUE.get(plan.schedule)
+        placement = Placement.LOOP if entry is None else entry.placement
+        return placement.ranks(n_ranks, plan.n_stages)
+    if isinstance(schedule, Schedule):
+        has = schedule.n_stages, schedule.n_ranks
+        if has != (plan.n_stages, n_ranks):
+            raise ValueError(
+                f"the schedule {schedule.name!r} has {has[0]} stages on {has[1]} ranks,"
+                f" but the plan {plan.cuts} has {plan.n_stages} on {n_ranks}: leave"
+                f" schedule out, or make a plan for it"
+            )
+        return tuple(schedule.stage_ranks)
+    try:
+        made = create(schedule, plan.n_stages, n_microbatches, n_ranks)
+    except ScheduleError as error:
+        raise ValueError(
+            f"the plan {plan.cuts} has {plan.stages_per_rank} stages on each of"
+            f" {n_ranks} ranks, and does not go with schedule={schedule!r}: {error}."
+            f" Leave schedule out, or make a plan for it"
+        ) from None
+    return tuple(made.stage_ranks)
+
+
+def plan_of_stages(
+    cuts: Sequence[int], stage_ranks: Sequence[int], **fields: Any
+) -> Plan | None:
+    """Returns the plan that stages make which were divided without one.
+
+    Args:
+        cuts: Where the layers are cut.
+        stage_ranks: For each stage the rank of a pipeline that holds it.
+        **fields: Those of a plan that are known besides.
+
+    Returns:
+        Plan: ``None`` if ranks have unequally many stages, which no plan has.
+
+    Example:
+        >>> plan_of_stages([0, 1, 2, 3, 4], [0, 1, 1, 0], schedule="zb_v").n_ranks
+        2
+    """
+    numbers = {*Counter(stage_ranks).values()}
+    if len(numbers) > 1:
+        return None
+    return Plan(cuts, stages_per_rank=numbers.pop(), **fields)
+
+
+def with_new_cuts(plan: Plan, cuts: Sequence[int]) -> Plan:
+    """Returns a plan whose stages have other layers, without what it predicted."""
+    if list(cuts) == list(plan.cuts):
+        return plan
+    return dataclasses.replace(plan, cuts=cuts, **dict.fromkeys(PREDICTIONS))
+
+
+def planned_network(plan: Plan | None) -> Network | None:
+    """Returns the links of a pipeline that a plan was made for; ``None`` if unknown."""
+    if plan is None or plan.conditions is None:
+        return None
+    links = plan.conditions.machine.network.links(plan.n_ranks)
+    return Network(*links.slowest_replica(plan.replicas))

@@ -1,0 +1,120 @@
+"""Undivided models, from which a pipeline takes the layers of its rank.
+
+::
+
+    every rank    model, perhaps deferred      positions 0 1 2 3 4 5 6
+    rank 0        stages of the plan                     0 1 2
+    rank 1                                                     3 4 5 6
+
+A model of all layers is undivided; what :meth:`~divisible.Divisible.divide` returned of
+some is a stage.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+from divisible import Divisible, Plan
+from divisible.schedules.automatic import AUTO
+from divisible.schedules.catalogue import CATALOGUE
+from divisible.schedules.schedule import Schedule
+from divisible.streaming import stream
+from pipeline.start.plans import InForce
+
+
+def is_undivided(model: Any) -> bool:
+    """Returns whether something is a model with all of its layers.
+
+    Example:
+        >>> model = Divisible(abs, abs)
+        >>> is_undivided(model), is_undivided(model.divide(0, 1))
+        (True, False)
+    """
+    if not isinstance(model, Divisible):
+        return False
+    return model.layer_range == (0, len(model.model_layers))
+
+
+def check_undivided(model: Any) -> None:
+    """Refuses what a plan cannot cut.
+
+    Raises:
+        TypeError: If it is no Divisible.
+        ValueError: If it has some layers of a model only.
+    """
+    if isinstance(model, (list, tuple)):
+        raise TypeError(
+            "the first argument is a list of stages, but a plan is for the undivided"
+            " model: give the model, which the pipeline divides; or the stages, and"
+            " what the plan says by other arguments"
+        )
+    if not isinstance(model, Divisible):
+        raise TypeError(f"model must be a Divisible, not {type(model).__name__}")
+    if not is_undivided(model):
+        start, end = model.layer_range
+        raise ValueError(
+            f"the first argument is a stage with the layers {start} to {end - 1}, but a"
+            f" plan is for the undivided model: give the model, which the pipeline"
+            f" divides"
+        )
+
+
+def are_deferred(model: Divisible) -> bool:
+    """Returns whether layers are still to be made."""
+    return any(
+        getattr(param.array, "is_deferred", False)
+        for param in model.params(include_uninit=False)
+    )
+
+
+def equal_stages(model: Divisible, schedule: str | Schedule, n_ranks: int) -> InForce:
+    """Returns what runs where there is no plan: stages of equally many layers.
+
+    Args:
+        model: The undivided model.
+        schedule: Its name, or the schedule itself.
+        n_ranks: Ranks of a pipeline.
+
+    Raises:
+        ValueError: If there are too few layers.
+    """
+    if isinstance(schedule, Schedule):
+        stage_ranks = tuple(schedule.stage_ranks)
+    elif schedule == AUTO or schedule not in CATALOGUE:
+        # What is no schedule is refused with those that there are.
+        stage_ranks = tuple(range(n_ranks))
+    else:
+        entry = CATALOGUE[schedule]
+        stage_ranks = entry.placement.ranks(n_ranks, entry.stages_per_rank * n_ranks)
+    plan = Plan.uniform(len(model), len(stage_ranks))
+    return InForce(plan, schedule, stage_ranks, None)
+
+
+def divided(
+    model: Divisible, found: InForce, rank: int, directory: str | os.PathLike | None
+) -> list[Divisible]:
+    """Returns a rank's stages of an undivided model; the others are not made.
+
+    Args:
+        model: The undivided model. Layers that the plan streams are replaced in it.
+        found: What runs.
+        rank: The rank in its pipeline.
+        directory: Where streamed layers have their files.
+
+    Raises:
+        MemoryLimitError, StoreError: If layers cannot be streamed.
+    """
+    plan = found.plan
+    if plan.streamed:
+        conditions = plan.conditions
+        is_limited = conditions is not None and conditions.machine.memory is not None
+        memory = None if is_limited else math.inf
+        stream(model, memory, directory, plan=plan, show=False)
+    return [model.divide(*layers) for layers in found.stages_of(rank)]
+
+
+def is_as_it_is(model: Divisible, found: InForce) -> bool:
+    """Returns whether the model itself is the only stage, as a serial script has it."""
+    return found.plan.n_stages == 1 and not are_deferred(model)
