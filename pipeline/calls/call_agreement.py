@@ -241,7 +241,9 @@ class CallAgreement:
         _check_samples(n_inputs, n_targets)
         if self._comm.size == 1:
             self._comparison = None
-            self.agreed = Agreed([n_inputs], [n_counted], vote, bool(reports))
+            # Stages of one rank may differ, too.
+            unlike = () if alike is None else _unlike(alike)
+            self.agreed = Agreed([n_inputs], [n_counted], vote, bool(reports), unlike)
             if carried is not None:
                 self._check_carried(n_inputs, self._code(carried), "")
             return
@@ -322,17 +324,9 @@ class CallAgreement:
         least = _CallRecord(*(-extremes[1, :n]).tolist())
         end = n + _N_COUNTS * n_replicas
         samples = extremes[0, n:end].reshape(_N_COUNTS, n_replicas)
-        largest, negative = extremes[:, end:]
-        # What nobody speaks of is alike.
-        unlike = (largest != -negative) & (largest != UNSAID)
         n_samples, _, n_counted, _ = samples.tolist()
-        self.agreed = Agreed(
-            n_samples,
-            n_counted,
-            most.vote,
-            bool(most.reports),
-            np.flatnonzero(unlike).tolist(),
-        )
+        unlike = _unlike(extremes[:, end:])
+        self.agreed = Agreed(n_samples, n_counted, most.vote, most.reports > 0, unlike)
         self._check_calls(least, most)
         for replica, counts in enumerate(samples.T.tolist()):
             n_inputs, n_targets, _, code = counts
@@ -376,6 +370,13 @@ class CallAgreement:
                 f" before: {self.carriers[place]} carries the state of {n}. Give"
                 f" minibatches of one size, or call reset_states() on every rank before"
             )
+
+
+def _unlike(extremes: np.ndarray) -> list[int]:
+    """Returns the numbers of the things that should be alike, and are not."""
+    largest, negative = extremes
+    # What nobody speaks of is alike.
+    return np.flatnonzero((largest != -negative) & (largest != UNSAID)).tolist()
 
 
 def _check_samples(n_inputs: int, n_targets: int, where: str = "") -> None:

@@ -99,9 +99,12 @@ class UpdateAgreement:
         self._params = [p for part in stages.values() for p in part.params()]
         # How often each was updated before the last step.
         self._counts: list[int] | None = None
-        # The words of a rank without an optimizer that was given, and without copies.
-        self._no_words = np.full((2, _FIRST_COPIES), UNSAID)
-        self._no_words[:, _CLIPPINGS] = _extremes([_checksum([])])
+        # The words of a rank without an optimizer that was given, and without copies;
+        # none where there is no other rank.
+        self._no_words: np.ndarray | None = None
+        if ranks.world.size > 1:
+            self._no_words = np.full((2, _FIRST_COPIES), UNSAID)
+            self._no_words[:, _CLIPPINGS] = _extremes([_checksum([])])
 
     def say(self, step: int) -> np.ndarray | None:
         """Returns what :meth:`.CallAgreement.start` takes.

@@ -7,6 +7,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import optimizer_hooks as hooks
+from mpi4py import MPI
 
 from divisible import Divisible, Plan
 from mixed_precision import LARSHook, MixedPrecision
@@ -264,3 +265,15 @@ def sgd(comm):
 
 def sgd_in_mixed_precision(comm):
     return MixedPrecision(sgd(comm), 1, comm, timeout=20)
+
+
+def test_copies_of_stages_on_one_rank_must_be_updated_alike():
+    model = Divisible(L.Linear(6, 6, nobias=True), L.Linear(6, 6, nobias=True))
+    model.tie("/0/W", "/1/W")
+    stages = [model.divide(0, 1), model.divide(1, 2)]
+    for stage in stages:
+        chainer.optimizers.SGD(0.1).setup(stage)
+    stages[1].disable_update()
+    pipe = Pipeline(stages, MPI.COMM_SELF, 2, schedule="interleaved")
+    with pytest.raises(DisagreementError, match="/0/W .* are not updated alike"):
+        pipe.step(*BATCH)
