@@ -2,19 +2,21 @@
 
 ::
 
-    stage             forward and backward, with what is kept in between
-    segment           a run of its layers, computed or recomputed as one
+    stage             forward and backward, with the activations held in between
+    segment           a run of layers, computed or recomputed as one
     held              what is held in between: the graph, or only the inputs
+    held_elsewhere    microbatches held outside memory between forward and backward
+    leaving_arrays    takes their arrays out of a graph, and puts them back
     batch_statistics  running averages that see the whole minibatch
-    undeclared_states refuses states that layers carry between microbatches
-    carried_rows      the declared ones, of all samples of a minibatch
-    kept_values       what lies in attributes of layers from call to call
-    loss              what follows the last layer
+    undeclared_states refuses states that layers keep between microbatches
+    carried_rows      the declared states, of all samples of a minibatch
+    kept_values       values in attributes of layers that last from call to call
+    loss              loss and accuracy behind the last layer
     counted_mean      a mean over the samples of all microbatches that count
-    sightings         how many count, seen while a loss computes
-    labels            the class labels that it takes
-    uncalled          what gets a size at a first call, which is still to come
-    reports           what layers tell chainer.report
+    sightings         how many samples count, observed while a loss computes
+    labels            the class labels of a loss
+    uncalled          layers that get a size at a first call, which is still to come
+    reports           values that layers pass to chainer.report
 
 Nothing in here imports MPI.
 """

@@ -8,9 +8,9 @@ microbatches would move them ``m`` times, each time towards the statistics of a 
                    '-------+-------'
     minibatch            mean               one step of the running average
 
-So the functions are given arrays that nobody reads to write into, and the running
-averages move once, at the end, by mean and variance over all samples. What normalizes
-the activations is still the microbatch. Replicas tell each other what they found, so
+So the functions write into arrays that nobody reads, and the running averages move
+once, at the end, by mean and variance over all samples. Activations are still
+normalized by the statistics of their microbatch. Replicas exchange their statistics, so
 that the averages of links move alike on all of them.
 """
 
@@ -32,7 +32,7 @@ _NORMALIZING = (batch_normalization.BatchNormalization, chainer.FunctionAdapter)
 
 
 class _Sample(NamedTuple):
-    """Statistics of one microbatch, of the shape of the running averages."""
+    """Statistics of one microbatch, in the shape of the running averages."""
 
     n: int
     mean: Array
@@ -40,7 +40,7 @@ class _Sample(NamedTuple):
 
 
 class _Average:
-    """The running averages of one call in the forward, over one minibatch."""
+    """The running averages of one call of a function, over one minibatch."""
 
     def __init__(self, mean: Array, variance: Array, decay: float) -> None:
         self._mean, self._variance, self._decay = mean, variance, decay
@@ -54,7 +54,7 @@ class _Average:
     def whole(self) -> _Sample:
         """Returns the statistics of all samples together, in double precision."""
         total = sum(sample.n for sample in self.samples)
-        # In double precision: the pieces' means are subtracted from each other.
+        # In double precision: the means of the microbatches are subtracted.
         mean = sum(s.mean.astype(np.float64) * (s.n / total) for s in self.samples)
         variance = sum(
             s.variance.astype(np.float64) * ((s.n - 1) / total)
@@ -64,7 +64,7 @@ class _Average:
         return _Sample(total, mean, variance * (total / max(total - 1, 1)))
 
     def move(self) -> None:
-        """Moves the averages as the whole minibatch in one forward would have."""
+        """Moves the averages as one forward of the whole minibatch would have."""
         _, mean, variance = self.whole()
         device = chainer.backend.get_device_from_array(self._mean)
         for average, new in ((self._mean, mean), (self._variance, variance)):
@@ -76,10 +76,10 @@ class _Average:
 class BatchStatistics(function_hook.FunctionHook):
     """Collects the statistics of batch normalization over a minibatch.
 
-    Meant as a context around each forward of a microbatch. It sees the functions, not
-    the links, so that it serves ``BatchNormalization``, ``BatchRenormalization`` and
-    ChainerMN's ``MultiNodeBatchNormalization`` alike, and ``F.batch_normalization``
-    with running averages of the user's own.
+    An instance is a context around each forward of a microbatch. It is called by
+    functions, not links. So it serves ``BatchNormalization``, ``BatchRenormalization``,
+    ChainerMN's ``MultiNodeBatchNormalization``, and ``F.batch_normalization`` with the
+    user's own running averages.
 
     ::
 
@@ -88,23 +88,24 @@ class BatchStatistics(function_hook.FunctionHook):
             layers(x)
         finish()                  the averages have moved once
 
-    and around one that is only run again::
+    and around a forward that runs again::
 
         with discarded():
             layers(x)
 
     Args:
-        links: Returns the links whose forwards count batches, for fine-tuning.
-        gather: Returns what every replica gives; ``None`` if there is but one.
+        links: Returns the links; some count batches in their forward, for fine-tuning.
+        gather: ``gather(value)`` returns the values of all replicas; ``None`` if there
+            is only one replica.
 
     Attributes:
-        is_needed (bool): Whether a link counts batches, or some function had averages.
+        is_needed (bool): Whether a link counts batches, or a function had averages.
     """
 
     name = "divisible.BatchStatistics"
-    # What it sees stays what it is, so prepared weights need no checks.
+    # The hook changes no array, so prepared weights need no checks.
     only_reads = True
-    # Layers that run as one may do so before its eyes.
+    # Layers may run fused: this hook does not need to see each of their functions.
     minds_fusion = False
 
     def __init__(
@@ -145,9 +146,9 @@ class BatchStatistics(function_hook.FunctionHook):
         self._averages.clear()
 
     def _share(self, gather: Callable[[Any], list]) -> None:
-        """Lets the averages of links move by what all replicas have found.
+        """Replaces the statistics of links by those that all replicas collected.
 
-        One without a sample in this minibatch has found nothing, and learns all of it.
+        A replica without samples in this minibatch has none itself.
         """
         links = [link for link, _ in self._counts]
         numbers = {id(link.avg_mean): i for i, link in enumerate(links)}
@@ -162,7 +163,8 @@ class BatchStatistics(function_hook.FunctionHook):
             link, call = links[key[0]], key[1]
             found = [theirs[key] for theirs, _ in said if key in theirs]
             if link.avg_mean is None:
-                # It is sized at its first call, which is still to come here.
+                # The link has no size before its first call, which is still to come
+                # here.
                 continue
             average = _Average(link.avg_mean, link.avg_var, found[0][0])
             average.samples = [sample for _, sample in found]
@@ -171,7 +173,7 @@ class BatchStatistics(function_hook.FunctionHook):
             link.N = before + max(counts[i] for _, counts in said)
 
     def forward_preprocess(self, function: Any, in_data: tuple) -> None:
-        """Lets a function write its statistics elsewhere."""
+        """Replaces the averages that a function moves by copies."""
         if not isinstance(function, _NORMALIZING):
             return
         function, names = _averages_of(function)
@@ -180,8 +182,8 @@ class BatchStatistics(function_hook.FunctionHook):
         mean, variance = (getattr(function, name) for name in names)
         if mean is None:
             return
-        # Batch renormalization reads them as well, so they are copies. A decay of zero
-        # leaves in them what was found in the microbatch.
+        # Copies, because batch renormalization reads the averages as well. With a decay
+        # of zero they receive the statistics of the microbatch.
         for name, array in zip(names, (mean, variance)):
             setattr(function, name, array.copy())
         call = self._calls.get(id(mean), 0)
@@ -194,7 +196,7 @@ class BatchStatistics(function_hook.FunctionHook):
         self._lent, self.is_needed = (average, (mean, variance)), True
 
     def forward_postprocess(self, function: Any, in_data: tuple) -> None:
-        """Takes what a function wrote."""
+        """Collects a function's statistics, and gives the averages back."""
         if self._lent is None or not isinstance(function, _NORMALIZING):
             return
         function, names = _averages_of(function)
@@ -204,18 +206,18 @@ class BatchStatistics(function_hook.FunctionHook):
         mean, variance = (getattr(function, name) for name in names)
         n = in_data[0].size // in_data[1].size
         average.samples.append(_Sample(n, mean, variance))
-        # ChainerMN's link reads them from the function.
+        # ChainerMN's link reads the averages from the function.
         for name, array in zip(names, arrays):
             setattr(function, name, array)
 
 
 def discarded() -> BatchStatistics:
-    """Returns a context in which forwards move no averages and count for nothing."""
+    """Returns a context in which forwards move no averages."""
     return BatchStatistics(tuple)
 
 
 def _averages_of(function: Any) -> tuple[Any, tuple[str, str] | None]:
-    """Returns what has the running averages, and what it calls them."""
+    """Returns the object that has running averages, and their attributes' names."""
     if isinstance(function, batch_normalization.BatchNormalization):
         return function, ("running_mean", "running_var")
     inner = getattr(function, "function", None)

@@ -8,8 +8,8 @@
     microbatch 2           6 7
     between minibatches    0 1 2 3 4 5 6 7                    put together again
 
-So it does not matter how many microbatches the minibatch before had. A forward that
-runs again, to be recomputed, begins from the same rows and leaves none.
+So the next minibatch may have another number of microbatches. A forward that runs
+again, to be recomputed, begins from the same rows and leaves none.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class _State(NamedTuple):
     """An attribute with a declared state.
 
     Attributes:
-        path: Of it, for errors.
-        link: That has it.
-        name: Its name.
-        axis: Along which it has the samples.
+        path: Path of the attribute, for errors.
+        link: Link that has the attribute.
+        name: Name of the attribute.
+        axis: Axis of the state along which samples lie.
     """
 
     path: str
@@ -41,13 +41,13 @@ class _State(NamedTuple):
     axis: int
 
     def refusal(self, words: str) -> ValueError:
-        """Returns an error that names it."""
+        """Returns an error about this state, with its path and its layer."""
         error = ValueError(f"{self.path} {words}")
         error.layer_position = int(self.path.split("/")[1].split(".")[0])
         return error
 
     def rows(self, array: Any, start: int, stop: int | None) -> Any:
-        """Returns what some samples have of an array."""
+        """Returns the part of an array that belongs to some samples."""
         return array[(slice(None),) * self.axis + (slice(start, stop),)]
 
 
@@ -55,7 +55,7 @@ class CarriedRows:
     """The states of layers that :func:`divisible.carry_state` has declared.
 
     Args:
-        layers (Divisible): Of a stage.
+        layers (Divisible): The layers of a stage.
 
     Attributes:
         is_used (bool): Whether a layer of the stage has declared a state.
@@ -68,38 +68,38 @@ class CarriedRows:
             for name, axis in declared(link).items()
         ]
         self.is_used = bool(self._states)
-        # By the number of a state; those of training are in the links.
+        # States of evaluation, by number; the links themselves have those of training.
         self._evaluated: dict[int, Any] = {}
         self._trains = True
-        # Of this minibatch: what it begins from, by microbatch how many samples there
-        # are, and what each has left.
+        # The states that this minibatch begins from; the number of samples of each
+        # microbatch; and the states that each microbatch has left.
         self._before: dict[int, Any] = {}
         self._sizes: dict[int, int] = {}
         self._after: dict[int, dict[int, Any]] = {}
-        # Rows for each sample of x: layers between may have put samples together, or
-        # apart. It is known of the first stage, and of others after a call with these
-        # layers.
+        # Rows of a state per sample of x: earlier layers may join samples, or split
+        # them. The ratio is known for the first stage, and for others once they have
+        # been called.
         self._per_sample = Fraction(1) if layers.layer_range[0] == 0 else None
-        # Other ranks have no name for what was declared when the model had been cut.
+        # Other ranks know no path for a state declared after the model had been cut.
         self._named = frozenset(layers.carried_states)
 
     def saw(self, n_inputs: int) -> None:
-        """Takes note how many samples ``x`` had in the minibatch that ends."""
+        """Records how many samples ``x`` had in the minibatch that ends."""
         if n_inputs > 0 and self._sizes:
             self._per_sample = Fraction(sum(self._sizes.values()), n_inputs)
 
     def fewest(self, trains: bool, n_trained: int = 0) -> tuple[int, str] | None:
-        """Returns of how many samples of ``x`` the next minibatch may be at most.
+        """Returns the most samples of ``x`` that the next minibatch may have.
 
         Args:
-            trains (bool): Whether it is a step of training.
-            n_trained (int): Of how many samples of ``x`` the states of training were
-                when other stages had these layers, or another run; 0 if not known.
+            trains (bool): Whether the next minibatch is a training step.
+            n_trained (int): Number of samples of ``x`` that the training states belong
+                to, if other stages or an earlier run left them; 0 if not known.
 
         Returns:
-            tuple or None: With the path of a link whose state is of so many, one of
-            the model's ``carried_states``. ``None`` if all layers begin anew, or it is
-            not known.
+            tuple or None: The number, and the path of a link whose state sets it, out
+                of the model's ``carried_states``. ``None`` if all layers begin without
+                a state, or if the number is not known.
         """
         if self._per_sample is None and not (trains and n_trained):
             return None
@@ -114,15 +114,15 @@ class CarriedRows:
         return min(found, default=None)
 
     def _n_samples(self, n_rows: int, n_trained: int) -> int:
-        """Returns how many samples of ``x`` rows of a state are of."""
+        """Returns how many samples of ``x`` the rows of a state belong to."""
         return n_trained if self._per_sample is None else n_rows // self._per_sample
 
     def begin(self, trains: bool) -> None:
         """Begins a minibatch.
 
         Args:
-            trains (bool): Whether it is a step of training: after one, an evaluation
-                begins anew.
+            trains (bool): Whether it is a training step. An evaluation after one begins
+                without a state.
         """
         if not self._trains:
             self.finish()
@@ -135,7 +135,7 @@ class CarriedRows:
         self._sizes, self._after = {}, {}
 
     def finish(self) -> None:
-        """Ends a minibatch: the next one goes on from what it has left."""
+        """Ends a minibatch: the next one begins from the states that it left."""
         if not self._sizes:
             return
         found = {i: self._together(i) for i in range(len(self._states))}
@@ -147,7 +147,7 @@ class CarriedRows:
             setattr(state.link, place_of(state.name), found[i])
 
     def _together(self, i: int) -> Any:
-        """Returns the state of all samples, as the microbatches have left it."""
+        """Returns the state of all samples, joined from the microbatches."""
         state, before = self._states[i], self._before.get(i)
         left = [self._after[microbatch].get(i) for microbatch in sorted(self._after)]
         n_without = sum(each is None for each in left)
@@ -159,18 +159,18 @@ class CarriedRows:
                 " that carries a state must leave one at each call, or at none"
             )
         n_samples = sum(self._sizes.values())
-        # Samples that this minibatch did not have.
+        # The rows of samples that this minibatch did not have stay as they were.
         if before is not None and before.shape[state.axis] > n_samples:
             left.append(state.rows(before, n_samples, None))
         xp = chainer.backend.get_array_module(left[0])
         return xp.concatenate(left, axis=state.axis)
 
     def reset(self, of_training: bool) -> None:
-        """Lets the next minibatch begin without a state.
+        """Drops the states, so that the next minibatch begins without any.
 
         Args:
-            of_training (bool): Whether that of training as well, not of evaluation
-                alone.
+            of_training (bool): Whether to drop the states of training too, not only
+                those of evaluation.
         """
         self._evaluated, self._sizes, self._after = {}, {}, {}
         for state in self._states if of_training else ():
@@ -178,14 +178,14 @@ class CarriedRows:
 
     @contextmanager
     def carried(self, microbatch: int, n_samples: int) -> Iterator[None]:
-        """Gives a forward the state of its samples, and takes what it leaves.
+        """Gives a forward the states of its samples, and collects what it leaves.
 
         Args:
-            microbatch (int): Its position in the minibatch.
-            n_samples (int): How many it has.
+            microbatch (int): Position of the microbatch in the minibatch.
+            n_samples (int): Number of samples in the microbatch.
 
         Raises:
-            ValueError: If the state is of fewer samples.
+            ValueError: If the state belongs to fewer samples.
         """
         if any(other > microbatch for other in self._sizes):
             raise RuntimeError(

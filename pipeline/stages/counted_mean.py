@@ -1,4 +1,4 @@
-"""A mean over the samples of a minibatch, from those of its microbatches."""
+"""A mean over the samples of a minibatch, from the means of its microbatches."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from pipeline.stages.sightings import Sighting, Watch, differ
 
 
 class CountedMean:
-    """The mean that a function, such as a loss, is of a minibatch in parts.
+    """The mean that a function, such as a loss, has over a minibatch in parts.
 
-    It is the mean of what it gives for the microbatches, weighted by the samples that
-    each of them counts. How many these are is known
+    The means of the microbatches are weighted by the number of samples that count in
+    each. This number is known
 
     * beforehand from the targets, for functions such as ``F.softmax_cross_entropy``,
       also as a ``functools.partial``;
-    * if the function says so: ``return loss, n``;
-    * by a look at the functions that it calls (:mod:`~pipeline.stages.sightings`).
+    * from the function itself, if it returns it: ``return loss, n``;
+    * from the functions that it calls (:mod:`~pipeline.stages.sightings`).
 
     Backwards begin before the last microbatch has been counted. So the weights are
-    shares of an expected total, and what comes out is multiplied by a correction at the
-    end of the minibatch::
+    shares of an expected total. At the end of the minibatch, the gradients are
+    multiplied by a correction::
 
         weight      n[i] / expected        known after the forward of microbatch i
         correction  expected / sum(n)      known after the last forward; mostly 1
 
     Args:
-        name (str): What users call the function, for messages.
+        name (str): Name that users give the function, for messages.
         function: ``function(*outputs, *targets)`` returns a scalar, or a scalar and the
             number of samples that it is a mean of.
-        ignores: Types of functions that are not looked at.
+        ignores: Types of functions that are not observed.
     """
 
     def __init__(
@@ -57,11 +57,12 @@ class CountedMean:
         """Begins a minibatch.
 
         Args:
-            parts: The targets of each microbatch.
-            hosted: The first target of each as a NumPy array, if a label is left out.
+            parts: The targets of each microbatch, as tuples of arrays.
+            hosted: First target of each microbatch as a NumPy array, if a label is left
+                out.
         """
         self._parts = parts
-        # Without targets the outputs will tell.
+        # Without targets, the outputs have the number of samples.
         self._n_samples = [len(part[0]) if part else 0 for part in parts]
         counts: Sequence[Any] = self._n_samples
         if self.label_left_out is not None:
@@ -71,12 +72,12 @@ class CountedMean:
         self._values: dict[int, Any] = {}
         self._sightings: dict[int, Sighting] = {}
         self._output_sizes: set[int] = set()
-        # Whether the function says how many samples it counts, if known.
+        # Whether the function returns how many samples count; None if not known yet.
         self._tells: bool | None = None
         self._is_estimated = False
 
     def __call__(self, microbatch: int, outputs: Sequence[Any]) -> Any:
-        """Returns the function's value for one microbatch, and counts it."""
+        """Returns the function's value for one microbatch, and counts its samples."""
         targets = self._parts[microbatch]
         if not targets:
             self._n_samples[microbatch] = len(outputs[0])
@@ -86,14 +87,14 @@ class CountedMean:
             with Watch(self._ignores) as watch, counted_by(watch.count_last):
                 value = self.function(*outputs, *targets)
             value = self._count(microbatch, value, watch, outputs)
-        # Turned into a number at the end only, for which a GPU has to be waited for.
+        # An array until the end: a number would have to be waited for on a GPU.
         self._values[microbatch] = chainer.as_array(value)
         return value
 
     def _count(
         self, microbatch: int, value: Any, watch: Watch, outputs: Sequence[Any]
     ) -> Any:
-        """Notes how many samples the function counted; returns its value alone."""
+        """Records how many samples count; returns the function's value without it."""
         value, n = value_and_count(value)
         tells = n is not None
         if self._tells not in (None, tells):
@@ -119,9 +120,9 @@ class CountedMean:
         return value
 
     def _estimate(self, n: Any, microbatch: int) -> None:
-        """Expects of all microbatches what the first one counts of its samples."""
+        """Sets the expected total from the first microbatch in which samples count."""
         if n > 0 and not self._is_estimated:
-            # From the first that counts: up to here all weights are zero.
+            # Up to here no samples have counted, and all weights are zero.
             self._is_estimated = True
             if self._parts[microbatch]:
                 n_samples = self._n_samples[microbatch]
@@ -130,35 +131,35 @@ class CountedMean:
                 self._expected = n * len(self._parts)
 
     def weight(self, microbatch: int) -> Any:
-        """Returns a microbatch's share of the minibatch, up to the correction.
+        """Returns a microbatch's weight: its share of the minibatch, before correction.
 
         On a GPU, it may be an array of one number.
         """
         return self._counts[microbatch] / (self._expected or 1)
 
     def counts_nothing(self, microbatch: int) -> bool:
-        """Whether it is known that no sample of a microbatch counts."""
+        """Returns whether it is known that no sample of a microbatch counts."""
         n = self._counts[microbatch]
         return isinstance(n, (int, float)) and n == 0
 
     @property
     def n_known(self) -> int | None:
-        """Over how many samples the mean will be; ``None`` if it may turn out later.
+        """Number of samples of the mean; ``None`` if it is known only later.
 
-        If it is known, no correction is needed.
+        No correction is needed if the number is known.
         """
         return sum(self._counts.values()) if self.is_understood else None
 
     @property
     def n_counted(self) -> float:
-        """Over how many samples the mean is, when all microbatches are counted."""
+        """Number of samples of the mean, when all microbatches are counted."""
         return sum(self._counts.values() if self.is_understood else self._numbers())
 
     @property
     def correction(self) -> float:
-        """The factor for sums of weighted gradients in the end."""
+        """The factor for sums of weighted gradients at the end of a minibatch."""
         total = self.n_counted
-        # Where nothing counts all gradients are zero.
+        # If no sample counts, all gradients are zero.
         return self._expected / total if total else 1.0
 
     @property
@@ -166,17 +167,18 @@ class CountedMean:
         """The mean over the microbatches seen so far."""
         counts, seen = self._numbers(), sorted(self._values)
         values = [float(self._values[i]) for i in seen]
-        # Where nothing counts it is what the function gives for nothing, such as zero.
+        # If no sample counts, this is the function's value for no samples, such as
+        # zero.
         return weighted_mean(values, [counts[i] for i in seen])
 
     def _numbers(self) -> list[float]:
-        """Returns the counts; a GPU has to be waited for."""
+        """Returns the counts as numbers; this waits for a GPU."""
         if not self.is_understood:
             self._counts = {i: _as_number(n) for i, n in self._counts.items()}
         return list(self._counts.values())
 
     def warning(self) -> str | None:
-        """Returns what is to be said of what the microbatches counted, once."""
+        """Returns a warning about samples that were left out unseen, once."""
         if self._has_warned or not self._sightings or not self._differs():
             return None
         self._has_warned = True
@@ -196,13 +198,13 @@ class CountedMean:
         return differ(sightings, self._output_sizes)
 
     def _seem_masked(self) -> bool:
-        """Whether the targets look as if some labels were to be left out."""
+        """Returns whether some targets seem to be labels that are left out."""
         labels = [part[0] for part in self._parts if part and len(part[0])]
         if not labels:
             return False
         if not all(isinstance(t, np.ndarray) and t.dtype.kind == "i" for t in labels):
             return False
-        # Other negative numbers are no labels, and of two one may be called -1.
+        # Other negative numbers are no labels, and one of two classes may be called -1.
         if any((t < -1).any() for t in labels) or all(
             np.isin(t, (-1, 1)).all() for t in labels
         ):
@@ -211,7 +213,7 @@ class CountedMean:
 
 
 def _as_count(n: Any, name: str) -> float:
-    """Returns how many samples a function says that it counts."""
+    """Returns the number of samples that a function says it counts, as a number."""
     # A variable would be a second loss, or the accuracy, rather than a number.
     is_one = not isinstance(n, (bool, chainer.Variable)) and np.ndim(n) == 0
     number = _as_number(n) if is_one else n

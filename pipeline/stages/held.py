@@ -7,8 +7,8 @@
     inputs   the inputs   the forward again (R)   another forward
 
 Layers that are marked hold inputs, and so do all layers of a microbatch that the
-schedule recomputes. What is held lies in memory, in a dictionary of each segment: what
-is to lie elsewhere meanwhile takes the dictionary's place.
+schedule recomputes. Each segment has a dictionary of them in memory. A store outside
+memory takes entries out of this dictionary.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Graph(NamedTuple):
     """A microbatch's graph, from fresh leaf variables to the outputs.
 
     Attributes:
-        inputs: What the first layer was called with.
-        skipped: By name what skip connections brought.
-        outputs: What the last layer returned, or the loss.
-        handed_over: By name what skip connections take.
+        inputs: Arguments of the first layer.
+        skipped: Values that skip connections brought, by name.
+        outputs: Return values of the last layer, or the loss.
+        handed_over: Values that skip connections take, by name.
     """
 
     inputs: Sequence[Any]
@@ -40,12 +40,12 @@ class Graph(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """All that it takes to run a microbatch's forward again.
+    """The values from which a microbatch's forward can run again.
 
     Attributes:
-        inputs: The tensors of the layer before.
-        skipped: By name those of skip connections.
-        persistents: What the links kept when it first ran.
+        inputs: Tensors of the layer before.
+        skipped: Tensors that skip connections brought, by name.
+        persistents: Persistent values of the links when the forward first ran.
     """
 
     inputs: Tensors
@@ -54,10 +54,10 @@ class Inputs(NamedTuple):
 
 
 class Persistents:
-    """The values that links keep besides parameters, such as running averages.
+    """The persistent values of links besides parameters, such as running averages.
 
     Args:
-        links: The links.
+        links: Links whose values to copy.
     """
 
     def __init__(self, links: Iterable[chainer.Link]) -> None:
@@ -65,14 +65,14 @@ class Persistents:
             (link, name, _copy(vars(link)[name]))
             for link in links
             for name in link._persistent
-            # Those are changed between minibatches only.
+            # Declared states change between minibatches only.
             if not is_place(link, name)
         ]
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """Lets a forward find what another one found, and do nothing to what is."""
-        # Each link once, whatever it keeps.
+        """Returns a context in which links have the copied values."""
+        # One copy per link, however many values it has.
         present = Persistents({id(link): link for link, _, _ in self._values}.values())
         self._restore()
         try:
@@ -84,7 +84,7 @@ class Persistents:
         for link, name, value in self._values:
             there = vars(link)[name]
             if isinstance(there, chainer.get_array_types()) and value is not None:
-                # In place, because others may hold the array.
+                # In place, because others may refer to the array.
                 there[...] = value
             else:
                 vars(link)[name] = value

@@ -1,8 +1,9 @@
-"""Holds microbatches elsewhere than in memory between forward and backward.
+"""Holds microbatches outside memory between forward and backward.
 
-Which of them leave, and when each is asked for again, `divisible.schedules.absences`
-draws: one action before it is needed, so that reading overlaps with that action. One
-whose input gradients are computed (I) is in memory until its weights' are (W).
+:mod:`divisible.schedules.absences` determines which microbatches leave, and when each
+is read back: one action before it is needed, so that reading overlaps with that action.
+A microbatch whose input gradients are computed (I) stays in memory until its weight
+gradients are computed (W).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from pipeline.stages.stage import Stage
 
 
 class HeldElsewhere:
-    """Moves what one rank's stages hold to a store, and back in time.
+    """Moves microbatches of one rank's stages to a store, and back in time.
 
     Args:
-        store (HeldStore): Where to.
+        store (HeldStore): Store outside memory, such as a file.
     """
 
     def __init__(self, store: HeldStore) -> None:
@@ -37,7 +38,8 @@ class HeldElsewhere:
         """Begins a minibatch.
 
         Args:
-            absences: Of this rank, as positions among its actions.
+            absences: Absences of this rank's microbatches, as positions among its
+                actions.
         """
         self._store.clear()
         self._away.clear()
@@ -47,10 +49,10 @@ class HeldElsewhere:
         self._returning = dict(zip(returns, leaves))
 
     def before(self) -> None:
-        """Prepares for the next action: what it needs is in memory.
+        """Prepares for the next action: its microbatch returns to memory.
 
         Raises:
-            OSError: If it was lost.
+            OSError: If the microbatch was lost.
             TimeoutError: If the disk does not answer.
         """
         needed = self._away.pop(self._returning.get(self._position), None)
@@ -61,10 +63,10 @@ class HeldElsewhere:
             self._store.fetch(soon.key)
 
     def after(self, stage: Stage, microbatch: int) -> None:
-        """Ends an action of a stage: what is not needed soon leaves memory.
+        """Ends an action: a microbatch that is not needed soon leaves memory.
 
         Raises:
-            OSError: If there is no room for it.
+            OSError: If the store has no room for it.
             TimeoutError: If the disk does not answer.
         """
         if self._position in self._leaving:
@@ -74,12 +76,12 @@ class HeldElsewhere:
         self._position += 1
 
     def close(self) -> None:
-        """Frees the store."""
+        """Closes the store."""
         self._store.close()
 
 
 class _Part(NamedTuple):
-    """The arrays that one segment of a stage holds, kept elsewhere."""
+    """One segment's arrays of a microbatch, in the store."""
 
     held: MutableMapping[int, Graph | Inputs]
     n_buffers: int
@@ -87,7 +89,7 @@ class _Part(NamedTuple):
 
 
 class _Away(NamedTuple):
-    """A microbatch of a stage, elsewhere."""
+    """A microbatch of a stage, in the store."""
 
     microbatch: int
     key: int
@@ -95,7 +97,7 @@ class _Away(NamedTuple):
 
     @classmethod
     def of(cls, stage: Stage, microbatch: int, store: HeldStore) -> _Away | None:
-        """Sends it away; returns ``None`` if nothing is held of it."""
+        """Sends a microbatch to the store; returns ``None`` if it is not held."""
         parts, buffers = [], []
         for held in stage.held(microbatch):
             left = take_out(held.pop(microbatch), stage.links())
@@ -105,7 +107,7 @@ class _Away(NamedTuple):
         return cls(microbatch, store.put(buffers), parts) if parts else None
 
     def come_back(self, store: HeldStore) -> None:
-        """Puts it back where it was."""
+        """Reads the microbatch from the store, and returns it to its segments."""
         buffers = iter(store.take(self.key))
         for held, n_buffers, come_back in self.parts:
             held[self.microbatch] = come_back([next(buffers) for _ in range(n_buffers)])

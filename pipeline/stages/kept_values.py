@@ -5,7 +5,7 @@
     LSTM          lstm.h, lstm.c           variables
     users' own    self.memory, self.box    also in lists, tuples, dictionaries, objects
 
-Parameters and persistents are none of it: they have their own places in a pipeline.
+Parameters and persistents are left out: a pipeline treats them on their own.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from divisible import Divisible
 
 # Longer lists are logs, or data.
 _MOST_ITEMS = 64
-# What the attributes of links may be besides, without a look into it.
+# Types of attributes that are never searched for values.
 _PLAIN = (chainer.Link, chainer.Parameter, chainer.backend.Device, str)
-# Where ChainList and Sequential have their links, which are looked at themselves.
+# Attributes of ChainList and Sequential with their links, which are owners themselves.
 _CHILDREN = ("_children", "_layers")
 
 
 class Slot(NamedTuple):
-    """A place where values lie from call to call.
+    """A place in which values lie from call to call.
 
     Attributes:
-        path: The attribute, for messages, such as ``/3/lstm.h``.
-        attributes: All of the object that has it.
-        keys: Its name, and what else leads to the place.
+        path: Path of the attribute, for messages, such as ``/3/lstm.h``.
+        attributes: All attributes of the object.
+        keys: Name of the attribute, and keys within its value that lead to the place.
     """
 
     path: str
@@ -46,25 +46,25 @@ class Slot(NamedTuple):
         return len(self.keys) > 1 or isinstance(self.attributes[self.keys[0]], list)
 
     def values(self) -> list[Any]:
-        """Returns the variables and arrays that are there."""
+        """Returns the variables and arrays in this place."""
         value: Any = self.attributes
         for key in self.keys:
             value = (_items(value) or {}).get(key)
         return list(_leaves(value))
 
     def arrays(self) -> list[Any]:
-        """Returns the arrays that are there, those in variables too."""
+        """Returns the arrays in this place, also those of variables."""
         return list(map(chainer.as_array, self.values()))
 
     def has_graph(self) -> bool:
-        """Whether a backward would go on from there."""
+        """Returns whether a backward would go on from this place."""
         return any(getattr(x, "creator_node", None) for x in self.values())
 
     def may_be_state(self, n_samples: int) -> bool:
-        """Whether a forward of so many samples may have left its state there.
+        """Returns whether a forward of ``n_samples`` may have left its state here.
 
-        An array in no variable is one only if it has a row for each sample, or each
-        layer in it has, as in ``L.NStepLSTM``: others are constants and running
+        A plain array is taken for a state only if one of its first two axes has a row
+        for each sample, as in ``L.NStepLSTM``. Others are constants and running
         averages.
         """
         for x in self.values():
@@ -76,10 +76,10 @@ class Slot(NamedTuple):
 
 
 def slots(path: str, owner: Any) -> Iterator[Slot]:
-    """Yields the places in an object where there may be variables or arrays.
+    """Yields the places in an object where variables or arrays may be.
 
     Args:
-        path (str): Of the object.
+        path (str): Path of the object.
         owner: A link, or another object with attributes.
 
     Example:
@@ -98,17 +98,17 @@ def slots(path: str, owner: Any) -> Iterator[Slot]:
         if items is None:
             yield Slot(f"{path}.{name}", attributes, (name,))
             continue
-        # Also of what is empty, for something may come.
+        # Empty containers too, as something may be put into them.
         for key in itertools.islice(items or [None], _MOST_ITEMS):
             yield Slot(f"{path}.{name}", attributes, (name, key))
 
 
 def owners(layers: Iterable[Any], start: int) -> Iterator[tuple[str, Any]]:
-    """Yields all that may keep something, with paths: links, and other objects.
+    """Yields all objects that may keep values, with their paths: links and others.
 
     Args:
         layers: The layers.
-        start (int): The position of the first one.
+        start (int): Position of the first layer in the model.
     """
     for position, layer in enumerate(layers, start):
         owner = getattr(layer, "__self__", layer)
@@ -124,12 +124,12 @@ def owners(layers: Iterable[Any], start: int) -> Iterator[tuple[str, Any]]:
 
 @functools.lru_cache(maxsize=1000)
 def _may_hold(kind: type) -> bool:
-    """Whether objects of a type may hold variables or arrays, or are such."""
+    """Returns whether objects of a type are, or may contain, variables or arrays."""
     if issubclass(kind, _PLAIN):
         return False
     if issubclass(kind, (*_arrays(), list, tuple, Mapping)):
         return True
-    # Not what has only methods, nor functions and initializers.
+    # Neither objects that only have methods, nor functions and initializers.
     is_callable = any("__call__" in vars(base) for base in kind.__mro__)
     return kind.__dictoffset__ != 0 and not is_callable
 
@@ -147,14 +147,14 @@ def _arrays() -> tuple[type, ...]:
 
 
 def _items(value: Any) -> Mapping | None:
-    """Returns what is in a dictionary, or in an object that keeps something, if any."""
+    """Returns the entries of a dictionary, or an object's attributes; else ``None``."""
     if isinstance(value, (*_arrays(), list, tuple)):
         return None
     return value if isinstance(value, Mapping) else getattr(value, "__dict__", None)
 
 
 def _leaves(value: Any, depth: int = 2) -> Iterator[Any]:
-    """Yields the variables that are no parameters, and the arrays, in a value."""
+    """Yields the variables and arrays in a value, parameters excepted."""
     if isinstance(value, (list, tuple)):
         if depth and len(value) <= _MOST_ITEMS:
             for item in value:
@@ -162,6 +162,6 @@ def _leaves(value: Any, depth: int = 2) -> Iterator[Any]:
         return
     if isinstance(value, chainer.Parameter):
         return
-    # A variable may be made without an array.
+    # A variable may have no array yet.
     if isinstance(value, _arrays()) and chainer.as_array(value) is not None:
         yield value

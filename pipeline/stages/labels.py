@@ -1,4 +1,4 @@
-"""Class labels: what a loss leaves out, and which ones cannot be."""
+"""Class labels: those that a loss leaves out, and those that it must refuse."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def highest_label(labels: np.ndarray, ignored: int) -> int:
 
     Args:
         labels: Targets of ``F.softmax_cross_entropy``.
-        ignored: The label that it leaves out.
+        ignored: Label whose samples the function leaves out.
 
     Raises:
-        TypeError: If it does not take them.
+        TypeError: If the labels are not signed integers.
         ValueError: If a label is negative.
     """
     if labels.dtype.kind == "f" and labels.ndim > 1:
@@ -32,7 +32,7 @@ def highest_label(labels: np.ndarray, ignored: int) -> int:
     learned = labels[labels != ignored]
     if learned.size == 0:
         return -1
-    # NumPy would take them from the end, and CuPy from anywhere.
+    # NumPy would count negative labels from the end; CuPy would read anywhere.
     if learned.min() < 0:
         raise ValueError(
             f"t has the label {learned.min()}: labels start at 0, and only"
@@ -42,22 +42,22 @@ def highest_label(labels: np.ndarray, ignored: int) -> int:
 
 
 def takes_outputs_alone(function: Callable) -> bool:
-    """Whether a loss can be called without targets.
+    """Returns whether a loss can be called without targets.
 
-    It can if it needs one argument at most, as ``lambda y: ...`` and ``lambda *outputs:
-    ...`` do.
+    True if it needs one argument at most, such as ``lambda y: ...`` and ``lambda
+        *outputs: ...``.
 
     Example:
         >>> takes_outputs_alone(lambda y: y), takes_outputs_alone(lambda y, t: y)
         (True, False)
     """
-    # A link may have a call of its own instead of a forward.
+    # A link may define __call__ instead of forward.
     is_link = isinstance(function, chainer.Link)
     called = getattr(function, "forward", function) if is_link else function
     try:
         parameters = inspect.signature(called).parameters.values()
     except (TypeError, ValueError):
-        # Of a function in C nothing is known.
+        # A function in C need not have a signature.
         return False
     needed = [
         each
@@ -69,17 +69,17 @@ def takes_outputs_alone(function: Callable) -> bool:
 
 
 def check_labels(microbatch: int, y: Any, t: Any, highest: int, ignored: int) -> None:
-    """Refuses targets of a microbatch that do not belong to what the model returned.
+    """Refuses targets of a microbatch that do not fit the model's outputs.
 
     Args:
-        microbatch (int): Its position in the minibatch.
-        y: The scores, ``(samples, classes, ...)``.
-        t: The targets of ``F.softmax_cross_entropy``.
+        microbatch (int): Position of the microbatch in the minibatch.
+        y: Scores of the shape ``(samples, classes, ...)``.
+        t: Targets of ``F.softmax_cross_entropy``.
         highest (int): The highest label to learn.
-        ignored (int): The label that is left out.
+        ignored (int): Label whose samples are left out.
 
     Raises:
-        ValueError: If they do not.
+        ValueError: If the number of samples, the shape or a label does not fit.
     """
     if len(y) != len(t):
         raise ValueError(
@@ -87,7 +87,7 @@ def check_labels(microbatch: int, y: Any, t: Any, highest: int, ignored: int) ->
             f" t must be of the same minibatch"
         )
     _check_shape(microbatch, y.shape, t)
-    # Of this microbatch: in some models the number of classes varies.
+    # The outputs of this microbatch count: some models vary the number of classes.
     if highest >= y.shape[1]:
         raise ValueError(
             f"microbatch {microbatch} has the label {highest}, but the model has"
@@ -116,7 +116,7 @@ def _check_shape(microbatch: int, shape: Sequence[int], t: Any) -> None:
         return
     cure = ""
     if t.size == np.prod(expected):
-        # Of all samples, however many: the first axis stays.
+        # With len(t), the cure holds for any number of samples.
         cure = f": use t.reshape({', '.join(map(str, ('len(t)', *expected[1:])))})"
     elif t.shape == shape:
         cure = ": if they are one-hot, use t.argmax(axis=1)"
@@ -128,7 +128,7 @@ def _check_shape(microbatch: int, shape: Sequence[int], t: Any) -> None:
 
 
 def unwrap(function: Callable) -> tuple[Callable, Mapping[str, Any]]:
-    """Returns a function and the keyword arguments that a partial gives it."""
+    """Returns the function in a ``functools.partial``, and its keyword arguments."""
     return getattr(function, "func", function), getattr(function, "keywords", {})
 
 
@@ -139,7 +139,7 @@ def label_left_out(function: Callable) -> int | None:
         return options.get("ignore_label")
     if function is chainer.functions.binary_accuracy:
         return -1
-    # Otherwise they divide by the number of all samples.
+    # Without normalize, the functions divide by the number of all samples.
     if not options.get("normalize", True):
         return None
     if function is chainer.functions.sigmoid_cross_entropy:
@@ -150,7 +150,7 @@ def label_left_out(function: Callable) -> int | None:
 
 
 def is_understood(function: Callable) -> bool:
-    """Whether the targets alone tell what a function's mean is over."""
+    """Returns whether the targets alone determine what a function's mean is over."""
     functions = chainer.functions
     return unwrap(function)[0] in (
         functions.accuracy,

@@ -1,4 +1,4 @@
-"""Takes the arrays out of what is held of a microbatch, and puts them back.
+"""Takes the arrays out of a microbatch's graph or inputs, and puts them back.
 
 ::
 
@@ -8,9 +8,9 @@
                                                      (elsewhere meanwhile)
               view a, view b of a new one    <--
 
-Arrays that share memory share it again. What others hold stays: parameters, what is
-computed from parameters alone, and values that links keep. So does what is small, and a
-small part of a larger array, which would not be freed.
+Arrays that share memory share it again. Arrays that others hold stay: parameters,
+    values computed from parameters alone, and values that links keep. Small arrays stay
+    as well, and so does a small part of a larger array, which would not free memory.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ SMALLEST = 4096
 
 
 class Left(NamedTuple):
-    """Bytes that have left, and how they come back.
+    """Bytes that were taken out of memory, and the way to put them back.
 
     Attributes:
         buffers: One array of bytes for each buffer.
-        come_back: Called with arrays of the same bytes, returns what was held.
+        come_back: Called with arrays of the same bytes, returns the graph or the
+            inputs.
     """
 
     buffers: list[np.ndarray]
@@ -44,14 +45,14 @@ class Left(NamedTuple):
 
 
 def take_out(held: Graph | Inputs, links: Iterable[chainer.Link]) -> Left:
-    """Takes the arrays out of what is held.
+    """Takes the arrays out of a graph or inputs.
 
     Args:
-        held: Of one microbatch. Without its arrays it is of no use.
-        links: Those of the layers; what they keep stays.
+        held: Graph or inputs of one microbatch, not usable until the arrays are back.
+        links: Links of the layers; arrays in their attributes stay.
 
     Returns:
-        The bytes. Nothing else holds on to the arrays, as far as the graph goes.
+        The bytes. The graph has no other reference to the arrays.
     """
     opened = _open_graph(held) if isinstance(held, Graph) else _open_inputs(held)
     groups = list(_groups(opened.places, _staying(links)))
@@ -66,7 +67,7 @@ def take_out(held: Graph | Inputs, links: Iterable[chainer.Link]) -> Left:
 
 
 class _Place(NamedTuple):
-    """Where a reference to an array lies: in a list, or in an object's attributes."""
+    """A reference to an array: its list or dictionary of attributes, and its key."""
 
     container: Any
     key: Any
@@ -76,8 +77,8 @@ class _Opened(NamedTuple):
     """A held graph, or held inputs, whose arrays may be missing.
 
     Attributes:
-        places: Where they lie.
-        close: Called when all are back, returns what was held.
+        places: The references to its arrays.
+        close: Called when all arrays are back, returns the graph or the inputs.
     """
 
     places: list[_Place]
@@ -110,7 +111,7 @@ class _Group:
         ]
 
     def empty(self) -> np.ndarray:
-        """Empties the places, and returns the bytes."""
+        """Empties the places, and returns the bytes of their arrays."""
         first = self._views[0].place
         array = first.container[first.key]
         for view in self._views:
@@ -152,12 +153,12 @@ def _open_graph(graph: Graph) -> _Opened:
 def _open_inputs(held: Inputs) -> _Opened:
     tensors = [list(held.inputs), *map(list, held.skipped.values())]
     arrays = [[getattr(x, "array", None) for x in each] for each in tensors]
-    # What passes between segments of a stage may be no tensor, and stays.
+    # Values between segments of a stage need not be tensors; others stay.
     rest = [
         [x._replace(array=None) if isinstance(x, Tensor) else x for x in each]
         for each in tensors
     ]
-    # Of the inputs themselves nothing may be kept: they have the arrays.
+    # The inputs themselves hold their arrays, so only their other parts are kept.
     names, persistents = list(held.skipped), held.persistents
 
     def close() -> Inputs:
@@ -175,7 +176,7 @@ def _open_inputs(held: Inputs) -> _Opened:
 
 
 def _places(graph: Graph) -> tuple[list[_Place], list[tuple[dict, str, list]]]:
-    """Returns where arrays lie; and tuples in attributes, which are lists meanwhile."""
+    """Returns the references to arrays, and the tuples that are lists meanwhile."""
     ends = [graph.inputs, graph.outputs]
     ends += [*graph.skipped.values(), *graph.handed_over.values()]
     variables = [x for x in leaves(ends) if isinstance(x, chainer.Variable)]
@@ -247,7 +248,7 @@ def _staying(links: Iterable[chainer.Link]) -> BufferSet:
 
 
 def _bounds(array: np.ndarray) -> tuple[int, int]:
-    """Returns the addresses of an array's first byte, and behind its last one."""
+    """Returns the address of an array's first byte, and the one behind its last."""
     low = array.ctypes.data
     high = low + array.itemsize
     for length, stride in zip(array.shape, array.strides):

@@ -1,4 +1,4 @@
-"""Loss and accuracy of a minibatch in microbatches, behind the last layer."""
+"""The loss and the accuracy of a minibatch, behind the last layer."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ _HOST = chainer.get_device("@numpy")
 class Loss:
     """The loss and the accuracy of a minibatch, from those of its microbatches.
 
-    Both are means over the samples that count (:class:`CountedMean`), and then the
-    minibatch's are those of the undivided minibatch.
+    Both are means over the samples that count (:class:`CountedMean`), as if the
+    minibatch had not been cut.
 
     Outputs of float16 are cast to float32 first.
 
     Args:
         lossfun: ``lossfun(*outputs, *targets)`` returns a scalar variable, the mean
-            over the samples; or that and the number of samples that it is a mean of.
-            If it is a link, its parameters get gradients as well.
-        accfun: The same for the accuracy, or ``None``.
+            over the samples. It may also return a pair: the mean, and the number of
+            samples that count. If it is a link, its parameters get gradients as well.
+        accfun: Function of the accuracy, with the same arguments; ``None`` for no
+            accuracy.
 
     Attributes:
-        scale (float): What the gradients of the loss are multiplied by.
-        needs_targets (bool): Whether one of them takes more than outputs.
+        scale (float): Factor by which the gradients of the loss are multiplied.
+        needs_targets (bool): Whether ``lossfun`` or ``accfun`` needs targets.
         is_wanted (bool): Whether the minibatch has targets.
     """
 
     def __init__(self, lossfun: Callable, accfun: Callable | None) -> None:
-        # Metrics beside the loss, as L.Classifier has one, are no part of it.
+        # Metrics beside the loss, which L.Classifier computes, do not count for it.
         loss = CountedMean("lossfun", lossfun, ignores=(Accuracy, BinaryAccuracy))
         self._means = {"loss": loss}
         if accfun is not None:
@@ -68,9 +69,9 @@ class Loss:
         """Begins a minibatch.
 
         Args:
-            targets: For each microbatch its targets, a tuple of arrays on any device,
-                empty if there are none; ``None`` if no loss is wanted.
-            device (chainer.backend.Device): Where the outputs will be.
+            targets: The targets of each microbatch: a tuple of arrays on any device,
+                empty if there are none. ``None`` if no loss is wanted.
+            device (chainer.backend.Device): Device of the outputs.
 
         Raises:
             TypeError: If class labels are not signed integers.
@@ -81,7 +82,8 @@ class Loss:
         if self._classifies or any(
             mean.label_left_out is not None for mean in self._means.values()
         ):
-            # Before they are on a GPU, which would have to be waited for.
+            # On the host, before the labels are on a GPU, which would have to be waited
+            # for.
             hosted = [_HOST.send(labels) for labels, *_ in parts]
         if self._classifies:
             self._highest = [highest_label(some, self._ignored) for some in hosted]
@@ -97,11 +99,11 @@ class Loss:
         return tuple(_HOST.send(array[:1]) for array in first)
 
     def outcome(self) -> list[float]:
-        """Returns the means over the microbatches seen so far, and what they are of.
+        """Returns the means over the microbatches seen so far, and their counts.
 
         Returns:
-            The means, in the order of ``names``; over how many samples each of them is;
-            and the factor for the minibatch's gradients in the end.
+            The means, in the order of ``names``; the number of samples that each is a
+            mean over; and the factor for the minibatch's gradients at its end.
         """
         found, counts = [], []
         for mean in self._means.values():
@@ -111,24 +113,25 @@ class Loss:
 
     @property
     def n_known(self) -> int | None:
-        """Over how many samples the loss will be a mean, if known beforehand."""
+        """Number of samples that the loss will be a mean over, if known beforehand."""
         return self._means["loss"].n_known
 
     def warnings(self) -> list[str]:
-        """Returns what users are to know of what was counted, each text once."""
+        """Returns warnings about samples that were left out, each text once."""
         texts = []
         for mean in self._means.values():
-            # One that is understood counts what it should.
+            # A function that is understood counts the right samples.
             text = None if mean.is_understood else mean.warning()
             if text is not None:
                 texts.append(text)
         return texts
 
     def __call__(self, microbatch: int, outputs: Sequence[Any]) -> chainer.Variable:
-        """Returns the loss of one microbatch, and counts it.
+        """Returns the loss of one microbatch, and records how many samples count.
 
         Raises:
-            Exception: The error of a function, with ``None`` as ``layer_position``.
+            Exception: An error of ``lossfun`` or ``accfun``, with
+                ``layer_position=None``.
         """
         try:
             return self._of(microbatch, outputs)
@@ -139,7 +142,7 @@ class Loss:
 
     def _of(self, microbatch: int, outputs: Sequence[Any]) -> chainer.Variable:
         for y in outputs:
-            # Refuses other things, as it does between stages.
+            # Refuses anything but tensors, as between stages.
             to_tensor(y, "the last layer returned")
         if self._classifies:
             t, highest = self._targets[microbatch][0], self._highest[microbatch]
@@ -169,7 +172,7 @@ class Loss:
 
     @cached_property
     def links(self) -> dict[str, chainer.Link]:
-        """``lossfun`` and ``accfun`` by their names, as far as links."""
+        """``lossfun`` and ``accfun`` by their names, if they are links."""
         return {
             name: mean.function
             for name, mean in self._means.items()
@@ -177,20 +180,24 @@ class Loss:
         }
 
     def params(self) -> Iterator[chainer.Parameter]:
-        """Yields their parameters."""
+        """Yields the parameters of these links."""
         for link in self.links.values():
             yield from link.params()
 
     def namedlinks(self) -> Iterator[tuple[str, chainer.Link]]:
-        """Yields them, and the links within, with their paths."""
+        """Yields these links, and the links within them, with their paths."""
         for name, function in self.links.items():
             for path, link in function.namedlinks():
                 yield f"/{name}{path}".rstrip("/"), link
 
     def gradient(self, microbatch: int, loss: chainer.Variable) -> Any:
-        """Returns the scaled gradient of the minibatch's loss by the microbatch's.
+        """Returns the scaled gradient of the minibatch's loss with respect to this one.
 
-        Up to the correction, which is known in the end.
+        The correction is missing, which is known at the end of the minibatch.
+
+        Args:
+            microbatch (int): Position of the microbatch in the minibatch.
+            loss (chainer.Variable): Loss of the microbatch.
         """
         xp = chainer.backend.get_array_module(loss.array)
         share = self.scale * self._means["loss"].weight(microbatch)

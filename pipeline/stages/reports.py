@@ -1,4 +1,4 @@
-"""Reports of layers while they compute, gathered over microbatches and ranks."""
+"""Values that layers report while they compute, over microbatches and ranks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from divisible.weighted_means import RunningMeans, Sums
 
 
 class _Counted(NamedTuple):
-    """A value that is a mean of another number than the microbatch's samples."""
+    """A reported mean over another number of samples than the microbatch has."""
 
     value: Any
     n: Any
 
 
 class _Reporter(chainer.Reporter):
-    """Takes reports of links that are not part of the stage, too.
+    """Accepts reports of links outside the stage, too.
 
     Attributes:
-        count: Returns what the values that are reported now are means of; ``None`` for
-            all samples.
+        count: Returns the number of samples that values reported now are means of;
+            ``None`` for all samples of the microbatch.
     """
 
     count: Callable[[], Any] = staticmethod(lambda: None)
@@ -36,7 +36,7 @@ class _Reporter(chainer.Reporter):
         if observer is None or id(observer) in self._observer_names:
             super().report(values, observer)
             return
-        # Not added for good: after this link there may be another at its address.
+        # Not registered for good: another link may later have the same address.
         self.add_observer(f"/{type(observer).__name__}", observer)
         super().report(values, observer)
         del self._observer_names[id(observer)]
@@ -44,13 +44,13 @@ class _Reporter(chainer.Reporter):
 
 @contextmanager
 def counted_by(count: Callable[[], Any]) -> Iterator[None]:
-    """Weights what a stage's loss reports by what it counted before it reported.
+    """Weights the values that a loss reports by the samples that it has counted.
 
     ``L.Classifier`` reports the loss after it has called ``lossfun``, and the accuracy
     after ``accfun``.
 
     Args:
-        count: Returns how much was counted; ``None`` for all samples.
+        count: Returns the number of samples counted last; ``None`` for all samples.
     """
     try:
         reporter = chainer.reporter.get_current_reporter()
@@ -67,20 +67,20 @@ def counted_by(count: Callable[[], Any]) -> Iterator[None]:
 
 
 class Reports:
-    """Means of what one stage's layers gave to :func:`chainer.report`.
+    """Means of the values that one stage's layers passed to :func:`chainer.report`.
 
     A value that is reported for every microbatch becomes the mean over the samples of
     the minibatch, as the undivided model would have reported it.
 
     Args:
-        observers: Pairs of a name and a link. What link ``/3`` reports as ``loss`` is
-            called ``/3/loss``; what is reported without a link has just its name. Other
-            links have the name of their type.
+        observers: Pairs of a name and a link. A ``loss`` that link ``/3`` reports is
+            called ``/3/loss``. A value reported without a link has just its own name.
+            Links outside the stage have the name of their type.
 
     Attributes:
         reporter (chainer.Reporter): Collects what the layers report in its scope.
-        values (list): For each microbatch of which something was reported how many
-            samples it has, and what was reported.
+        values (list): A pair for each microbatch with reports: its number of samples,
+            and the reported values by name.
     """
 
     def __init__(self, observers: Iterable[tuple[str, Any]]) -> None:
@@ -89,9 +89,9 @@ class Reports:
         self.values: list[tuple[int, dict[str, Any]]] = []
 
     def sums(self) -> Sums:
-        """Returns by name the sum over samples, and how many they were.
+        """Returns by name the sum over samples of each value, and their number.
 
-        Here the numbers are read, for which a GPU has to be waited for.
+        This reads the numbers, and so waits for a GPU.
         """
         means = RunningMeans()
         for n, observation in self.values:
@@ -100,7 +100,7 @@ class Reports:
                 if isinstance(value, _Counted):
                     value, weight = value.value, float(value.n)
                 value = chainer.as_array(value)
-                # As Chainer's own summaries do, which leave out all but numbers.
+                # Chainer's own summaries leave out all but numbers, too.
                 if value is not None and not np.ndim(value):
                     means.add(name, float(value), weight)
         return means.sums
@@ -110,8 +110,8 @@ class PendingReports:
     """One rank's reports of one kind of call, until a call returns them.
 
     Attributes:
-        are_expected (bool): Whether the next such call should collect reports: the
-            last one had some, or there was none yet.
+        are_expected (bool): Whether the next such call should collect reports. True if
+            the last one had some, or if there was no call yet.
     """
 
     def __init__(self) -> None:
@@ -119,19 +119,19 @@ class PendingReports:
         self._sums: list[Sums] = []
 
     def add(self, reports: Reports) -> None:
-        """Adds what a stage reported in a call."""
+        """Adds the values that a stage reported in a call."""
         if sums := reports.sums():
             self.are_expected = True
             self._sums.append(sums)
 
     def take(self) -> list[Sums]:
-        """Returns what no call has returned yet."""
+        """Returns the sums that no call has returned yet."""
         taken, self._sums = self._sums, []
         return taken
 
 
 def named(result: Mapping[str, float]) -> dict[str, float]:
-    """Names a pipeline's results as a trainer's reporter does those of a model.
+    """Returns a pipeline's results, named as a trainer's reporter names a model's.
 
     Example:
         >>> named({"loss": 0.5, "/3/x": 1.0})

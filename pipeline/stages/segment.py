@@ -1,4 +1,4 @@
-"""A run of a stage's layers: what is computed, and recomputed, as one."""
+"""A run of a stage's layers, computed and recomputed as one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from pipeline.stages.loss import Loss
 
 
 def skips_across(layers: Divisible) -> tuple[list[str], dict[str, int]]:
-    """Returns the names of what layers get from before them, and hand over behind.
+    """Returns the skip connections that enter layers from before, and that leave them.
 
-    The latter with the positions of the layers that do.
+    Returns:
+        The names of the entering ones; and of those that leave, by name, the positions
+        of the layers that stash their values.
     """
     start, end = layers.layer_range
     return (
@@ -33,17 +35,18 @@ def skips_across(layers: Divisible) -> tuple[list[str], dict[str, int]]:
 class Segment:
     """Layers between which nothing is cut.
 
-    Each microbatch has a graph of its own, held from its forward to its backward; or
-    only its inputs, and the graph from when it is recomputed.
+    Each microbatch has a graph of its own, held from its forward to its backward. Of
+    layers that are recomputed, only the inputs are held until the forward runs again.
 
     Args:
-        layers (Divisible): The layers.
-        weight_gradients (WeightGradients): Where gradients of parameters are added.
-        loss (Loss or None): What follows the layers at the end of the model.
+        layers (Divisible): The layers of this segment.
+        weight_gradients (WeightGradients): Collects the gradients of parameters.
+        loss (Loss or None): Loss behind the layers, at the end of the model.
         is_recomputed (bool): Whether the layers are marked to be recomputed.
-        again: ``again(microbatch)`` is the context of a forward that was run before.
-        stage (Divisible): The stage that the layers belong to. What leaves it is a
-            message; what stays may also be lists, dictionaries and constants.
+        again: ``again(microbatch)`` returns the context for a forward that runs again.
+        stage (Divisible): The stage that the layers belong to. Values that leave the
+            stage are messages of tensors; values that stay in it may also be lists,
+            dictionaries and constants.
     """
 
     def __init__(
@@ -66,12 +69,12 @@ class Segment:
         self._weight_gradients = weight_gradients
         self._again = again
         self.takes, self.hands_over = skips_across(layers)
-        #: What is held between forward and backward, by microbatch.
+        #: The graph or the inputs held between forward and backward, by microbatch.
         self.held: dict[int, Graph | Inputs] = {}
         self._pending: dict[int, GraphWalk] = {}
 
     def begin(self) -> None:
-        """Forgets what an unfinished minibatch left."""
+        """Drops what an unfinished minibatch left."""
         self.held.clear()
         self._pending.clear()
 
@@ -85,14 +88,15 @@ class Segment:
         """Runs the layers on one microbatch.
 
         Args:
-            microbatch (int): Its position in the minibatch.
+            microbatch (int): Position of the microbatch in the minibatch.
             inputs: The tensors of the layer before.
-            skipped: By name what skip connections bring.
-            is_recomputed (bool): Whether to hold the inputs only, whatever the mark.
+            skipped: Tensors that skip connections bring, by name.
+            is_recomputed (bool): Whether to hold only the inputs, also of layers
+                without a mark.
 
         Returns:
-            The outputs as tensors, none once the loss has used them; and by name what
-            skip connections take.
+            The outputs as tensors, empty if the loss has used them; and the tensors
+            that skip connections take, by name.
         """
         trains = chainer.config.enable_backprop
         if trains and (is_recomputed or self.is_recomputed) and self._is_sized():
@@ -100,7 +104,7 @@ class Segment:
             self.held[microbatch] = Inputs(inputs, skipped, persistents)
             # The first layer may change arrays in place, which are needed again.
             skipped = {name: copied(tensors) for name, tensors in skipped.items()}
-            # Chainer's own sign, as within F.forget, that a forward runs again.
+            # Chainer's own sign that a forward will run again, as F.forget sets it.
             again = chainer.using_config("_will_recompute", True)
             with chainer.no_backprop_mode(), again:
                 graph = self._run(microbatch, copied(inputs), skipped)
@@ -123,7 +127,7 @@ class Segment:
         }
 
     def holds(self, microbatch: int) -> bool:
-        """Whether a microbatch is on its way, and waits for its backward."""
+        """Whether the graph or the inputs of a microbatch are held for its backward."""
         return microbatch in self.held
 
     def recompute(self, microbatch: int) -> None:
@@ -135,10 +139,10 @@ class Segment:
             self.held[microbatch] = graph
 
     def _is_sized(self) -> bool:
-        """Whether all parameters and running averages are there.
+        """Whether all parameters and running averages have been made.
 
-        The forward that makes them draws them from the stream of their layer, and so
-        draws other numbers afterwards than when it is run again.
+        The forward that makes them draws initial values from the random stream of their
+        layer. Run again, it would draw other numbers for dropout.
         """
         params = [*self.layers.params(), *(self.loss.params() if self.loss else ())]
         return all(param.is_initialized for param in params) and all(
@@ -163,14 +167,14 @@ class Segment:
         y, stashed = self.layers.run(values, skips)
         outputs = _as_tuple(y)
         if self._ends_stage and not outputs:
-            # Among messages it would be a microbatch without samples.
+            # An empty message stands for a microbatch without samples.
             raise _at(
                 self._last,
                 TypeError("the last layer of this stage returned an empty tuple"),
             )
         if self._has_loss():
             with LayerStreams() as streams:
-                # What a random loss draws from follows the last layer's.
+                # The random stream of the loss follows the last layer's.
                 streams.enter(self._n_model_layers)
                 outputs = (self.loss(microbatch, outputs),)
         handed_over = {name: _as_tuple(value) for name, value in stashed.items()}
@@ -183,19 +187,20 @@ class Segment:
         skip_gradients: Mapping[str, Tensors],
         split: bool = False,
     ) -> tuple[Tensors, dict[str, Tensors]]:
-        """Runs the backward of one microbatch, and before it what it takes again.
+        """Runs the backward of one microbatch, and first its recomputation, if due.
 
         Args:
-            microbatch (int): Its position in the minibatch.
+            microbatch (int): Position of the microbatch in the minibatch.
             gradients: One tensor per output; ignored where the loss starts the
                 backward.
-            skip_gradients: By name those of what was handed over.
+            skip_gradients: Gradients of the values that were handed over, by name.
             split (bool): Whether to leave the weight gradients to
                 :meth:`backward_weight`.
 
         Returns:
-            One tensor per input: its gradient, or none where there is none; and by
-            name those of what skip connections brought.
+            One tensor per input: its gradient, or ``None`` as its array where there is
+                none; and the gradients of the tensors that skip connections brought, by
+                name.
         """
         self.recompute(microbatch)
         graph = self.held.pop(microbatch)
@@ -231,7 +236,7 @@ class Segment:
 
     def backward_weight(self, microbatch: int) -> None:
         """Adds the weight gradients that a split backward left out."""
-        # There are none of a microbatch without samples.
+        # A microbatch without samples has none.
         if microbatch in self._pending:
             self._pending.pop(microbatch).run_weights()
 
@@ -241,7 +246,7 @@ def _as_tuple(y: Any) -> tuple:
 
 
 def _passed(ys: tuple, is_message: bool, source: str, position: int) -> tuple:
-    """Returns what a layer returned, as the next segment or stage takes it."""
+    """Returns a layer's outputs in the form that the next segment takes."""
     try:
         if is_message:
             return tuple(to_message(y, source) for y in ys)
@@ -251,6 +256,6 @@ def _passed(ys: tuple, is_message: bool, source: str, position: int) -> tuple:
 
 
 def _at(position: int, error: Exception) -> Exception:
-    """Returns an error of the layer at a position of the undivided model."""
+    """Returns an error, marked with a layer's position in the undivided model."""
     error.layer_position = position
     return error

@@ -1,14 +1,14 @@
-"""The samples that a loss is seen to count while it computes, without being asked.
+"""The number of samples that a loss counts, observed while it computes.
 
-A lambda around ``F.softmax_cross_entropy`` leaves out the samples that that leaves
-out. So the functions are watched that a loss consists of::
+A lambda around ``F.softmax_cross_entropy`` leaves out the samples that this function
+leaves out. So a hook observes the functions that a loss calls::
 
     lossfun:  y --- reshape --- SoftmaxCrossEntropy --- * 0.5 --- loss
                                  5 of 8 labels          scale
 
-Where the loss is a mean over the labels that one such function counts, the number is
-known. Otherwise it can only be seen whether microbatches differ by more than their
-samples, see :func:`differ`.
+If the loss is a mean over the labels that one such function counts, the number is
+known. Otherwise it can only be seen whether microbatches differ in more than their
+number of samples, see :func:`differ`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from chainer.functions.math.sum import Sum
 
 
 class _Labels(NamedTuple):
-    """How many of its labels a function counts; on a GPU, ``count`` is an array."""
+    """Number of labels that a function counts; on a GPU, ``count`` is an array."""
 
     count: Any
     total: int
@@ -41,13 +41,13 @@ class _Labels(NamedTuple):
 
 
 class _Elements(NamedTuple):
-    """How many elements a mean is over."""
+    """Number of elements that a mean is over."""
 
     total: int
 
 
 class _Summed(NamedTuple):
-    """How many elements a sum is over."""
+    """Number of elements that a sum is over."""
 
     total: int
 
@@ -59,14 +59,14 @@ class _Scale(NamedTuple):
 
 
 class _Apart(NamedTuple):
-    """Single rows are taken, as by a loop over the samples."""
+    """Single rows are extracted, as in a loop over the samples."""
 
     n_rows: int
 
 
 def _labels(t: Any, ignored: int | None) -> _Labels:
     count = t.size if ignored is None else (t != ignored).sum()
-    # NumPy's integers have the numbers of other types as neighbours.
+    # Python's int, so that the number counts as known (CountedMean.counts_nothing).
     count = int(count) if isinstance(count, np.generic) else count
     return _Labels(count, t.size, len(t) if t.ndim else 1)
 
@@ -133,19 +133,20 @@ _RULES = {
 
 
 class Sighting(NamedTuple):
-    """The traces of counting that were seen in one microbatch.
+    """Traces of counting in one microbatch.
 
     Attributes:
-        n_samples (int): Its samples.
-        is_loop (bool): Whether samples are taken one by one, so that what is seen may
-            be of single ones.
-        whole: Counts of functions of labels of all samples: pairs of counted and total.
-        steps: The same of functions of a part of each sample's labels, such as one step
-            of a sequence.
-        totals: How many labels functions have, counted or not.
-        means: Over how many elements means are.
-        scales: What is multiplied or divided by.
-        sums: Over how many elements sums are.
+        n_samples (int): Number of samples in the microbatch.
+        is_loop (bool): Whether samples are extracted one by one, so that other traces
+            may be of single samples.
+        whole: Counts of functions that got labels of all samples: pairs of counted and
+            total.
+        steps: Such pairs for functions that got a part of each sample's labels, such as
+            one step of a sequence.
+        totals: Number of labels that each function got, counted or not.
+        means: Number of elements that each mean is over.
+        scales: Factors and divisors in the loss.
+        sums: Number of elements that each sum is over.
     """
 
     n_samples: int
@@ -159,7 +160,7 @@ class Sighting(NamedTuple):
 
     @property
     def n_counted(self) -> Any:
-        """How many of the samples count; on a GPU, it may be an array."""
+        """Number of samples that count; on a GPU, it may be an array."""
         if self.is_loop or not self.whole:
             return self.n_samples
         count, total = self.whole[0]
@@ -167,13 +168,13 @@ class Sighting(NamedTuple):
 
     @property
     def shows_nothing(self) -> bool:
-        """Whether no function was seen that tells anything."""
-        # A sum tells nothing of what it is divided by.
+        """Whether no function was seen that reveals what counts."""
+        # A sum does not reveal what it is divided by.
         return not (self.is_loop or any(self._replace(sums=())[2:]))
 
 
 class Watch(chainer.FunctionHook):
-    """Watches the functions that a loss or an accuracy calls.
+    """Observes the functions that a loss or an accuracy calls.
 
     Args:
         ignores: Types of functions on which the value does not depend.
@@ -188,9 +189,9 @@ class Watch(chainer.FunctionHook):
         self._last: Any = None
 
     def forward_postprocess(self, function: Any, in_data: tuple) -> None:
-        """Notes a call."""
+        """Records a call of a function."""
         self._called.add(id(function))
-        # Old-style functions come in an adapter.
+        # Old-style functions are wrapped in an adapter.
         inner = getattr(function, "function", None) or function
         rule = _RULES.get(type(inner))
         seen = None if rule is None else rule(inner, in_data)
@@ -198,27 +199,27 @@ class Watch(chainer.FunctionHook):
             return
         self._last = seen.count if isinstance(seen, _Labels) else self._last
         if type(inner) not in self._ignores:
-            # Without a graph nothing is looked up, and it may be freed.
+            # Without a graph, no function is looked up later, and it may be freed.
             kept = function if chainer.config.enable_backprop else None
             self._seen.append((kept, seen))
 
     def count_last(self) -> Any:
-        """How many labels the last function counted that has such; else ``None``."""
+        """Returns the number of labels counted last; ``None`` if none were counted."""
         return self._last
 
     def sighting(self, value: Any, n_samples: int, sizes: Collection[int]) -> Sighting:
-        """Returns what was seen, as far as a value depends on it.
+        """Returns the traces of the functions that a value depends on.
 
         Args:
-            value: What the loss returned; with a graph, metrics beside it are told
-                from what it consists of.
-            n_samples (int): Of the microbatch.
-            sizes: How many elements its targets have.
+            value: The loss. With a graph, this tells its functions from those of
+                metrics beside it.
+            n_samples (int): Number of samples in the microbatch.
+            sizes: Number of elements in each target of the microbatch.
         """
         behind = set(self._behind(value))
         seen = [s for function, s in self._seen if not behind or id(function) in behind]
         labels = [s for s in seen if isinstance(s, _Labels)]
-        # One alone is of all samples, even if it is not of all labels of each.
+        # A single function got labels of all samples, even if not all labels of each.
         is_only = len(labels) == 1 and labels[0].total % n_samples == 0
         whole = [s for s in labels if is_only or s.total in sizes]
         parts = [s for s in labels if s not in whole]
@@ -247,13 +248,13 @@ class Watch(chainer.FunctionHook):
 
 
 def differ(sightings: Sequence[Sighting], sizes: Collection[int]) -> bool:
-    """Says whether microbatches count in a way that no weights make up for.
+    """Returns whether microbatches differ in a way that weights cannot make up for.
 
-    Of a loop over the samples nothing is known, and so nothing is said.
+    Returns ``False`` for a loop over the samples, whose single calls are not known.
 
     Args:
-        sightings: What was seen, by microbatch.
-        sizes: How many elements each output and target has, of any microbatch.
+        sightings: Traces of each microbatch.
+        sizes: Number of elements in each output and target, of any microbatch.
 
     Example:
         >>> def half_mean(n):
@@ -268,12 +269,13 @@ def differ(sightings: Sequence[Sighting], sizes: Collection[int]) -> bool:
     samples = np.array([s.n_samples for s in sightings])
     whole = _fractions([s.whole for s in sightings])
     if whole.size:
-        # Weights by the first one's are right for it, and for what is like it.
+        # Weights from the first function are right for it, and for those that vary
+        # alike.
         unlike = ~np.isclose(whole, whole[:, :1]).all(axis=0)
         varies = _varies(whole)
         if (unlike & (varies | varies[0])).any():
             return True
-        # Nor for a mean, or a sum, over all samples beside it.
+        # They are wrong for a mean or a sum over all samples beside it.
         columns = zip(*((*s.means, *s.sums) for s in sightings))
         if varies[0] and any(_is_over_all(c, sightings, sizes) for c in columns):
             return True
@@ -288,9 +290,9 @@ def differ(sightings: Sequence[Sighting], sizes: Collection[int]) -> bool:
 def _is_over_all(
     column: Sequence[int], sightings: Sequence[Sighting], sizes: Collection[int]
 ) -> bool:
-    """Whether a mean is over as many elements as there are samples, outputs, targets.
+    """Returns whether a mean is over the elements of samples, outputs or targets.
 
-    Others are of parameters.
+    Other means are over parameters.
     """
     each = {n / s.n_samples for n, s in zip(column, sightings)}
     known = all(n in (*sizes, s.n_samples) for n, s in zip(column, sightings))
@@ -298,7 +300,7 @@ def _is_over_all(
 
 
 def _table(rows: Sequence[Sequence[Any]]) -> np.ndarray:
-    """Returns a row for each microbatch; nothing if they are of unequal lengths."""
+    """Returns a row for each microbatch; no columns if the rows differ in length."""
     if len(set(map(len, rows))) != 1:
         return np.empty((len(rows), 0))
     return np.array([list(map(float, row)) for row in rows])
@@ -309,11 +311,11 @@ def _fractions(rows: Sequence[Sequence[tuple[Any, int]]]) -> np.ndarray:
 
 
 def _varies(table: np.ndarray) -> np.ndarray:
-    """Says for each column whether its values differ."""
+    """Returns for each column whether its values differ."""
     return ~np.isclose(table, table[:1], rtol=1e-5, atol=0).all(axis=0)
 
 
 def _is_no_share(table: np.ndarray, samples: np.ndarray) -> bool:
-    """Whether a column is neither constant nor goes with the number of samples."""
+    """Returns whether a column neither is constant nor follows the sample counts."""
     n = samples[:, np.newaxis]
     return bool((_varies(table) & _varies(table * n) & _varies(table / n)).any())

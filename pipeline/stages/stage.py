@@ -10,7 +10,7 @@ tensors to each other as stages do::
                inputs    inputs    inputs          between F and R
                graph     inputs    graph           between R and B
 
-Where no backward follows, all layers are one segment, of which nothing is held.
+Where no backward follows, all layers are one segment, and nothing is held.
 """
 
 from __future__ import annotations
@@ -40,31 +40,32 @@ from pipeline.stages.undeclared_states import UndeclaredStates
 
 _NOTHING = nullcontext()
 _params = operator.methodcaller("params")
-# A stage looks for states that its layers keep, and for running averages that they
-# move, in its first minibatches, and later at this interval. A layer that does neither
-# in those hardly begins to, and then it is found late, but found.
+# A stage searches its layers for undeclared states and running averages in its first
+# minibatches, and later at this interval. A layer that has neither by then seldom gets
+# one; if it does, the stage finds it late.
 _FIRST_LOOKS, _INTERVAL = 3, 64
 
 
 class Stage:
     """Runs the layers of one stage.
 
-    A message of no tensors stands for a microbatch of no samples, which passes
-    through without any layer being called.
+    A message without tensors stands for a microbatch without samples. It passes
+    through, and no layer is called.
 
     Args:
         layers (Divisible): The layers.
         loss (Loss or None): On the last stage, what follows the layers.
-        seed (int): What the layers' random numbers depend on, besides the minibatch,
-            the microbatch and the layer.
-        defer_batch_statistics (bool): Whether running averages move once a minibatch.
-        n_microbatches_before (int): How many microbatches of a minibatch earlier
-            replicas have; random numbers depend on them.
-        gather: Returns what the stage gives in every replica; ``None`` if there is but
-            one.
+        seed (int): Seed of the layers' random numbers, which also depend on the numbers
+            of the minibatch, the microbatch and the layer.
+        defer_batch_statistics (bool): Whether running averages move once per minibatch,
+            rather than once per microbatch.
+        n_microbatches_before (int): Number of this minibatch's microbatches that
+            earlier replicas have; random numbers depend on it.
+        gather: ``gather(value)`` returns the values that the stage has in every
+            replica; ``None`` if there is only one replica.
 
     Attributes:
-        reports (Reports): What the layers reported in the last minibatch.
+        reports (Reports): Values that the layers reported in the last minibatch.
         carried (CarriedRows): The states that layers carry from minibatch to minibatch.
     """
 
@@ -85,20 +86,22 @@ class Stage:
         self._links_of_loss = [*loss.links.values()] if loss is not None else []
         self._weight_gradients = WeightGradients(self.params)
         self._complete: Callable[[chainer.Parameter], None] = _nothing
-        # Whether somebody asks what the last microbatch completes.
+        # Whether the caller wants to know which gradients the last microbatch
+        # completes.
         self._is_told = False
-        # Backwards of microbatches that still add to gradients.
+        # Number of backwards that still add to gradients in this minibatch.
         self._n_backwards = 0
         self._statistics = (
             BatchStatistics(layers.links, gather) if defer_batch_statistics else None
         )
-        # In this minibatch; and by chainer.config.train how many were begun.
+        # Whether averages move in this minibatch, and how many minibatches have begun,
+        # by chainer.config.train.
         self._moves_averages = False
         self._n_begun = {True: 0, False: 0}
         self.reports = Reports(self._observers())
         self._uncalled = Uncalled(layers, loss)
         self._segments = self._cut()
-        # What is recomputed matters only for a backward.
+        # For forwards without a backward, where marks to recompute do not matter.
         self._whole = Segment(
             layers, self._weight_gradients, loss, False, self._again, layers
         )
@@ -137,7 +140,7 @@ class Stage:
             )
 
     def params(self) -> Iterator[chainer.Parameter]:
-        """Returns the parameters of the layers and of the loss; some may come twice."""
+        """Returns the parameters of the layers and the loss, with repetitions."""
         links = itertools.chain(self._links_of_layers, self._links_of_loss)
         return itertools.chain.from_iterable(map(_params, links))
 
@@ -153,15 +156,16 @@ class Stage:
         complete: Callable[[chainer.Parameter], None] | None = None,
         is_updated_early: Callable[[chainer.Parameter], bool] | None = None,
     ) -> None:
-        """Begins a minibatch: no gradients, no microbatches.
+        """Begins a minibatch, with no gradients and no microbatches.
 
         Args:
-            step (int): How many minibatches came before it.
-            n_microbatches (int): How many it has, the empty ones as well.
-            complete: Called with parameters as the last microbatch completes their
-                gradients, which :meth:`take` then returns; not with all of them.
-            is_updated_early: Says of a parameter whether the last microbatch is to
-                update it, instead of completing its gradient.
+            step (int): Number of minibatches before this one.
+            n_microbatches (int): Number of microbatches in this minibatch, empty ones
+                included.
+            complete: Called with some of the parameters, as the last microbatch
+                completes their gradients; :meth:`take` then returns these gradients.
+            is_updated_early: Returns whether the last microbatch updates a parameter
+                itself, instead of completing its gradient.
         """
         self._step = step
         self._n_backwards, self._complete = n_microbatches, complete or _nothing
@@ -176,7 +180,8 @@ class Stage:
         if self.carried.is_used:
             self.carried.begin(trains)
         if not trains:
-            # A training may be about to finish, which goes on with what it began.
+            # A training minibatch may be unfinished: its gradients and averages must
+            # stay.
             return
         self._weight_gradients.begin()
         statistics = self._statistics
@@ -198,19 +203,20 @@ class Stage:
             self._check_own(param)
 
     def take(self, param: chainer.Parameter) -> Any:
-        """Returns a complete gradient, which :meth:`finish` leaves alone then."""
+        """Returns a complete gradient, which :meth:`finish` then leaves out."""
         return self._weight_gradients.take(param)
 
     def n_parts(self, param: chainer.Parameter) -> int:
-        """Returns how much has been added to a gradient so far, by contributions."""
+        """Returns how many contributions have been added to a gradient so far."""
         return self._weight_gradients.n_parts(param)
 
     def finish(self, loss_scale: float | None = None, correction: float = 1.0) -> None:
-        """Ends a minibatch: leaves gradients in ``param.grad``, moves averages.
+        """Ends a minibatch: sets ``param.grad`` and moves running averages.
 
         Args:
-            loss_scale (float or None): What the gradients are multiplied by already.
-            correction (float): What they are to be multiplied by.
+            loss_scale (float or None): Factor by which the gradients are multiplied
+                already.
+            correction (float): Factor by which to multiply the gradients now.
         """
         self._weight_gradients.finish(correction, loss_scale)
         if self._moves_averages:
@@ -228,15 +234,15 @@ class Stage:
         """Runs the layers on one microbatch (F).
 
         Args:
-            microbatch (int): Its position in the minibatch.
+            microbatch (int): Position of the microbatch in the minibatch.
             inputs: Tensors from the stage before, or the user's input.
-            skipped: By name what skip connections bring from earlier stages.
-            is_recomputed (bool): Whether :meth:`recompute` comes before the backward,
-                so that only the inputs are held until then.
+            skipped: Tensors that skip connections bring from earlier stages, by name.
+            is_recomputed (bool): Whether :meth:`recompute` is called before the
+                backward. Only the inputs are held until then.
 
         Returns:
-            The outputs, as tensors, nothing once the loss has used them; and by name
-            what skip connections take to later stages.
+            The outputs as tensors, empty if the loss has used them; and the tensors
+            that skip connections take to later stages, by name.
         """
         if not inputs:
             return (), dict.fromkeys(self._hands_over, ())
@@ -268,7 +274,7 @@ class Stage:
 
     @property
     def is_unsized(self) -> bool:
-        """Whether a layer, or the loss, gets a size at a first call still to come."""
+        """Whether a layer or the loss gets its size at a first call still to come."""
         return self._uncalled.are_unsized
 
     def links(self) -> Iterator[chainer.Link]:
@@ -277,9 +283,10 @@ class Stage:
             yield link
 
     def held(self, microbatch: int) -> Iterator[dict[int, Graph | Inputs]]:
-        """Yields the dictionaries that hold a microbatch, for what takes it elsewhere.
+        """Yields the dictionaries with what is held of a microbatch, by segment.
 
-        It must be there again before anything but a forward of others is run.
+        A caller that takes an entry out must put it back before the stage recomputes
+        this microbatch or runs its backward.
         """
         for segment in self._segments:
             if segment.holds(microbatch):
@@ -288,7 +295,7 @@ class Stage:
     def recompute(self, microbatch: int) -> None:
         """Runs the forward of one microbatch again, for its backward (R).
 
-        Layers that are marked wait for their own backward with that.
+        Layers that are marked to be recomputed do this in their own backward.
         """
         for segment in self._segments:
             if not segment.is_recomputed:
@@ -304,16 +311,18 @@ class Stage:
         """Runs the backward of one microbatch: whole (B), or input gradients only (I).
 
         Args:
-            microbatch (int): Its position in the minibatch.
+            microbatch (int): Position of the microbatch in the minibatch.
             gradients: One tensor per output, from the stage after; ignored on the
                 last stage, whose loss starts the backward.
-            skip_gradients: By name those of what skip connections took.
+            skip_gradients: Gradients of the tensors that skip connections took, by
+                name.
             split (bool): Whether to leave the weight gradients to
                 :meth:`backward_weight`, and to hold what they need.
 
         Returns:
-            One tensor per input: its gradient, or none where there is none; and by
-            name those of what skip connections brought.
+            One tensor per input: its gradient, or ``None`` as its array where there is
+                none; and the gradients of the tensors that skip connections brought, by
+                name.
         """
         self._n_backwards -= not split
         if not self._segments[0].holds(microbatch):
@@ -351,12 +360,12 @@ class Stage:
         return self._completing() if completes else self._segments[::-1]
 
     def _completing(self) -> Iterator[Segment]:
-        """Yields the segments, and records what their backwards complete."""
+        """Yields the segments, and finds the gradients that each backward completes."""
         completion = Completion(self._complete)
         self._weight_gradients.completion = completion
         try:
             for i, segment in reversed([*enumerate(self._segments)]):
-                # They may use the same parameters.
+                # Earlier segments may use the same parameters.
                 before = [each.layers.params() for each in self._segments[:i]]
                 completion.leave_out(itertools.chain(*before))
                 yield segment
@@ -365,7 +374,7 @@ class Stage:
 
     @contextmanager
     def _again(self, microbatch: int) -> Iterator[None]:
-        """Prepares for a forward that was run before."""
+        """Returns the context in which a forward runs again, as it ran before."""
         statistics = discarded() if self._moves_averages else _NOTHING
         states, carried = self._undeclared.watched_again(), _NOTHING
         if self.carried.is_used:
@@ -382,12 +391,12 @@ class Stage:
 
 
 def _nothing(param: chainer.Parameter) -> None:
-    """Is what there is to do with a complete gradient if nobody asks for it."""
+    """Ignores a complete gradient: the default if nobody asks for it."""
 
 
 @contextmanager
 def evaluating() -> Iterator[None]:
-    """Prepares for forwards without a backward, in which no parameter changes."""
+    """Returns a context for forwards without a backward or a change of parameters."""
     with (
         chainer.using_config("train", False),
         chainer.no_backprop_mode(),

@@ -1,7 +1,8 @@
 """The layers of a stage that no forward has called yet.
 
-Some get their sizes, and draw their weights, when they are called first. Whoever lays
-layers out asks which are still to come; a forward asks which it is the first one of::
+Some layers get their sizes, and draw their weights, at their first call. A rank that
+lays layers out asks which of them are still uncalled; a forward asks which of them it
+is the first to call::
 
     forward        0F0                  0F1        0F2
     layer 3        draws its weights    called     called
@@ -18,15 +19,15 @@ from pipeline.stages.loss import Loss
 
 
 class Uncalled:
-    """The layers of a stage, and its loss, that are still to be called.
+    """The layers of a stage, and its loss, that have not been called yet.
 
     Args:
         layers (Divisible): The layers.
-        loss (Loss or None): What follows them, on the last stage.
+        loss (Loss or None): Loss behind the layers, on the last stage.
 
     Attributes:
-        places (dict): By position what was in no forward yet, and may have weights; the
-            loss has the position behind the last layer.
+        places (dict): Layers that may have weights and were not called yet, by
+            position. The loss has the position behind the last layer.
     """
 
     def __init__(self, layers: Divisible, loss: Loss | None) -> None:
@@ -42,11 +43,11 @@ class Uncalled:
 
     @property
     def are_unsized(self) -> bool:
-        """Whether one of them gets a size at its first call."""
+        """Whether one of them gets its size at its first call."""
         return any(_is_unsized(place) for place in self.places.values())
 
     def sized_now(self) -> set[int]:
-        """Returns where a forward draws weights, because it is the first one."""
+        """Returns the positions of layers that draw their weights in this forward."""
         has_loss = self._loss is not None and self._loss.is_wanted
         called = {
             p for p, it in self.places.items() if it is not self._loss or has_loss

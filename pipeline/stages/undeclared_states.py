@@ -1,16 +1,16 @@
-"""Refuses that a layer begins a microbatch from the state that another one left.
+"""Refuses a layer that begins a microbatch from the state of another one.
 
-A link that keeps its state in an attribute, as ``L.LSTM`` does, goes on from where its
-last call ended. In a pipeline that is another microbatch, of other samples; or the same
-one, if its forward runs again::
+A link that keeps its state in an attribute, such as ``L.LSTM``, goes on from where its
+last call ended. In a pipeline, the last call was another microbatch, of other samples;
+or the same one, if its forward runs again::
 
     serial training   minibatch 0 --h--> minibatch 1 --h--> minibatch 2
     pipeline                  0F0 --h--> 0F1 --h--> 0F2      refused
     h is reset first          0F0        0F1        0F2      nobody reads it
 
-A state is what lies in an attribute before a forward, what a function in the forward
-reads, and what is replaced when the forward ends. So a constant that was made in an
-earlier call is none, nor is an output that is kept to be looked at.
+A state is an array in an attribute before a forward that a function in the forward
+reads, and that is replaced by the end of the forward. So a constant made in an earlier
+call is no state, nor is an output kept for inspection.
 """
 
 from __future__ import annotations
@@ -30,57 +30,56 @@ _NOTHING = nullcontext()
 
 
 class UndeclaredStates:
-    """Refuses what the layers of a stage keep from one forward to the next.
+    """Refuses states that the layers of a stage keep from one forward to the next.
 
-    What :func:`divisible.carry_state` has declared is in no attribute between forwards
-    (:class:`~pipeline.stages.carried_rows.CarriedRows`), and so is none of it.
+    States that :func:`divisible.carry_state` has declared are allowed: they are in no
+    attribute between forwards (:class:`~pipeline.stages.carried_rows.CarriedRows`).
 
-    The attributes of all links are looked through in some minibatches, after the first
-    forward. Only if something is found there, later forwards are watched.
+    In some minibatches, the attributes of all links are searched after the first
+    forward. Later forwards are watched only if this finds something.
 
     Args:
         layers (Divisible): The layers of the stage.
-        others: Pairs of a path and a link besides, as the loss has them.
+        others: Pairs of a path and a link for further links, such as those of the loss.
 
     Attributes:
-        is_due (bool): Whether attributes are to be looked through after the next
-            forward.
-        slots (dict): The attributes where something was found.
+        is_due (bool): Whether to search attributes after the next forward.
+        slots (dict): Attributes in which something was found.
     """
 
     def __init__(
         self, layers: Divisible, others: Iterable[tuple[str, Any]] = ()
     ) -> None:
-        # By the id of an object its path and itself.
+        # Path and object of each owner of attributes, by the object's id.
         self._owners: dict[int, tuple[str, Any]] = {}
         for path, owner in (*owners(layers, layers.layer_range[0]), *others):
             self._owners.setdefault(id(owner), (path, owner))
         self._n_layers = len(layers.model_layers)
         self.slots: dict[tuple, Slot] = {}
-        # By the id of an object the number of samples, and the ids of its attributes.
+        # Number of samples, and ids of attributes, by the id of an object.
         self._seen: dict[int, tuple] = {}
         self.is_due = True
-        # The forward before: which microbatch, how many samples, and where it left
-        # something that its backward had to go through.
+        # The forward before: its microbatch, its number of samples, and the slots in
+        # which it left arrays with a graph.
         self._last, self._n_last = -1, 0
         self._with_graph: set[tuple] = set()
-        # For training and evaluation, whether unregistered links were looked for.
+        # Modes, training or evaluation, in which unregistered links were searched for.
         self._modes: set[bool] = set()
 
     @contextmanager
     def watched(self, microbatch: int, n_samples: int) -> Iterator[None]:
-        """Checks that a forward begins from no state of another one.
+        """Checks that a forward does not begin from a state of another one.
 
-        A minibatch that is not cut may go on from what is left of the one before, as
-        in serial training, but not from its graph, which ended with its backward. To be
-        called if something is due, or was found.
+        A minibatch that is not cut may go on from the state of the one before, as in
+        serial training, but not from its graph, which ended with its backward. The
+        context is needed only if a search is due or ``slots`` has entries.
 
         Args:
-            microbatch (int): Its position in the minibatch.
-            n_samples (int): How many samples it has.
+            microbatch (int): Position of the microbatch in the minibatch.
+            n_samples (int): Number of samples in the microbatch.
 
         Raises:
-            TypeError: If it begins from such a state.
+            TypeError: If the forward begins from such a state.
         """
         is_due, self.is_due = self.is_due, False
         is_alone = microbatch == 0 == self._last
@@ -98,7 +97,7 @@ class UndeclaredStates:
         self._with_graph = {k for k, slot in self.slots.items() if slot.has_graph()}
 
     def watched_again(self) -> AbstractContextManager:
-        """Checks that a forward that runs again finds no state of its own."""
+        """Checks that a forward that runs again does not read its own state."""
         if not self.slots:
             return _NOTHING
         return _refused(self._left(self.slots), _BEGINS_AGAIN)
@@ -118,9 +117,9 @@ class UndeclaredStates:
         return _CalledLinks(self._owners, self._n_layers)
 
     def _look(self, n_samples: int) -> None:
-        """Looks for what this forward has left."""
+        """Searches attributes for states that this forward has left."""
         for number, (path, owner) in self._owners.items():
-            # Most links have the attributes that they had; comparing takes a
+            # Most links have the same attributes as before; to compare them takes a
             # microsecond.
             present = (n_samples, *map(id, vars(owner).values()))
             if self._seen.get(number) == present:
@@ -128,13 +127,14 @@ class UndeclaredStates:
             self._seen[number] = present
             for slot in slots(path, owner):
                 if slot.is_inside:
-                    # It may get there while the attribute stays what it is.
+                    # A state may be put inside while the attribute stays the same
+                    # object.
                     self._seen[number] = ()
                 if slot.may_be_state(n_samples):
                     self.slots.setdefault((number, slot.keys), slot)
 
 
-#: By whether a microbatch is a whole minibatch, as the one before was.
+#: Texts by whether a microbatch, and the one before, are whole minibatches.
 _BEGINNINGS = {
     False: (
         "begins from the state that another microbatch left in {path}: every"
@@ -156,13 +156,13 @@ _BEGINS_AGAIN = (
 def _refused(
     left: Sequence[_Left], begins: str, n_before: int = 0, n_samples: int = 0
 ) -> Iterator[None]:
-    """Refuses that a forward reads what was left, and puts something in its place.
+    """Refuses a forward that reads a state and puts another one in its place.
 
     Args:
-        left: What was left.
+        left: Arrays that the forward before left.
         begins: The beginning of the error's text.
-        n_before: The samples of the forward before.
-        n_samples: Those of this one.
+        n_before: Number of samples of the forward before.
+        n_samples: Number of samples of this forward.
     """
     if not left:
         yield
@@ -171,7 +171,8 @@ def _refused(
         try:
             yield
         except Exception as error:
-            # Where it would be refused, had the microbatches been equally large.
+            # This shape error would be the refusal, had the microbatches been of one
+            # size.
             for one in left:
                 if n_samples != n_before and one.has_rows(n_before):
                     raise _refusal(begins, one.slot) from error
@@ -185,11 +186,12 @@ def _refusal(begins: str, slot: Slot) -> TypeError:
     error = TypeError(
         f"the layer {begins.format(path=slot.path)}. Reset it first in the layer's"
         f" forward (reset_state() of L.LSTM and the like), so that every call begins"
-        f" anew; or use L.NStepLSTM and the like, which take whole sequences; or, if"
-        f" it is to go on from minibatch to minibatch, declare it by carry_state()"
+        f" without a state; or use L.NStepLSTM and the like, which take whole"
+        f" sequences; or, if it is to go on from minibatch to minibatch, declare it by"
+        f" carry_state()"
     )
     first = slot.path.lstrip("/").split("/")[0].split(".")[0]
-    # A path that begins otherwise is that of the loss.
+    # Any other path belongs to the loss.
     error.layer_position = int(first) if first.isdigit() else None
     return error
 
@@ -198,35 +200,35 @@ class _Left(NamedTuple):
     """Arrays that a forward left in a slot.
 
     Attributes:
-        slot: Where.
-        arrays: Return them, and do not keep them from being freed.
+        slot: The slot that has them.
+        arrays: Weak references to the arrays.
     """
 
     slot: Slot
     arrays: list[Callable[[], Any]]
 
     def is_replaced(self) -> bool:
-        """Whether they are not, or not alone, where they were left."""
+        """Returns whether the slot no longer has exactly these arrays."""
         present = self.slot.arrays()
         return len(present) != len(self.arrays) or any(
             array() is not there for array, there in zip(self.arrays, present)
         )
 
     def has_rows(self, n: int) -> bool:
-        """Whether one of them has so many."""
+        """Returns whether one of the arrays has ``n`` rows."""
         arrays = [array() for array in self.arrays]
         return any(x is not None and x.ndim and len(x) == n for x in arrays)
 
 
 class _Reads(chainer.FunctionHook):
-    """Notes what functions read.
+    """Records the arrays that functions read.
 
     Args:
-        left: What they may read.
+        left: Arrays to watch for.
     """
 
     name = "pipeline.UndeclaredStates"
-    # Layers that run as one may do so before its eyes.
+    # Layers may run fused: this hook does not need to see each of their functions.
     minds_fusion = False
 
     def __init__(self, left: Sequence[_Left]) -> None:
@@ -234,7 +236,7 @@ class _Reads(chainer.FunctionHook):
         self.found: list[_Left] = []
 
     def forward_preprocess(self, function: Any, in_data: Sequence[Any]) -> None:
-        """Is called by every function."""
+        """Compares the inputs of a function with the arrays."""
         for x in in_data:
             # A part of an array is a view of it.
             for array in (x, getattr(x, "base", None)):
@@ -244,15 +246,15 @@ class _Reads(chainer.FunctionHook):
 
 
 class _CalledLinks(chainer.LinkHook):
-    """Adds links that nobody has registered, such as those in closures and lists.
+    """Adds links that are not registered, such as those in closures and lists.
 
     Args:
-        owners: By their ids pairs of a path and a link; gets those that are called.
-        n_layers (int): Of the undivided model; behind them is the loss.
+        owners: Pairs of a path and a link, by the link's id; called links are added.
+        n_layers (int): Number of layers of the undivided model, the loss's position.
     """
 
     name = "pipeline.UndeclaredStates"
-    # Layers that run as one may do so before its eyes.
+    # Layers may run fused: this hook does not need to see each of their links.
     minds_fusion = False
 
     def __init__(self, owners: dict[int, tuple[str, Any]], n_layers: int) -> None:
@@ -260,7 +262,7 @@ class _CalledLinks(chainer.LinkHook):
         self._n_layers = n_layers
 
     def forward_preprocess(self, args: Any) -> None:
-        """Is called by every link."""
+        """Adds the link that is called, with a path."""
         if id(args.link) not in self._owners:
             position = drawing_layer()
             place = "loss" if position == self._n_layers else position
