@@ -1,9 +1,10 @@
-"""Calls of a pipeline: all ranks make the same ones, and tell each other results.
+"""The calls of a pipeline: all ranks make the same ones, and exchange results.
 
 ::
 
-    call_agreement   whether all ranks make the same calls
-    ranks            what ranks tell each other besides arrays
+    call_agreement   compares the calls of all ranks
+    differences      errors for calls that differ
+    ranks            messages among ranks besides activations and gradients
     replicas         the grid of replicas, and the names of its ranks
     tie_exchange     gradients of parameters that several stages share
 """

@@ -1,8 +1,7 @@
-"""Compares, call after call, what the ranks of a pipeline do.
+"""Compares each call of a pipeline's ranks with the calls of the others.
 
-What every call brings anew (which method it is, how many samples it has) is compared
-while the call runs: the ranks' words are collected behind the computation, so nobody
-waits for them.
+The method and the number of samples may differ in every call. They are compared while
+the call runs: a reduction collects them behind the computation, so no rank waits.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from divisible.communication.errors import DisagreementError, StallError
+from divisible.communication.errors import StallError
 from divisible.communication.farewells import farewells
 from divisible.communication.flight_record import (
     CALL,
@@ -24,20 +23,30 @@ from divisible.communication.flight_record import (
 )
 from divisible.communication.roll_call import Place, roll_call
 from divisible.communication.waiting import wait
+from pipeline.calls import differences
 
 #: The calls that ranks compare.
-CALLS = tuple(
-    "step evaluate predict timeline agree save load rebalance compress reset"
-    " close".split()
+CALLS = (
+    "step",
+    "evaluate",
+    "predict",
+    "timeline",
+    "agree",
+    "save",
+    "load",
+    "rebalance",
+    "compress",
+    "reset",
+    "close",
 )
 
 _OF_USABLE_MODELS = ("step", "evaluate", "predict", "save")
 
-#: Of things that must be alike, one of which a rank has nothing to say.
+#: Stands for a value that must be alike on all ranks, but that this rank does not have.
 UNSAID = np.iinfo(np.int64).min
 
-# Of samples by replica: of x, of t, those that the loss counts, and which states of
-# fewest samples layers carry.
+# Numbers of each replica: samples of x, samples of t, samples that the loss counts, and
+# which layers' states have the fewest samples.
 _N_COUNTS = 4
 
 
@@ -55,12 +64,11 @@ class Agreed(NamedTuple):
     """The outcome of a comparison of a call, which all ranks know.
 
     Attributes:
-        n_samples: How many samples ``x`` has in each replica.
-        n_counted: How many of them the loss counts, by replica; -1 if that turns out
-            later.
+        n_samples: Number of samples of ``x`` in each replica.
+        n_counted: Number of samples that the loss counts in each replica, or -1.
         vote: The largest vote of all ranks.
-        somebody_reports: Whether some rank has something to report.
-        unlike: The numbers of the things that should be alike, and are not.
+        somebody_reports: Whether a rank has values to report.
+        unlike: Numbers of the values that should be alike on all ranks, but are not.
     """
 
     n_samples: list[int]
@@ -71,11 +79,11 @@ class Agreed(NamedTuple):
 
 
 class _Comparison(NamedTuple):
-    """The words of all ranks on a call, which are on their way.
+    """A comparison of a call on all ranks that is not finished yet.
 
     Attributes:
-        request: MPI's.
-        extremes: Where to the largest of each word and of its negative come.
+        request: MPI's request of the reduction.
+        extremes: Receives the largest of each number, and the largest of its negative.
     """
 
     request: MPI.Request
@@ -83,28 +91,28 @@ class _Comparison(NamedTuple):
 
 
 class CallAgreement:
-    """Counts the calls of a rank, and compares each with those of the others.
+    """Counts the calls of a rank, and compares each with the calls of the others.
 
-    A rank whose script ends tells the others how many calls it has finished, so that
-    who waits for it in another one learns at once that it waits in vain.
+    A rank whose script ends sends the others the number of calls that it has finished.
+    A rank that waits for it in a later call gets an error at once.
 
     Args:
-        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline, and of its replicas.
+        comm (mpi4py.MPI.Comm): Communicator of all ranks of all replicas.
         timeout (float): Seconds to wait for the other ranks.
-        name (str): Of the pipeline, in hexadecimal digits, on all ranks the same.
-        replica (int): This rank's.
-        n_replicas (int): How many there are.
+        name (str): Name of the pipeline in hexadecimal digits, the same on all ranks.
+        replica (int): Number of this rank's replica.
+        n_replicas (int): Number of replicas.
 
     Attributes:
-        call (str): The name of the last call.
-        has_failed (bool): Whether a call failed on this rank, or is being made.
-        is_within (bool): Whether one is being made.
-        refusal (str or None): Why the model must not be used, with what to do; None if
-            it may be.
+        call (str): Name of the last call.
+        has_failed (bool): Whether a call has failed on this rank, or is still running.
+        is_within (bool): Whether a call is running.
+        refusal (str or None): Reason why the model must not be used, with a cure;
+            ``None`` if it may be used.
         streamed: This rank's parameters on disk, each with a refusal of its own.
-        n_alike (int): How many things must be alike on all ranks besides the call.
-        carriers: The paths of the links that carry a state from call to call.
-        agreed (Agreed): Of the last call that was compared.
+        n_alike (int): Number of values, besides the call, that must be alike.
+        carriers: Paths of the links that keep a state from call to call.
+        agreed (Agreed): Outcome of the last call that was compared.
     """
 
     def __init__(
@@ -136,11 +144,11 @@ class CallAgreement:
 
     @contextmanager
     def made(self, call: str) -> Iterator[None]:
-        """Counts a call, even one that is refused before anything is sent.
+        """Counts a call, also one that is refused before anything is sent.
 
         Args:
-            call (str): One of `CALLS`, if it is to be compared; or what else all ranks
-                take part in.
+            call (str): One of `CALLS` if it is to be compared; else a text for another
+                operation that all ranks take part in.
 
         Raises:
             RuntimeError: See :meth:`guarded` and :meth:`check_usable`.
@@ -157,10 +165,11 @@ class CallAgreement:
             own_flight_record.write(CALL, END, text)
 
     def check_usable(self) -> None:
-        """Refuses to use a model that is in no state to be used.
+        """Refuses a model that cannot be used.
 
         Raises:
-            RuntimeError: With the :attr:`refusal`, or that of a parameter on disk.
+            RuntimeError: With the :attr:`refusal`, or the refusal of a parameter on
+                disk.
         """
         if self.refusal is not None:
             raise RuntimeError(self.refusal)
@@ -168,13 +177,13 @@ class CallAgreement:
             param.check_usable()
 
     def use_again(self) -> None:
-        """Withdraws all refusals, as the state of the model has been loaded."""
+        """Withdraws all refusals, once the state of the model has been loaded."""
         self.refusal = None
         for param in self.streamed:
             param.refusal = None
 
     def guarded(self) -> AbstractContextManager[None]:
-        """Sees to it that nothing follows what failed.
+        """Returns a context for messages, which refuses them after a failure.
 
         Raises:
             RuntimeError: If something failed before, or the pipeline is closed.
@@ -191,14 +200,14 @@ class CallAgreement:
                 f" messages are out of step: make a new Pipeline on all ranks"
             )
         self.has_failed = self.is_within = True
-        # Whoever waits for this rank looks there, if the wait lasts.
+        # A rank that waits for this one long polls these values.
         place = self._farewells
         place.number += begins
         place.is_finished, place.is_active = False, True
         try:
             yield
         except StallError:
-            # That it waits is in the flight record, and for whom.
+            # The wait and its cause are in the flight record already.
             raise
         except BaseException as error:
             own_flight_record.fail(error)
@@ -222,21 +231,20 @@ class CallAgreement:
         """Begins to compare the call.
 
         Args:
-            n_inputs (int): Samples of ``x``, where it is read.
-            n_targets (int): Samples of ``t``, where it is read.
-            n_counted (int): Samples that the loss counts, where that is known.
-            reports (bool): Whether this rank has something to report after it.
-            vote (int): What this rank wants all to know the largest of.
-            loss_scale (float or None): What the call's loss is multiplied by.
-            alike (numpy.ndarray or None): Integers for things that must be alike, of
-                the shape (2, ``n_alike``): the largest of what this rank says of each,
-                and the largest of the negatives, or `UNSAID`.
-            carried (tuple or None): Of the states of this rank's layers, of how many
-                samples of ``x`` the one of the fewest is, and which of the ``carriers``
-                has it.
+            n_inputs (int): Number of samples of ``x``; -1 where it is not read.
+            n_targets (int): Number of samples of ``t``; -1 where it is not read.
+            n_counted (int): Number of samples that the loss counts; -1 if not known.
+            reports (bool): Whether this rank has values to report after the call.
+            vote (int): A number; all ranks learn the largest.
+            loss_scale (float or None): Factor by which the loss is multiplied.
+            alike (numpy.ndarray or None): Integers that must be alike on all ranks, of
+                the shape ``(2, n_alike)``. The rows have the largest number on this
+                rank and the largest negative; `UNSAID` where this rank has none.
+            carried (tuple or None): Fewest samples of ``x`` that a state of this rank's
+                layers belongs to, and the link with that state, of ``carriers``.
 
         Raises:
-            DisagreementError: If this rank alone sees that ``x`` and ``t`` differ.
+            DisagreementError: If this rank reads ``x`` and ``t``, which differ.
         """
         _check_samples(n_inputs, n_targets)
         if self._comm.size == 1:
@@ -250,7 +258,7 @@ class CallAgreement:
         record = _CallRecord(
             self._n_calls,
             CALLS.index(self.call),
-            # The bits of floats that are not negative have the floats' order.
+            # The bits of floats that are not negative are ordered as the floats are.
             int(np.float64(loss_scale or 0).view(np.int64)),
             reports,
             vote,
@@ -259,7 +267,7 @@ class CallAgreement:
         counts = n_inputs, n_targets, n_counted, self._code(carried)
         samples[:, self._replica] = counts
         mine = np.concatenate([record, samples.reshape(-1)])
-        # With the largest of the negative, all know the least as well.
+        # The largest negative gives all ranks the least number as well.
         if alike is None:
             alike = np.full((2, self.n_alike), UNSAID)
         mine = np.concatenate([[mine, -mine], alike], axis=1)
@@ -269,23 +277,23 @@ class CallAgreement:
 
     @property
     def is_compared(self) -> bool:
-        """Whether the ranks' words have come, and agree."""
+        """Whether the comparison is finished, and the ranks agree."""
         return self._comparison is None
 
     def check(self) -> None:
-        """Looks whether the ranks' words are there, and if they are, compares them.
+        """Polls for the outcome of the comparison, and checks it once it has come.
 
         Raises:
-            DisagreementError: If the ranks do not do the same.
+            DisagreementError: If the ranks' calls differ.
         """
         if self._comparison is not None and self._comparison.request.Test():
             self._end_comparison(self._comparison.extremes)
 
     def finish(self) -> None:
-        """Waits until the words of all ranks are there, and compares them.
+        """Waits for the outcome of the comparison, and checks it.
 
         Raises:
-            DisagreementError: If the ranks do not do the same.
+            DisagreementError: If the ranks' calls differ.
             StallError: If a rank has not made the call in time.
         """
         if self._comparison is not None:
@@ -301,10 +309,10 @@ class CallAgreement:
         """Compares the call with those of all ranks, and waits for them.
 
         Args:
-            vote (int): What this rank wants all to know the largest of.
+            vote (int): A number; all ranks learn the largest.
 
         Raises:
-            DisagreementError: If the ranks do not do the same.
+            DisagreementError: If the ranks' calls differ.
             StallError: If a rank has not made the call in time.
         """
         self.start(vote=vote)
@@ -327,73 +335,46 @@ class CallAgreement:
         n_samples, _, n_counted, _ = samples.tolist()
         unlike = _unlike(extremes[:, end:])
         self.agreed = Agreed(n_samples, n_counted, most.vote, most.reports > 0, unlike)
-        self._check_calls(least, most)
+        rank, others = self._comm.rank, self._everywhere
+        if least.call != most.call:
+            called = CALLS[least.call], CALLS[most.call]
+            raise differences.of_calls(rank, self.call, *called, others)
+        if least.number != most.number:
+            other = least if most.number == self._n_calls else most
+            raise differences.of_numbers(rank, self._n_calls, other.number)
         for replica, counts in enumerate(samples.T.tolist()):
             n_inputs, n_targets, _, code = counts
             where = f" in replica {replica}" if n_replicas > 1 else ""
             _check_samples(n_inputs, n_targets, where)
             self._check_carried(n_inputs, code, where)
-        _check_loss_scales(least, most)
-
-    def _check_calls(self, least: _CallRecord, most: _CallRecord) -> None:
-        """Refuses different calls, or the same one counted differently."""
-        rank = self._comm.rank
-        if least.call != most.call:
-            raise DisagreementError(
-                f"some ranks call {CALLS[least.call]} and others {CALLS[most.call]};"
-                f" rank {rank} calls {self.call}. All ranks must make the same calls in"
-                f" the same order{self._everywhere}"
-            )
-        if least.number != most.number:
-            other = least if most.number == self._n_calls else most
-            raise DisagreementError(
-                f"for rank {rank} this is call {self._n_calls} of the pipeline, for"
-                f" others it is call {other.number}: a rank left a call out, or caught"
-                f" the error of one"
-            )
+        if least.loss_scale != most.loss_scale:
+            raise differences.of_loss_scales(least.loss_scale, most.loss_scale)
 
     def _code(self, carried: tuple[int, str] | None) -> int:
-        """Returns a number that is largest for the fewest samples."""
+        """Returns a code for a state; the fewest samples have the largest."""
         if carried is None:
             return UNSAID
         n, path = carried
         return -(n * len(self.carriers) + self.carriers.index(path))
 
     def _check_carried(self, n_inputs: int, code: int, where: str) -> None:
-        """Refuses more samples than there are states to go on from."""
+        """Refuses more samples than the states to go on from belong to."""
         if code == UNSAID:
             return
         n, place = divmod(-code, len(self.carriers))
         if n_inputs > n:
-            raise DisagreementError(
-                f"x has {n_inputs} samples{where}, but layers go on from the minibatch"
-                f" before: {self.carriers[place]} carries the state of {n}. Give"
-                f" minibatches of one size, or call reset_states() on every rank before"
-            )
+            path = self.carriers[place]
+            raise differences.of_states(n_inputs, n, path, where)
 
 
 def _unlike(extremes: np.ndarray) -> list[int]:
     """Returns the numbers of the things that should be alike, and are not."""
     largest, negative = extremes
-    # What nobody speaks of is alike.
+    # A value that no rank has is alike.
     return np.flatnonzero((largest != -negative) & (largest != UNSAID)).tolist()
 
 
 def _check_samples(n_inputs: int, n_targets: int, where: str = "") -> None:
-    """Compares the samples of ``x`` and ``t``, if both are known."""
+    """Compares the numbers of samples of ``x`` and ``t``, if both are known."""
     if -1 not in (n_inputs, n_targets) and n_inputs != n_targets:
-        raise DisagreementError(
-            f"x has {n_inputs} samples{where}, but t has {n_targets}: x and t must be"
-            f" of the same minibatch; each array of a tuple or a list is an input of"
-            f" its own, not a sample"
-        )
-
-
-def _check_loss_scales(least: _CallRecord, most: _CallRecord) -> None:
-    scales = np.array([least.loss_scale, most.loss_scale]).view(float)
-    if scales[0] != scales[1]:
-        raise DisagreementError(
-            f"the ranks scale the loss by {scales[0]:g} up to {scales[1]:g}: their"
-            f" optimizers must decide together, as MixedPrecision(optimizer,"
-            f" comm=comm) does"
-        )
+        raise differences.of_samples(n_inputs, n_targets, where)

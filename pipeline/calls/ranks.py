@@ -1,7 +1,7 @@
 """Messages among the ranks of a pipeline besides activations and gradients.
 
-A pipeline on a grid is one of several replicas. What belongs to a minibatch's samples
-is among the ranks of a replica; decisions, and what was measured, are among all.
+A pipeline on a grid is one of several replicas. Values of a minibatch's samples are
+exchanged among the ranks of a replica; decisions and measurements among all ranks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pipeline.calls.replicas import (
 
 
 class Gathering(NamedTuple):
-    """Values of all ranks that are on their way."""
+    """Values of all ranks that are being gathered."""
 
     values: np.ndarray
     request: MPI.Request
@@ -46,32 +46,32 @@ class Gathering(NamedTuple):
 class Ranks:
     """The ranks of a pipeline, and all ranks of its grid.
 
-    Everything here is to be called on all of them, in the same order. A wait for a rank
-    whose script has ended is an error at once, but in :meth:`share`, which waits until
-    the timeout.
+    All ranks must call these methods, in the same order. If the script of a rank has
+    ended, a wait for it fails at once; only :meth:`share` waits until the timeout.
 
     Args:
-        comm: The user's, of ChainerMN or mpi4py, or a grid; it is duplicated.
-        stage_ranks: For each stage of the pipeline the rank that holds it.
-        timeout (float): Seconds a wait may take.
-        name (str): Of the pipeline, for the duplicate.
+        comm: The user's communicator, of ChainerMN or mpi4py, or a grid; it is
+            duplicated.
+        stage_ranks: Rank of each stage of the pipeline.
+        timeout (float): Longest wait, in seconds.
+        name (str): Name of the pipeline, for the duplicate.
 
     Attributes:
-        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline.
-        world (mpi4py.MPI.Comm): Of all ranks of all replicas; without replicas the same
-            as ``comm``.
-        grid (Grid or None): Of the replicas, if there are several.
-        replica (int): The number of this rank's replica.
-        n_replicas (int): How many there are.
-        title (str): This rank, for messages.
-        calls (CallAgreement): Counts the calls, of all ranks together.
-        rank (int): This rank in its pipeline.
-        size (int): How many ranks the pipeline has.
-        first (int): The rank with the first stage, which reads ``x``.
-        last (int): The rank with the last stage, which reads ``t``.
-        before_close: Called, if set, on all ranks before :meth:`close`, while they can
-            agree.
-        look: Called, if set, while this rank waits for another, often.
+        comm (mpi4py.MPI.Comm): Communicator of all ranks of the pipeline.
+        world (mpi4py.MPI.Comm): Communicator of all ranks of all replicas; without
+            replicas the same as ``comm``.
+        grid (Grid or None): Grid of the replicas, if there are several.
+        replica (int): Number of this rank's replica.
+        n_replicas (int): Number of replicas.
+        title (str): Name of this rank, for messages.
+        calls (CallAgreement): Counts and compares the calls of all ranks.
+        rank (int): Number of this rank in its pipeline.
+        size (int): Number of ranks in the pipeline.
+        first (int): Rank with the first stage, which reads ``x``.
+        last (int): Rank with the last stage, which reads ``t``.
+        before_close: Called on all ranks before :meth:`close`, while they can still
+            agree; ``None`` for nothing.
+        look: Called often while this rank waits for another; ``None`` for nothing.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Ranks:
         self.world = duplicate(world_of(comm), timeout, self, name)
         self.comm, self.replica, self.n_replicas = self.world, 0, 1
         self.title = f"rank {self.world.rank}"
-        # In the world, for each replica.
+        # Rank in the world of each replica's last stage.
         self._last_ranks = [stage_ranks[-1]]
         if grid is not None:
             self.replica, self.n_replicas = grid.replica, grid.n_replicas
@@ -106,11 +106,12 @@ class Ranks:
         self._receiver: Receiver | None = None
 
     def watch(self) -> None:
-        """Sees to what goes on while this rank waits for another.
+        """Polls for messages and errors while this rank waits.
 
         Raises:
-            DisagreementError: If another rank makes another call.
-            StallError: If a rank has left that will not take part.
+            DisagreementError: If another rank makes a different call.
+            StallError: If the script of a rank has ended, so that it will not take
+                part.
         """
         self.calls.check()
         if self.look is not None:
@@ -122,7 +123,7 @@ class Ranks:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this is the one of all ranks that prints and writes for them."""
+        """Whether this rank prints and writes for all ranks."""
         return self.world.rank == 0
 
     @property
@@ -134,11 +135,12 @@ class Ranks:
         """Returns the largest of all ranks' votes, the same on every rank.
 
         Args:
-            vote (int): At least 0.
+            vote (int): A number, at least 0.
 
         Raises:
-            DisagreementError: If another rank does something else with the pipeline.
-            StallError: If another rank does not answer in time, or has left.
+            DisagreementError: If another rank makes a different call.
+            StallError: If another rank does not answer in time, or its script has
+                ended.
         """
         if self.world.size == 1:
             return vote
@@ -147,7 +149,7 @@ class Ranks:
         return self.calls.agreed.vote
 
     def choose(self, choice: Callable[[], Any]) -> Any:
-        """Returns rank 0's choice on every rank, so that no rounding makes it another.
+        """Returns rank 0's choice on every rank, so that rounding cannot vary it.
 
         Args:
             choice: Returns any picklable object; called on rank 0.
@@ -158,11 +160,11 @@ class Ranks:
             return broadcast_object(self.world, chosen, 0, self.timeout)
 
     def tell(self, values: np.ndarray, about: str) -> None:
-        """Fills ``values`` on a pipeline's ranks with those of the first stage's rank.
+        """Fills ``values`` on a pipeline's ranks with the first stage's values.
 
         Args:
             values (numpy.ndarray): A few numbers.
-            about (str): What is told, for error messages.
+            about (str): Name of the values, for error messages.
         """
         with self.calls.made(about):
             broadcast(
@@ -170,20 +172,20 @@ class Ranks:
             )
 
     def share(self, value: Any) -> Any:
-        """Returns the last stage's value on its pipeline's ranks, if picklable."""
+        """Returns the last stage's picklable value on all ranks of its pipeline."""
         with self.calls.guarded():
             return self.broadcast(value, self.last)
 
     def broadcast(self, value: Any, root: int) -> Any:
-        """Returns ``root``'s value on a pipeline's ranks, within a call."""
+        """Returns ``root``'s value on all ranks of a pipeline, within a call."""
         return broadcast_object(self.comm, value, root, self.timeout)
 
     def of_replica(self, replica: int, value: Any) -> Any:
         """Returns a replica's value on the ranks with the same stages, within a call.
 
         Args:
-            replica (int): The number of the replica; there are several.
-            value: Any picklable object; read in that replica.
+            replica (int): Number of the replica, which is one of several.
+            value: Any picklable object; only this replica's value is read.
         """
         return broadcast_object(self.grid.data, value, replica, self.timeout)
 
@@ -192,7 +194,7 @@ class Ranks:
 
         Args:
             value: Any picklable object.
-            purpose (str): What the ranks are waited for to do, for error messages.
+            purpose (str): Action for which the ranks wait, for error messages.
         """
         return all_gather(self.world, value, self.timeout, purpose)
 
@@ -200,9 +202,9 @@ class Ranks:
         """Returns a row of numbers for each replica, on every rank, within a call.
 
         Args:
-            values (numpy.ndarray): Those of this rank; of a pipeline, those of the last
-                stage's rank count.
-            about (str): What they are, for error messages.
+            values (numpy.ndarray): This rank's numbers. Only those of the last stage's
+                rank are returned.
+            about (str): Name of the values, for error messages.
         """
         if self.n_replicas == 1:
             if self.size > 1:
@@ -214,11 +216,11 @@ class Ranks:
         return gathering.values[self._last_ranks]
 
     def timeline(self, record: Record, others: Sequence[Span] = ()) -> Timeline:
-        """Returns what the ranks of a pipeline did.
+        """Returns the measured timeline of a pipeline's ranks.
 
         Args:
-            record: Of this rank.
-            others: What else this rank did, by the same clock.
+            record: Times of this rank's actions.
+            others: Further spans of time on this rank, by the same clock.
         """
         offset = clock_offsets(self.comm, self.timeout)[self.rank]
         besides = [span.since(offset) for span in (*others, *record.after)]
@@ -228,12 +230,12 @@ class Ranks:
         return measured_timeline(f"{record.program.name}, measured", said)
 
     def gather(self, values: np.ndarray) -> Gathering:
-        """Begins to gather an array of equal length from each rank of all."""
+        """Begins to gather an array of equal shape from each of all ranks."""
         everyone = np.empty((self.world.size, *values.shape), values.dtype)
         return Gathering(everyone, self.world.Iallgather(values, everyone))
 
     def finish(self, gathering: Gathering) -> np.ndarray:
-        """Returns what was gathered, a row for each rank."""
+        """Returns the gathered values, a row for each rank."""
         with self.calls.guarded():
             self._wait(gathering, "to tell what they measured")
         return gathering.values
@@ -249,7 +251,7 @@ class Ranks:
         self._sender.send(0, [Tensor(array) for array in targets])
 
     def receive_targets(self) -> tuple:
-        """Returns what the first stage's rank sends, with its own dtypes."""
+        """Returns the arrays from the first stage's rank, with their dtypes."""
         if self._receiver is None:
             self._receiver = self._transport().receiver(TARGETS_CHANNEL, self.first)
         self._receiver.post(0)
@@ -257,13 +259,13 @@ class Ranks:
         return tuple(array for array, _ in message)
 
     def _transport(self) -> Transport:
-        # Host memory at either end, and no narrower dtype on the way.
+        # Host memory at either end, and the arrays' own dtypes in messages.
         transport = Transport(self.comm, self.timeout)
         transport.watch = self.calls.check
         return transport
 
     def close(self) -> None:
-        """Frees the communicators, and what messages need."""
+        """Frees the communicators and the buffers of messages."""
         if self._receiver is not None:
             self._receiver.close()
         if self.n_replicas > 1:

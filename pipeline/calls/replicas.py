@@ -1,4 +1,4 @@
-"""The grid of a pipeline's replicas, or none; the names of its ranks."""
+"""The grid of a pipeline's replicas, and the names of its ranks in messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def world_of(comm: Any) -> MPI.Comm:
     """Returns the communicator of all ranks, from one of ChainerMN, mpi4py or a grid.
 
     Raises:
-        TypeError: If it is none of these.
+        TypeError: If ``comm`` is not one of these.
     """
     return comm.world if isinstance(comm, Grid) else as_mpi(comm)
 
@@ -50,11 +50,11 @@ def part_of(grid: Grid | None, arrays: Any) -> Any:
 
 
 def titles_in_world(grid: Grid, stage_ranks: Sequence[int]) -> dict[int, str]:
-    """Returns what to call the ranks of a grid's world.
+    """Returns names for the ranks of a grid's world, by rank.
 
     Args:
         grid: The grid.
-        stage_ranks: For each stage of a pipeline the rank that holds it.
+        stage_ranks: Rank of each stage of a pipeline.
     """
     return {
         rank: f"replica {replica}, {_stages(stage_ranks, place)}"
@@ -64,7 +64,7 @@ def titles_in_world(grid: Grid, stage_ranks: Sequence[int]) -> dict[int, str]:
 
 
 def titles_in_pipeline(grid: Grid, stage_ranks: Sequence[int]) -> dict[int, str]:
-    """Returns what to call the ranks of this rank's pipeline."""
+    """Returns names for the ranks of this rank's pipeline, by rank."""
     replica = grid.replica
     return {
         rank: f"replica {replica}, {_stages(stage_ranks, rank)}; rank"

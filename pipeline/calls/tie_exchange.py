@@ -1,4 +1,4 @@
-"""Keeps the copies of a parameter equal that layers in several stages share."""
+"""Exchanges gradients of parameters that layers in several stages share."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class SharedParameter(NamedTuple):
     """A parameter of which several stages have a copy.
 
     Attributes:
-        path: Its path in the model.
-        stages: The stages, from first to last.
+        path: Path of the parameter in the model.
+        stages: Stages with a copy, from first to last.
     """
 
     path: str
@@ -41,21 +41,22 @@ class _Tie(NamedTuple):
 class TieExchange:
     """Adds up the gradients of shared parameters after each minibatch.
 
-    The rank of a parameter's first stage adds up, in the order of the ranks, and sends
-    the sum back, so that all copies get the same bits::
+    The rank of a parameter's first stage is its owner. It adds the gradients in the
+    order of the ranks and sends the sum back, so that all copies get the same bits::
 
         rank 0 (owner)   g0 -----> g = (g0 + g2) + g3 ---->  g
         rank 2           g2 ----'                     '--->  g
         rank 3           g3 ---'                       '-->  g
 
     Args:
-        shared: The parameters.
-        stages: This rank's stages by their position in the pipeline.
-        stage_ranks: For each stage the rank that holds it.
-        comm (mpi4py.MPI.Comm): Of all ranks of the pipeline; it is duplicated.
-        timeout (float): Seconds a wait may take.
-        watch: Called while waiting; may raise to end the wait.
-        name (str): For the duplicate.
+        shared: The shared parameters.
+        stages: This rank's stages, by their position in the pipeline.
+        stage_ranks: Rank of each stage.
+        comm (mpi4py.MPI.Comm): Communicator of all ranks of the pipeline; it is
+            duplicated.
+        timeout (float): Longest wait, in seconds.
+        watch: Called while this rank waits; may raise an error to end the wait.
+        name (str): Name of the pipeline, for the duplicate.
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class TieExchange:
         self._transport.watch = watch
         params = {number: dict(part.namedparams()) for number, part in stages.items()}
         self._ties = []
-        # Of this step, by path: what replicas have averaged, as far as it was shared.
+        # Gradients averaged over replicas in this step, as far as they were shared, by
+        # path.
         self._means: dict[str, Any] = {}
         for tag, (path, numbers) in enumerate(shared):
             ranks = sorted({stage_ranks[number] for number in numbers})
@@ -97,7 +99,7 @@ class TieExchange:
             self._share_values()
 
     def _share_values(self) -> None:
-        """Gives every copy the value of the first one: seeds may differ."""
+        """Gives every copy the value of the first one, because seeds may differ."""
         for tie in self._ties:
             if tie.is_owner:
                 value = tie.copies[0].array
@@ -110,7 +112,7 @@ class TieExchange:
         self._transport.flush()
 
     def params(self) -> Iterator[chainer.Parameter]:
-        """Yields this rank's copies."""
+        """Yields this rank's copies of shared parameters."""
         for tie in self._ties:
             yield from tie.copies
 
@@ -140,15 +142,15 @@ class TieExchange:
         self._transport.flush()
 
     def share_gradients(self, averaged: Iterable[chainer.Parameter]) -> None:
-        """Gives every copy the gradient of the owner's, as replicas have averaged it.
+        """Gives every copy the owner's gradient, once replicas have averaged it.
 
-        When replicas have averaged them, stage by stage, they may differ: by what is
-        coded for the wire, which depends on what else a stage has, and by the order of
-        sums, which depends on its hosts.
+        Replicas average gradients stage by stage, and the results may differ: codes for
+            messages depend on the other gradients of a stage, and the order of a sum
+            depends on the stage's hosts.
 
-        To be called for each optimizer, before it changes gradients in place. Each
-        gradient is sent once in a step: by its owner when that has averaged it, to
-        others that wait for it when they have averaged theirs.
+        This is called for each optimizer, before it changes gradients in place. Each
+        gradient is sent once per step: the owner sends it after it has averaged it, and
+        the other ranks receive it after they have averaged theirs.
 
         Args:
             averaged: The parameters of an optimizer.
@@ -163,7 +165,7 @@ class TieExchange:
             if not here:
                 continue
             if tie.path in self._means:
-                # Another optimizer of this rank, which has a copy as well, came before.
+                # Another optimizer of this rank has received the gradient already.
                 _set(here, self._means[tie.path])
             elif tie.is_owner:
                 gradient = here[0].grad
@@ -178,7 +180,7 @@ class TieExchange:
         self._transport.flush()
 
     def _share(self, tie: _Tie, gradient: Any) -> None:
-        """Gives this rank's copies a mean, and keeps it for optimizers that follow."""
+        """Gives this rank's copies a mean gradient; keeps it for later optimizers."""
         # An optimizer changes the gradient of its own copy in place.
         several = len(tie.copies) > 1 and gradient is not None
         self._means[tie.path] = gradient.copy() if several else gradient
@@ -220,6 +222,6 @@ def _set(copies: Sequence[chainer.Parameter], gradient: Any) -> None:
         elif copy.grad is None:
             copy.grad = gradient.astype(copy.dtype)
         else:
-            # Whoever scales the loss looks for infinities.
+            # An overflow becomes infinity, which loss scaling looks for.
             with np.errstate(over="ignore"):
                 copy.grad[...] = gradient
