@@ -3,8 +3,8 @@
     python -m benchmarks.progress
 
 Over TCP an MPI library moves a large message only while the program is in one of its
-calls. `pipeline.step.progress` makes such calls between the layers; here steps of
-the same pipeline with and without them take turns. Few microbatches make large
+calls. `pipeline.step.runner.Progress` makes such calls between the layers; here steps
+of the same pipeline with and without them take turns. Few microbatches make large
 messages.
 
 Each host is a network namespace with a CPU quota and a link of 1 Gbit/s.
