@@ -330,12 +330,10 @@ class Stage:
         skip_gradients = dict(skip_gradients)
         is_last = not (split or self._n_backwards)
         for segment in self._from_last(is_last):
-            handed_over = {}
+            given = {}
             for name in segment.hands_over:
-                handed_over[name] = skip_gradients.pop(name)
-            gradients, taken = segment.backward(
-                microbatch, gradients, handed_over, split
-            )
+                given[name] = skip_gradients.pop(name)
+            gradients, taken = segment.backward(microbatch, gradients, given, split)
             skip_gradients.update(taken)
         for gradient, _ in itertools.chain(gradients, *skip_gradients.values()):
             if gradient is not None and type(gradient) is not np.ndarray:
@@ -345,19 +343,16 @@ class Stage:
     def backward_weight(self, microbatch: int) -> None:
         """Adds the weight gradients of one microbatch (W)."""
         self._n_backwards -= 1
-        is_last = not self._n_backwards
-        for segment in self._from_last(is_last):
+        for segment in self._from_last(is_last=not self._n_backwards):
             segment.backward_weight(microbatch)
 
     def _from_last(self, is_last: bool) -> Iterable[Segment]:
         """Returns the segments in the order of a backward.
 
         Args:
-            is_last (bool): Whether no backward of another microbatch adds to weight
-                gradients after this one, which may complete them.
+            is_last (bool): Whether this backward completes weight gradients.
         """
-        completes = is_last and self._is_told
-        return self._completing() if completes else self._segments[::-1]
+        return self._completing() if is_last and self._is_told else self._segments[::-1]
 
     def _completing(self) -> Iterator[Segment]:
         """Yields the segments, and finds the gradients that each backward completes."""
