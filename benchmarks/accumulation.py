@@ -130,6 +130,7 @@ class Steps:
                 MPI.COMM_SELF,
                 n_microbatches,
                 lossfun=_loss,
+                accfun=None,
             )
             # The first step gives layers sizes, compiles and allocates.
             pipe.step(self._x, self._t)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Callable
 
 import chainer
@@ -11,6 +12,7 @@ from chainer.dataset import convert
 from chainer.training.extensions import Evaluator
 from chainer.training.extensions.evaluator import _IteratorProgressBar
 
+from chainer_kernels.prepared_weights import unchanged_weights
 from data_parallel import ReplicaIterator
 from divisible.minibatch import concatenate
 from divisible.weighted_means import RunningMeans
@@ -126,15 +128,17 @@ class PipelineEvaluator(Evaluator):
         of_batches = self._mean == "batches"
         means, last = RunningMeans(), {}
         bar = _IteratorProgressBar(iterator=iterator) if self._progress_bar else None
-        for minibatch in _sweep(self._reader, iterator, self._at_once):
-            result = self.pipeline.evaluate(minibatch.x, minibatch.t)
-            counted = {} if of_batches else self.pipeline.n_counted
-            rest = 1 if of_batches else sum(self.pipeline.ranks.calls.agreed.n_samples)
-            for name, value in result.items():
-                means.add(name, value, counted.get(name, rest))
-            last.update(result)
-            if bar:
-                bar.update()
+        with _unchanged(self.pipeline):
+            for minibatch in _sweep(self._reader, iterator, self._at_once):
+                result = self.pipeline.evaluate(minibatch.x, minibatch.t)
+                counted = {} if of_batches else self.pipeline.n_counted
+                n_samples = self.pipeline.ranks.calls.agreed.n_samples
+                rest = 1 if of_batches else sum(n_samples)
+                for name, value in result.items():
+                    means.add(name, value, counted.get(name, rest))
+                last.update(result)
+                if bar:
+                    bar.update()
         if bar:
             bar.close()
         # Only the last stage knows how many of the targets count.
@@ -200,16 +204,23 @@ def predict(
     _check_has_end(iterator, "predict from")
     pipeline.body.reset_states(of_training=False)
     outputs, sizes = [], []
-    for minibatch in _sweep(reader, iterator, _at_once(at_once, pipeline)):
-        for x, n in _unequal_parts(minibatch, sizes, pipeline):
-            output = pipeline.predict(x, axis)
-            outputs.append(output if isinstance(output, tuple) else (output,))
-            sizes.append(n)
+    with _unchanged(pipeline):
+        for minibatch in _sweep(reader, iterator, _at_once(at_once, pipeline)):
+            for x, n in _unequal_parts(minibatch, sizes, pipeline):
+                output = pipeline.predict(x, axis)
+                outputs.append(output if isinstance(output, tuple) else (output,))
+                sizes.append(n)
     if not outputs:
         raise ValueError("there are no samples to predict anything for")
     with chainer.using_device(chainer.backend.get_device_from_array(*outputs[0])):
         columns = concatenate(outputs, sizes, axis)
     return columns[0] if len(columns) == 1 else columns
+
+
+def _unchanged(pipeline: Pipeline) -> AbstractContextManager[None]:
+    """Returns the scope of a data set, where each minibatch would have one itself."""
+    is_cut = pipeline.schedule.n_microbatches > 1
+    return unchanged_weights() if is_cut else nullcontext()
 
 
 def _check_has_end(iterator: Any, what: str) -> None:
