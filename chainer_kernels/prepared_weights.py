@@ -29,7 +29,8 @@ same way, so that the bits do not depend on the memory of a host.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import chainer
 
@@ -60,6 +61,25 @@ def unchanged_weights() -> AbstractContextManager[None]:
         array([3., 3.], dtype=float32)
     """
     return _Promise()
+
+
+def scope_for(
+    parameters: Iterable[chainer.Parameter],
+) -> Callable[[], AbstractContextManager[None]]:
+    """Returns the context in which to compute with parameters that stay the same.
+
+    Args:
+        parameters: All parameters of the layers.
+
+    Returns:
+        :func:`unchanged_weights`; or a context that does nothing, if all parameters
+        have shapes and are too small to gain anything.
+    """
+    for parameter in parameters:
+        is_sized = parameter.is_initialized
+        if not is_sized or watched_parameters.are_weights(parameter.shape):
+            return unchanged_weights
+    return nullcontext
 
 
 class _Promise(AbstractContextManager):

@@ -21,6 +21,7 @@ Chainer's private attributes, such as ``Parameter._data``, are not watched.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 import threading
 from types import CodeType, FrameType
@@ -87,6 +88,11 @@ _n_watching = 0
 _raw_array = chainer.Variable.raw_array.fget
 
 
+def are_weights(shape: tuple[int, ...]) -> bool:
+    """Returns whether arrays of a shape are weights, large enough to be kept."""
+    return len(shape) > 1 and math.prod(shape) >= SMALLEST
+
+
 def begin() -> Watch:
     """Begins to watch reads of parameters in this thread, which nobody does yet.
 
@@ -131,8 +137,7 @@ def _seen(parameter: chainer.Parameter) -> Any:
     if (
         watch is not None
         and type(array) is np.ndarray
-        and array.size >= SMALLEST
-        and array.ndim > 1
+        and are_weights(array.shape)
         # What is in slower memory, or not there yet, has a class of its own.
         and type(parameter) is chainer.Parameter
         # It is being made, and nobody computes with it yet.

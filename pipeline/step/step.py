@@ -24,7 +24,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from chainer_kernels.prepared_weights import unchanged_weights
+from chainer_kernels.prepared_weights import scope_for
 from divisible.communication.collectives import fill
 from divisible.communication.signatures import Tensors
 from divisible.dtypes import as_trainable
@@ -138,6 +138,7 @@ class Step:
         params = [param for part in layers for param in part.params()]
         ranks.calls.streamed = [p for p in params if getattr(p, "is_streamed", False)]
         ranks.calls.carriers = layers[0].carried_states
+        self._weights = scope_for(params)
         self.ties = make_ties(start, self.stages, ranks)
         self.updates = make_updates(start, self.stages, ranks, hooks)
         self.runner = make_runner(start, self.stages, ranks)
@@ -307,8 +308,7 @@ class Step:
         return inputs, len(arrays[0])
 
     def _is_empty(self, arrays: Any) -> bool:
-        is_tuple = isinstance(arrays, tuple) and not arrays
-        return is_tuple and self._ranks.n_replicas > 1
+        return self._ranks.n_replicas > 1 and isinstance(arrays, tuple) and not arrays
 
     def _begin_call(
         self, counts: tuple[int, int, int], reports: bool = True, **said: Any
@@ -343,7 +343,7 @@ class Step:
             stage.begin(self.n_steps, program.n_microbatches, listener, decide)
         looks = None if exchanges is None else exchanges.looks
         # With one microbatch each weight is used once.
-        unchanged = unchanged_weights() if program.n_microbatches > 1 else _NOTHING
+        unchanged = self._weights() if program.n_microbatches > 1 else _NOTHING
         with restored_random_state(self._device), unchanged:
             return self.runner.run(program, inputs, looks)
 

@@ -15,7 +15,13 @@ import pytest
 from chainer.link_hooks import SpectralNormalization
 
 import chainer_kernels
-from chainer_kernels import kept_weights, memory, providers, watched_parameters
+from chainer_kernels import (
+    kept_weights,
+    memory,
+    prepared_weights,
+    providers,
+    watched_parameters,
+)
 from chainer_kernels.providers import blas, onednn, onednn_products
 
 PROVIDERS = ["blas", "onednn"]
@@ -478,3 +484,11 @@ def test_free_bytes(tmp_path):
     assert memory.free_bytes(proc, groups) == 4000
     (groups / "b/memory.max").write_text("1500\n")
     assert memory.free_bytes(proc, groups) == 500
+
+
+@pytest.mark.parametrize("size, is_kept", [(4, False), (64, True), (None, True)])
+def test_small_layers_need_no_scope(size, is_kept, monkeypatch):
+    monkeypatch.setattr(watched_parameters, "SMALLEST", 1 << 12)
+    layer = L.Linear(size, 64)
+    scope = prepared_weights.scope_for(layer.params())
+    assert (scope is prepared_weights.unchanged_weights) == is_kept
