@@ -6,27 +6,27 @@
     sgd = chainer.optimizers.MomentumSGD(0.01)
     optimizer = MixedPrecision(sgd, loss_scale=DynamicLossScale()).setup(model)
 
-The recipe is that of Naruse's slides on Tensor Cores (2017): weights, activations and
-gradients are stored in float16; products are added up in float32; the loss is scaled,
-so that gradients of activations do not vanish; weights are updated in float32, and
-rounded. :class:`MomentumSGD16` does without the float32 weights.
+The recipe is that of Naruse's slides on Tensor Cores (2017). Weights, activations and
+gradients are stored in float16, and products are added up in float32. The loss is
+scaled, so that gradients of activations do not vanish. Weights are updated in float32,
+and rounded. :class:`MomentumSGD16` does without the float32 weights.
 
 On a CPU, float16 products, convolutions and sums are computed in float32 and rounded
-once (``chainer_compat``), which is what the matrix units of GPUs do: results are those
-to expect there, speed is not.
+once (``chainer_compat``), which is what the matrix units of GPUs do. Results are those
+to expect on a GPU; speed is not.
 
 The modules::
 
     optimizer       MixedPrecision: an optimizer around another one
-    loss_scale      what the loss is multiplied by
+    loss_scale      the factor of the loss
     agreement       one decision on all ranks: step, or skip the step
     step            one step, from gradients to weights, with the hooks between
     masters         float32 masters, in flat buffers or waiting for them
     fused           update rules that have a kernel
     flat            parameters of one dtype in flat buffers
-    parameters      what mixed precision asks of optimizers, parameters, gradients
+    parameters      checks of optimizers, parameters and gradients
     streamed        parameters on disk, which are their own masters
-    memory          what updates hold
+    memory          the memory that updates need
     momentum_sgd16  momentum SGD without float32 weights
     lars            a learning rate for each layer
     model           models in float16

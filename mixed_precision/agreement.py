@@ -1,7 +1,7 @@
 """One decision on all ranks: step, or skip the step.
 
-All ranks learn the sums of squares of all parameters' gradients, and so which
-overflowed, anywhere, in one message:
+In one message all ranks exchange the sums of squares of all parameters' gradients, and
+so learn which gradients overflowed on any rank:
 :mod:`divisible.communication.parameter_sums`.
 """
 
@@ -17,7 +17,8 @@ from divisible.communication.errors import DisagreementError
 from divisible.communication.parameter_sums import ParameterSums
 
 # A sum of squares from here on counts as not finite, so that all of them can be added
-# up. Of float32 gradients none is as large; of float64 ones from 2**500 on.
+# up. No sum of float32 gradients is as large; sums of float64 gradients are from 2**500
+# on.
 _TOO_LARGE = 2.0**1000
 
 
@@ -42,10 +43,10 @@ class Agreement:
         self.is_new = True
 
     def gather(self, paths: Sequence[str]) -> None:
-        """Learns which parameters there are; a call of all ranks.
+        """Gathers the paths of all ranks' parameters; a call of all ranks.
 
         Args:
-            paths: Of the parameters that this rank holds.
+            paths: Paths of the parameters that this rank holds.
 
         Raises:
             StallError: If another rank does not come.
@@ -59,13 +60,13 @@ class Agreement:
         self.is_new = True
 
     def place(self, paths: Sequence[str]) -> None:
-        """Sees where :meth:`reduce` is to put the sums of this rank.
+        """Finds the positions at which :meth:`reduce` puts the sums of this rank.
 
         Args:
-            paths: Of the parameters that they are of, in their order.
+            paths: Paths of the parameters, in the order of their sums.
 
         Raises:
-            ValueError: If one was not there in :meth:`gather`.
+            ValueError: If a path was not there in :meth:`gather`.
         """
         if paths == self._placed:
             return
@@ -80,10 +81,11 @@ class Agreement:
         self._placed = [*paths]
 
     def reduce(self, sums: np.ndarray, t: int, scale: float) -> tuple[float, list[str]]:
-        """Returns what all ranks' gradients come to; the same on every rank.
+        """Returns the squared norm of all ranks' gradients; the same on every rank.
 
         Args:
-            sums: Sums of squares of this rank's gradients, as :meth:`place` was told.
+            sums: Sums of squares of this rank's gradients, in the order given to
+                :meth:`place`.
             t (int): Number of updates so far.
             scale (float): The loss scale.
 
@@ -92,7 +94,7 @@ class Agreement:
             whose gradients are not finite.
 
         Raises:
-            DisagreementError: If their numbers of updates or scales differ.
+            DisagreementError: If the ranks' numbers of updates or scales differ.
             StallError: If another rank does not come.
         """
         reduced = self._sums.reduce(self._positions, sums, (t, scale))

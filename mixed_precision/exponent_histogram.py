@@ -17,7 +17,8 @@ import numpy as np
 
 Array = Any
 
-# Of float32 all normal exponents; what is smaller is counted with the smallest.
+# The exponents of all normal float32 numbers; smaller ones are counted with the
+# smallest.
 _LOWEST, _HIGHEST = -126, 127
 _SMALLEST_SUBNORMAL, _SMALLEST_NORMAL = -24, -14
 #: The exponent of the largest numbers of float16.
@@ -28,10 +29,10 @@ class ExponentHistogram:
     """Counts numbers by the exponents of their magnitudes.
 
     Attributes:
-        n_zeros (int): How many are zero.
-        n_not_finite (int): How many are infinite or NaN.
-        counts (numpy.ndarray): How many have the exponent -126, -125, ... 127: lie
-            between 2**e and 2**(e + 1).
+        n_zeros (int): Number of zeros.
+        n_not_finite (int): Number of infinities and NaNs.
+        counts (numpy.ndarray): Numbers that have the exponents -126, -125, ... 127,
+            those between 2**e and 2**(e + 1).
 
     Example:
         >>> histogram = ExponentHistogram()
@@ -50,12 +51,12 @@ class ExponentHistogram:
 
         Args:
             gradient (array): NumPy or CuPy array of floating-point numbers.
-            loss_scale (float): What it is divided by first.
+            loss_scale (float): Factor by which the array is divided first.
         """
         device = chainer.backend.get_device_from_array(gradient)
         xp = device.xp
         with chainer.using_device(device):
-            # In float64, where what is divided does not become zero.
+            # In float64 a quotient does not become zero.
             magnitudes = xp.abs(gradient.astype(np.float64)).ravel() / loss_scale
             finite = magnitudes[xp.isfinite(magnitudes)]
             numbers = finite[finite > 0]
@@ -68,33 +69,33 @@ class ExponentHistogram:
         self.n_not_finite += int(magnitudes.size - finite.size)
 
     def merge(self, other: ExponentHistogram) -> None:
-        """Adds the counts of another one."""
+        """Adds the counts of another histogram."""
         self.n_zeros += other.n_zeros
         self.n_not_finite += other.n_not_finite
         self.counts += other.counts
 
     @property
     def n(self) -> int:
-        """How many numbers there are."""
+        """Number of counted numbers."""
         return int(self.counts.sum()) + self.n_zeros + self.n_not_finite
 
     @property
     def highest(self) -> int | None:
-        """The largest exponent; ``None`` without any."""
+        """The largest exponent; ``None`` if there is none."""
         occupied = np.flatnonzero(self.counts)
         return int(occupied[-1]) + _LOWEST if occupied.size else None
 
     def shares(self, scale: float = 1.0) -> dict[str, float]:
-        """Returns what float16 does to the numbers when they are multiplied.
+        """Returns the shares of numbers that float16 changes when they are multiplied.
 
         Args:
-            scale (float): A power of two.
+            scale (float): Factor of the numbers, a power of two.
 
         Returns:
             dict: Shares of all numbers: ``'zero'``; ``'below_subnormal'``, less than
-            2**-25 but not zero, which are rounded to zero; ``'below_normal'``, less
-            than 2**-14, of which bits are lost, those included; ``'overflow'``, 2**16
-            or more, or not finite.
+            2**-25 but not zero; ``'below_normal'``, less than 2**-14 but not zero;
+            ``'overflow'``, 2**16 or more, or not finite. Numbers below subnormal are
+            rounded to zero, numbers below normal lose bits.
         """
         shift = math.frexp(scale)[1] - 1
         exponents = np.arange(_LOWEST, _HIGHEST + 1) + shift
@@ -112,7 +113,7 @@ class ExponentHistogram:
         }
 
     def as_dict(self, scale: float) -> dict[str, Any]:
-        """Returns everything, for JSON."""
+        """Returns all counts and shares, for JSON."""
         return {
             "n": self.n,
             "before": self.shares(),
@@ -127,7 +128,7 @@ class ExponentHistogram:
         """Draws the shares of the exponents, with the range of float16.
 
         Args:
-            ax (matplotlib.axes.Axes): Where to draw.
+            ax (matplotlib.axes.Axes): Axes to draw in.
             scale (float): The loss scale to show the effect of, a power of two.
         """
         shift = math.frexp(scale)[1] - 1

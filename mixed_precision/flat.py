@@ -8,10 +8,9 @@
     param.grad        anywhere; unscaled for hooks into   gradients  float32
 
 A parameter begins at a multiple of 64 elements, which the matrix units of GPUs like;
-the gaps hold zeros and stay zero. Where weights are float32 or float64, they are their
-own master.
+the gaps hold zeros and stay zero. Weights of float32 or float64 are their own master.
 
-The weights are the truth and the master refines it: whoever loads, copies or clips
+The weights decide and the master refines them: code that loads, copies or clips
 ``param.array`` need not know of a master, which is corrected in the next pass.
 """
 
@@ -36,8 +35,8 @@ class Gathered(NamedTuple):
     """Gradients of a group.
 
     Attributes:
-        gradients: As the kernels take them.
-        arrays: What they are read from, which must live as long.
+        gradients: The gradients in the form that the kernels take.
+        arrays: Arrays that hold the gradients, and must live as long as ``gradients``.
     """
 
     gradients: Any
@@ -54,15 +53,15 @@ class Group:
             rounded in every step, and float32 copies are made for hooks only.
 
     Attributes:
-        paths: Of the parameters.
-        parameters: In the order of the buffers.
-        starts: Where each begins in the buffers, int64.
-        ends: Where each ends.
+        paths: Paths of the parameters.
+        parameters: The parameters, in the order of the buffers.
+        starts: Position of each parameter's first element in the buffers, int64.
+        ends: Position after each parameter's last element.
         half: Float16 weights, or an array of no elements.
         master: Weights to update: float32 for float16, else the weights themselves;
             no elements without a master.
-        compute_dtype: Of ``master`` and of unscaled gradients.
-        state_dtype: Of states of update rules: that of the weights to update.
+        compute_dtype: Dtype of ``master`` and of unscaled gradients.
+        state_dtype: Dtype of the update rules' states: that of the weights to update.
         kernels: The module with the passes over these buffers.
     """
 
@@ -108,7 +107,8 @@ class Group:
         self._float32: Array | None = self.master if self.master.size else None
         self._unscaled: Array | None = None
         self._float32_views: list[tuple[chainer.Parameter, Array, Array]] = []
-        # What parameters have outside of hooks; nothing outside of hooks.
+        # Arrays, gradients and loss scales that parameters have outside of hooks; empty
+        # outside of hooks.
         self._before: list[tuple[chainer.Parameter, Array, float | None]] = []
 
     @property
@@ -128,13 +128,13 @@ class Group:
         ]
 
     def masters(self) -> dict[str, Array]:
-        """Returns the masters by path; none where weights are their own."""
+        """Returns the masters by path; none where weights are their own masters."""
         if not self.has_master:
             return {}
         return dict(zip(self.paths, self.views(self.master)))
 
     def holds(self, parameters: Sequence[chainer.Parameter]) -> bool:
-        """Whether these are the group's parameters still; takes over new arrays."""
+        """Returns whether the parameters are the same; copies their new arrays."""
         for p, view in zip(parameters, self._weight_views):
             array = p.array
             if array is view:
@@ -151,7 +151,7 @@ class Group:
         return True
 
     def gather(self) -> Gathered:
-        """Returns the parameters' gradients; zeros where there is none."""
+        """Returns the parameters' gradients; zeros where a parameter has none."""
         arrays = [
             zeros if p.grad is None else p.grad
             for p, zeros in zip(self.parameters, self._zeros)
@@ -199,7 +199,7 @@ class Group:
         for p, weights, gradient in self._float32_views:
             p.array = weights
             p.grad = gradient
-            # An update rule would divide by it, WeightDecay would multiply.
+            # An update rule would divide by the scale, WeightDecay would multiply.
             p._loss_scale = None
         return Gathered(gradients, [self._unscaled])
 
@@ -217,10 +217,10 @@ class Group:
             self._unscaled *= self.scalar(rate)
 
     def collect(self, part: slice = slice(None)) -> None:
-        """Takes over arrays that a hook or a rule put in the place of the views.
+        """Copies arrays into the buffers that a hook or a rule put in the views' place.
 
         Args:
-            part (slice): Of the parameters.
+            part (slice): Positions of the parameters in the group.
         """
         with chainer.using_device(self.device):
             for p, weights, gradient in self._float32_views[part]:
@@ -240,13 +240,13 @@ class Group:
         self._before = []
 
     def round(self) -> None:
-        """Rounds what :meth:`enter_float32` gave into the weights."""
+        """Rounds the arrays of :meth:`enter_float32` into the weights."""
         if self.is_half:
             with chainer.using_device(self.device):
                 self.kernels.convert(self._float32, self.half)
 
     def buffers(self, in_float32: bool) -> tuple[Array, Array]:
-        """Returns the weights to update, and those to round into, as kernels do."""
+        """Returns the weights to update, and those to round into, for kernels."""
         return (
             (self._float32, self.half[:0]) if in_float32 else (self.master, self.half)
         )
@@ -261,9 +261,9 @@ class FlatBuffers:
             not round to the weights give way in the first update.
 
     Attributes:
-        groups (list of Group): Those in memory.
-        streamed (StreamedParameters): Those on disk.
-        paths: Of all, those on disk last.
+        groups (list of Group): Groups of the parameters in memory.
+        streamed (StreamedParameters): The parameters on disk.
+        paths: Paths of all parameters, those on disk last.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class FlatBuffers:
                         view[...] = group.device.send(masters[path])
 
     def holds(self, parameters: Sequence[tuple[str, chainer.Parameter]]) -> bool:
-        """Whether these are the parameters still; takes over new arrays."""
+        """Returns whether the parameters are the same; copies their new arrays."""
         if _identity(parameters) != self._key:
             return False
         return all(group.holds(group.parameters) for group in self.groups)
@@ -316,10 +316,10 @@ class FlatBuffers:
     def in_float32(
         self, gathered: Sequence[Gathered], inverse: float
     ) -> Iterator[list[Gathered]]:
-        """Lets the parameters be their masters, with unscaled gradients.
+        """Replaces parameters by their masters, with unscaled gradients, for a while.
 
         Hooks and update rules that run meanwhile need not know of mixed precision.
-        What they do to the weights is rounded at the end.
+        Their changes of the weights are rounded at the end.
 
         Yields:
             The unscaled gradients of every group.
@@ -340,7 +340,7 @@ class FlatBuffers:
                 group.leave_float32()
 
     def collect(self) -> None:
-        """Takes over arrays that were put in the place of the buffers' views."""
+        """Copies arrays that were put in the place of views into the buffers."""
         for group in self.groups:
             group.collect()
 

@@ -1,9 +1,9 @@
 """Update rules of Chainer that have a kernel over flat buffers.
 
 Neighbouring parameters with the same rule, the same number of updates and the same
-hyperparameters are one call. Parameters with hooks or hyperparameters of their own are
-updated in a call of their own, those with another rule by that rule; nobody has to
-care.
+hyperparameters are updated in one call. Parameters with hooks or hyperparameters of
+their own are updated in a call of their own. A parameter whose rule has no kernel is
+updated by that rule.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Call(NamedTuple):
     """A call of a compiled loop.
 
     Attributes:
-        formula: Of the update.
-        numbers: That it takes.
-        factor: What unscaled gradients are multiplied by.
+        formula: Formula of the update.
+        numbers: Hyperparameters of the formula.
+        factor: Factor of the unscaled gradients.
     """
 
     formula: Formula
@@ -42,12 +42,13 @@ class Kernel(NamedTuple):
     """How the parameters of an update rule are updated in one call.
 
     Attributes:
-        formula: With the rule's states, and hyperparameters as numbers.
-        prepare: Returns the call for the rules of some parameters, their group, and
-            the loss scale, where it is not the formula with the hyperparameters of
-            these names.
-        suits: Says whether the options of a rule are those of the formula, if it has
-            any.
+        formula: Formula of the update, with the rule's states, and hyperparameters as
+            numbers.
+        prepare: Returns the call for the rules of some parameters, their group, and the
+            loss scale. ``None`` where the call is the formula with the hyperparameters
+            of the names in it.
+        suits: Returns whether the formula covers the options of a rule; ``None`` if the
+            rule has no options.
     """
 
     formula: Formula
@@ -70,7 +71,7 @@ def _momentum_sgd16(
     rule, hp = rules[0], rules[0].hyperparam
     scale = rule.scale_for(loss_scale) if group.is_half else 1.0
     before = rule.scale
-    # The call brings G to it.
+    # The call scales G to it.
     for each in rules:
         each.scale = scale
     if not group.is_half:
@@ -79,7 +80,7 @@ def _momentum_sgd16(
     return Call(update_rules.momentum_sgd16, numbers, factor=scale)
 
 
-#: Exact types: a subclass may do anything.
+#: Exact types: a subclass may compute anything.
 KERNELS = {
     SGDRule: Kernel(update_rules.sgd),
     MomentumSGDRule: Kernel(update_rules.momentum_sgd),
@@ -91,7 +92,7 @@ KERNELS = {
 class Run(NamedTuple):
     """Parameters ``first`` to ``last`` of a group, to be updated in one call.
 
-    With ``has_hooks`` it is a single one, whose rule has hooks.
+    A run with ``has_hooks`` is a single parameter, whose rule has hooks.
     """
 
     group: Group
@@ -101,7 +102,7 @@ class Run(NamedTuple):
 
 
 def plan(groups: Sequence[Group]) -> tuple[list[Run], list[chainer.Parameter]]:
-    """Says which parameters are updated by kernels, and which by their own rules."""
+    """Returns the runs that kernels update, and the parameters that rules update."""
     runs: list[Run] = []
     others: list[chainer.Parameter] = []
     for group in groups:
@@ -117,14 +118,15 @@ def plan(groups: Sequence[Group]) -> tuple[list[Run], list[chainer.Parameter]]:
 
 
 def has_kernel(rule: chainer.UpdateRule) -> bool:
-    """Says whether there is a kernel for an update rule that has no hooks."""
+    """Returns whether there is a kernel for an update rule that has no hooks."""
     return _key(rule) is not None
 
 
 def _key(rule: chainer.UpdateRule | None) -> tuple | None:
-    """Returns what rules updated in one call have in common; None for no kernel.
+    """Returns a key that rules updated in one call have in common; None for no kernel.
 
-    The last is whether there are hooks, with which a rule is updated alone.
+    The key's last element is whether there are hooks, with which a rule is updated
+    alone.
     """
     kernel = KERNELS.get(type(rule))
     if kernel is None or not rule.enabled:
@@ -145,9 +147,9 @@ def update(
     """Updates the parameters of a run, and calls the hooks of their rules.
 
     Args:
-        run (Run): From :func:`plan`.
+        run (Run): The parameters, a run of :func:`plan`.
         gathered (Gathered): The gradients of the run's group.
-        inverse (float): What they are multiplied by.
+        inverse (float): Factor of the gradients.
         loss_scale (float): The loss scale of this step.
         in_float32 (bool): Whether the parameters are in float32 now, as hooks need.
     """

@@ -17,16 +17,16 @@ def layer_rate(
     """Returns ``eta * |w| / (|g| + weight_decay * |w|)``; 1 if a norm is zero.
 
     Args:
-        param (chainer.Parameter): With its gradient.
+        param (chainer.Parameter): Parameter, with its gradient.
         eta (float): Trust coefficient.
         weight_decay (float): Coefficient of the weight decay that is to follow.
-        loss_scale (float): What the gradient is multiplied by.
+        loss_scale (float): Factor that the gradient was multiplied by.
 
     Returns:
         A scalar array on the parameter's device, float32 at least.
     """
     xp = param.device.xp
-    # Of float16 numbers the squares would overflow.
+    # Squares of float16 numbers would overflow.
     dtype = "f" if param.dtype.char == "e" else param.dtype
     weights, gradient = (
         xp.sqrt(xp.square(a.ravel().astype(dtype, copy=False)).sum())
@@ -77,9 +77,9 @@ class LARSHook:
         self.weight_decay = weight_decay
 
     def __call__(self, rule: Any, param: chainer.Parameter) -> None:
-        """Multiplies the gradient, as an optimizer's hook or an update rule's."""
-        # An optimizer calls its hooks before, and a rule its own after the gradient is
-        # divided by the loss scale.
+        """Multiplies the gradient, as a hook of an optimizer or of an update rule."""
+        # An optimizer calls its hooks before the gradient is divided by the loss scale,
+        # a rule calls its own afterwards.
         is_unscaled = any(hook is self for _, hook in named_hooks(rule))
         self.adapt(param, 1.0 if is_unscaled else float(param._loss_scale or 1.0))
 
@@ -87,8 +87,8 @@ class LARSHook:
         """Multiplies the gradient.
 
         Args:
-            param (chainer.Parameter): Nothing happens if it has no gradient.
-            loss_scale (float): What the gradient is multiplied by, and stays.
+            param (chainer.Parameter): Parameter; nothing happens if it has no gradient.
+            loss_scale (float): Factor that the gradient was multiplied by, and keeps.
         """
         if param.array is None or param.grad is None:
             return
@@ -122,11 +122,11 @@ class LARS(MomentumSGD):
         v(t+1) = momentum * v(t) - lr * rate * (g + weight_decay * w)
         w(t+1) = w(t) + v(t+1)
 
-    See :class:`LARSHook` for the rate of parameters that are zero. In float16 it wants
-    :class:`MixedPrecision` around it, so that the norms are those of true gradients.
+    See :class:`LARSHook` for the rate of parameters that are zero. In float16, wrap it
+    in :class:`MixedPrecision`, so that the norms are those of unscaled gradients.
 
     Args:
-        lr (float): Learning rate of all layers, the slides' gamma.
+        lr (float): Learning rate of all layers, gamma in the slides.
         momentum (float): Momentum.
         eta (float): Trust coefficient.
         weight_decay (float): Coefficient of the weight decay.

@@ -2,8 +2,8 @@
 
 Gradients of activations are small: in the SSD detector of Naruse's slides (2017) 94 %
 of them become zero in float16. Multiplying the loss multiplies them all. The weights'
-gradients are divided again before the update. Scales are powers of two, so that neither
-rounds.
+gradients are divided again before the update. Scales are powers of two, so neither
+operation rounds.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-# It and its reciprocal are numbers of float32.
+# Both a scale and its reciprocal must be float32 numbers.
 _LARGEST = 2.0**126
 
 
 class LossScale:
     """A loss scale; ``float(loss_scale)`` is its current value.
 
-    A pipeline is given the object itself, ``Pipeline(...,
+    A pipeline takes the object itself, ``Pipeline(...,
     loss_scale=optimizer.loss_scale)``, and reads the value in every step.
     """
 
@@ -35,7 +35,7 @@ class LossScale:
 
     @property
     def n_skipped(self) -> int:
-        """How many steps in a row have overflowed."""
+        """Number of steps in a row that have overflowed."""
         return self._n_skipped
 
     def stepped(self) -> None:
@@ -47,21 +47,21 @@ class LossScale:
         """Counts a step that is skipped, because gradients were not finite.
 
         Args:
-            parameters: Paths of the parameters in question.
+            parameters: Paths of the parameters whose gradients overflowed.
 
         Raises:
-            FloatingPointError: If there is no hope that it gets better.
+            FloatingPointError: If a smaller scale would not help.
         """
         self._n_skipped += 1
         self._n_finite = 0
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes the state; what one class wrote, another one reads."""
+        """Reads or writes the state; the classes read each other's state."""
         scale = float(serializer("scale", self._scale))
         n_skipped = int(serializer("n_skipped", self._n_skipped))
         n_finite = int(serializer("n_finite", self._n_finite))
         self._scale = self._resumed(scale)
-        # What happened at another scale does not count.
+        # Steps at another scale do not count.
         same = self._scale == scale
         self._n_skipped = n_skipped if same else 0
         self._n_finite = n_finite if same else 0
@@ -74,15 +74,15 @@ class LossScale:
 class StaticLossScale(LossScale):
     """The same scale in every step.
 
-    A step that overflows is skipped. Training that is resumed goes on with the scale
-    given here, whichever was saved.
+    A step that overflows is skipped. Training that is resumed continues with the scale
+    given here, not with the saved one.
 
     Args:
-        scale (float): A power of two.
+        scale (float): The scale, a power of two.
 
     Raises:
-        ValueError: If it is none.
-        TypeError: If it is no number.
+        ValueError: If the scale is not a power of two.
+        TypeError: If the scale is not a number.
 
     Example:
         >>> float(StaticLossScale(1024))
@@ -96,7 +96,7 @@ class StaticLossScale(LossScale):
         """Counts a step that is skipped.
 
         Raises:
-            FloatingPointError: If it is the hundredth in a row.
+            FloatingPointError: If the step is the hundredth skipped one in a row.
         """
         super().overflowed(parameters)
         if self._n_skipped >= self.patience:
@@ -104,7 +104,7 @@ class StaticLossScale(LossScale):
                 f"gradients were not finite in {self._n_skipped} steps in a row, with"
                 f" the static loss scale {self._scale:g}: {_listed(parameters)}. If"
                 f" the loss is finite, choose a smaller scale or DynamicLossScale;"
-                f" if not, look at the learning rate and the data"
+                f" if not, check the learning rate and the data"
             )
 
     def __repr__(self) -> str:
@@ -112,24 +112,24 @@ class StaticLossScale(LossScale):
 
 
 class DynamicLossScale(LossScale):
-    """A scale that is as large as it can be.
+    """A scale that grows as far as gradients stay finite.
 
-    A step that overflows is skipped, and the scale divided by ``factor``. After
-    ``growth_interval`` steps in a row without overflow it is multiplied by it. Training
-    that is resumed goes on with the scale that was saved, also with that of a
-    :class:`StaticLossScale`, between ``minimum`` and ``maximum``.
+    A step that overflows is skipped, and the scale is divided by ``factor``. After
+    ``growth_interval`` steps in a row without overflow the scale is multiplied by
+    ``factor``. Training that is resumed continues with the saved scale, also with that
+    of a :class:`StaticLossScale`, limited to ``minimum`` and ``maximum``.
 
     Args:
         initial (float): The scale to begin with, a power of two.
-        growth_interval (int): Steps without overflow before it grows.
-        factor (float): A power of two.
-        minimum (float): A power of two. An overflow at this scale is an error: the
-            scale is not what makes the gradients infinite.
-        maximum (float): A power of two.
+        growth_interval (int): Steps without overflow before the scale grows.
+        factor (float): Factor of each change, a power of two.
+        minimum (float): The smallest scale, a power of two. An overflow at this scale
+            is an error: the scale does not cause the infinite gradients.
+        maximum (float): The largest scale, a power of two.
 
     Raises:
         ValueError: If a number is out of range.
-        TypeError: If one is no number.
+        TypeError: If an argument is not a number.
 
     Example:
         >>> loss_scale = DynamicLossScale(1024, growth_interval=2)
@@ -178,14 +178,14 @@ class DynamicLossScale(LossScale):
         """Counts a step that is skipped; the scale shrinks.
 
         Raises:
-            FloatingPointError: If it is at its minimum.
+            FloatingPointError: If the scale is the minimum already.
         """
         super().overflowed(parameters)
         if self._scale <= self._minimum:
             raise FloatingPointError(
                 f"gradients are not finite at the smallest loss scale,"
-                f" {self._minimum:g}: {_listed(parameters)}. It is not the scale that"
-                f" makes them so: look at the loss, the learning rate and the data"
+                f" {self._minimum:g}: {_listed(parameters)}. The scale does not"
+                f" cause that: check the loss, the learning rate and the data"
             )
         self._scale = max(self._scale / self._factor, self._minimum)
 
@@ -201,7 +201,7 @@ class DynamicLossScale(LossScale):
 
 
 def as_loss_scale(value: Any) -> LossScale:
-    """Returns a :class:`LossScale` for one, for a number, or for ``None``."""
+    """Returns the :class:`LossScale` for a loss scale, a number or ``None``."""
     if value is None:
         return DynamicLossScale()
     return value if isinstance(value, LossScale) else StaticLossScale(value)

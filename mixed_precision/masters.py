@@ -25,8 +25,8 @@ class Masters:
     """The masters of an optimizer's parameters.
 
     Attributes:
-        buffers (FlatBuffers): Those of the last update; ``None`` where the next one
-            is to make some.
+        buffers (FlatBuffers): Buffers of the last update; ``None`` if the next update
+            makes new ones.
 
     Example:
         >>> half = chainer.Parameter(np.ones(2, np.float16))
@@ -48,15 +48,15 @@ class Masters:
         self._waiting: Mapping[str, Any] = {}
 
     def by_path(self) -> dict[str, Any]:
-        """Returns the masters that the next update goes on from, by path."""
+        """Returns by path the masters that the next update continues from."""
         in_buffers = {} if self.buffers is None else self.buffers.masters()
         return {**in_buffers, **self._waiting}
 
     def change(self, change: Callable[[str, Any], Any]) -> None:
-        """Replaces the masters; they wait for the next update.
+        """Replaces the masters; the new ones wait for the next update.
 
         Args:
-            change: Takes a path and the master, and returns the one to go on with.
+            change: Takes a path and the master, and returns the new master.
         """
         self._waiting = {k: change(k, each) for k, each in self.by_path().items()}
         self.buffers = None
@@ -64,13 +64,14 @@ class Masters:
     def laid_out(self, parameters: NamedParameters) -> FlatBuffers:
         """Returns buffers of parameters, with their masters.
 
-        Those of the last update are returned if they hold the same parameters still.
+        The buffers of the last update are returned if they still hold the same
+        parameters.
 
         Args:
-            parameters: With their paths, initialized, each once.
+            parameters: Initialized parameters with their paths, each parameter once.
 
         Raises:
-            TypeError: If one cannot be trained.
+            TypeError: If a parameter cannot be trained.
         """
         if self.buffers is None or not self.buffers.holds(parameters):
             for path, param in parameters:
@@ -80,11 +81,11 @@ class Masters:
         return self.buffers
 
     def serialize(self, serializer: Any, parameters: NamedParameters) -> None:
-        """Reads or writes them, under the paths of the parameters.
+        """Reads or writes the masters, under the paths of the parameters.
 
         Args:
-            serializer: Of Chainer.
-            parameters: With their paths, those without a shape as well.
+            serializer: A serializer of Chainer.
+            parameters: Parameters with their paths, also those without a shape.
 
         Raises:
             ValueError: If a master that is to be written is of another shape than its
@@ -100,8 +101,8 @@ class Masters:
                 if not is_read:
                     raise ValueError(
                         f"the master of {path} is {master.shape}, but the parameter is"
-                        f" {param.shape}: the model was changed in part. Make it and"
-                        f" its optimizer anew, and load a snapshot"
+                        f" {param.shape}: the model was changed in part. Make it"
+                        f" and its optimizer again, and load a snapshot"
                     )
                 master = None
             if master is None and param.array is not None:

@@ -1,4 +1,4 @@
-"""The memory that the update of a parameter holds, for planning."""
+"""The memory that the update of a parameter needs, for planning."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mixed_precision import fused
 def update_bytes(
     rule: chainer.UpdateRule, param: chainer.Parameter, is_looked_at: bool
 ) -> int:
-    """Returns what updates hold besides a parameter and its gradient, in bytes.
+    """Returns the bytes that updates hold besides a parameter and its gradient.
 
     Args:
-        rule (chainer.UpdateRule): Without state or hooks.
-        param (chainer.Parameter): Initialized; it stays as it is.
-        is_looked_at (bool): Whether hooks look at parameters.
+        rule (chainer.UpdateRule): Update rule without state or hooks.
+        param (chainer.Parameter): Initialized parameter, which is not changed.
+        is_looked_at (bool): Whether hooks read or change parameters.
     """
     is_half = param.dtype == np.float16
     in_float32 = param.size * 4 if is_half else param.array.nbytes
@@ -33,6 +33,6 @@ def update_bytes(
     if is_looked_at or not fused.has_kernel(rule):
         total += in_float32
         if is_half and state_of is param:
-            # There is no master to show.
+            # Hooks need a float32 copy, as there is no master.
             total += in_float32
     return total

@@ -14,8 +14,8 @@ import numpy as np
 
 from mixed_precision.streamed import is_streamed
 
-# Links whose parameters and statistics stay float32: sums over many values, and scales
-# near one, of which float16 has but few.
+# Links whose parameters and statistics stay float32: they need sums over many values
+# and scales near one, for which float16 has too few numbers.
 _NORMALIZATIONS = (
     L.BatchNormalization,
     L.BatchRenormalization,
@@ -30,27 +30,28 @@ def to_float16(
 ) -> chainer.Link:
     """Makes the parameters of a model float16, except those of normalizations.
 
-    What float16 layers compute is float16, so inputs must be as well;
-    :class:`~pipeline.Pipeline` casts them at the first stage. The loss is to be
-    computed in float32: :class:`~pipeline.Pipeline` does, :func:`float32_loss` does it
-    for other models. Normalizations take and give float16, and compute in float32.
+    Layers in float16 compute float16 outputs from float16 inputs;
+    :class:`~pipeline.Pipeline` casts the inputs at the first stage. Compute the loss in
+    float32: :class:`~pipeline.Pipeline` does so, and :func:`float32_loss` does it for
+    other models. Normalizations have float16 inputs and outputs, and compute in
+    float32.
 
-    Parameters that are initialized in their first forward get the rounded weights
-    that they would have had.
+    Parameters that are initialized in their first forward get the weights of the
+    float32 model, rounded.
 
     The weights of streamed layers stay float32 in their files. Such a layer computes in
-    float32, from float16 to float16.
+    float32, with float16 inputs and outputs.
 
     Args:
         model (chainer.Link): A model or a stage of one; changed in place.
-        keep: Links of these classes keep their parameters as they are; ``None`` for the
+        keep: Classes of links whose parameters stay as they are; ``None`` for the
             normalizations of Chainer and ChainerMN.
 
     Returns:
         chainer.Link: The model.
 
     Raises:
-        TypeError: If a parameter is no floating-point array.
+        TypeError: If a parameter is not a floating-point array.
         OverflowError: If a weight exceeds float16.
 
     Example:
@@ -74,7 +75,7 @@ def to_float16(
     for path, param in model.namedparams():
         if id(param) in kept or is_streamed(param):
             continue
-        # What float32 gradient there is does not fit any more.
+        # A float32 gradient does not fit any more.
         param.cleargrad()
         if param.array is None:
             _initialize_later(param)
@@ -94,8 +95,8 @@ def _rounded(weights: Any, what: str) -> Any:
     """Returns weights in float16.
 
     Raises:
-        OverflowError: If they do not fit; weights that are not made yet are checked
-            when they are.
+        OverflowError: If the weights do not fit. Weights that are not made yet are
+            checked when they are made.
     """
     with np.errstate(over="ignore"):
         rounded = weights.astype(np.float16)
@@ -110,7 +111,8 @@ def _rounded(weights: Any, what: str) -> Any:
 
 
 def _normalizations() -> tuple[type[chainer.Link], ...]:
-    # Not imported: it would start MPI, and whoever has such a link has imported it.
+    # Not imported: an import would start MPI, and a model with such a link has imported
+    # it.
     chainermn_links = sys.modules.get("chainermn.links")
     if chainermn_links is None:
         return _NORMALIZATIONS
@@ -123,13 +125,13 @@ def _initialize_later(param: chainer.Parameter) -> None:
 
 
 class _Rounded(chainer.Initializer):
-    """Draws in float32, so that the weights are those of a float32 model, rounded.
+    """Draws in float32, and rounds to the weights of a float32 model.
 
     Args:
-        initializer: As ``chainer.Parameter`` takes it.
+        initializer: Initializer in any form that ``chainer.Parameter`` takes.
 
     Attributes:
-        initializer: The one that draws.
+        initializer: Initializer that draws.
     """
 
     def __init__(self, initializer: Any) -> None:
@@ -146,12 +148,12 @@ class _Rounded(chainer.Initializer):
 
 
 def float32_loss(lossfun: Callable) -> Callable:
-    """Returns a loss function that computes in float32 what it gets in float16.
+    """Returns a loss function that casts its float16 arguments to float32.
 
-    Not for :class:`~pipeline.Pipeline`, which does that by itself.
+    Not for :class:`~pipeline.Pipeline`, which casts by itself.
 
     Args:
-        lossfun: Takes outputs of a model and targets.
+        lossfun: Loss function of a model's outputs and targets.
 
     Example:
         >>> lossfun = float32_loss(F.softmax_cross_entropy)
@@ -188,7 +190,7 @@ class LinkGroup(chainer.Link):
 
     @property
     def is_stage(self) -> bool:
-        """Whether other layers of the model may be elsewhere, as of a Divisible."""
+        """Returns whether other layers of the model may be elsewhere."""
         return any(getattr(link, "is_stage", False) for link in self._group)
 
     def children(self) -> Iterator[chainer.Link]:
@@ -222,7 +224,7 @@ class LinkGroup(chainer.Link):
             yield from link.namedlinks(True)
 
     def device_resident_accept(self, visitor: Any) -> None:
-        """Lets ``visitor`` (``to_gpu`` and the like) see every stage."""
+        """Passes ``visitor`` (``to_gpu`` and the like) to every stage."""
         super().device_resident_accept(visitor)
         for link in self._group:
             link.device_resident_accept(visitor)

@@ -18,7 +18,7 @@ class MomentumSGD16Rule(optimizer.UpdateRule):
 
     def __init__(self, parent_hyperparam: Any = None) -> None:
         super().__init__(parent_hyperparam)
-        #: What ``state['g']`` is multiplied by, so that it does not vanish in float16.
+        #: Factor of ``state['g']``, so that G does not vanish in float16.
         self.scale = 1.0
 
     #: MixedPrecision keeps no float32 copy of float16 weights with this rule.
@@ -38,7 +38,7 @@ class MomentumSGD16Rule(optimizer.UpdateRule):
         if param.grad is None:
             return
         lr, momentum = self.hyperparam.lr, self.hyperparam.momentum
-        # In float32 at least, each rounded once where it is stored.
+        # Computed in float32 at least, and rounded once where a result is stored.
         with chainer.using_device(param.device):
             xp = param.device.xp
             compute = np.promote_types(param.dtype, np.float32)
@@ -46,7 +46,8 @@ class MomentumSGD16Rule(optimizer.UpdateRule):
             scaled = param.grad * compute.type(self.scale)
             total = compute.type(momentum) * g.astype(compute) + scaled
             if g.dtype == np.float16:
-                # Of finite gradients G stays finite; others are not to be hidden.
+                # G stays finite if gradients are finite; infinite gradients must stay
+                # visible.
                 largest = float(np.finfo(g.dtype).max)
                 saturated = xp.clip(total, -largest, largest)
                 total = xp.where(xp.isinf(total), total, saturated)
@@ -55,10 +56,10 @@ class MomentumSGD16Rule(optimizer.UpdateRule):
             weights[...] = weights.astype(compute) - step
 
     def scale_for(self, loss_scale: float) -> float:
-        """Returns what ``state['g']`` should be multiplied by under a loss scale.
+        """Returns the factor that ``state['g']`` should have under a loss scale.
 
-        G is a sum of 1 / (1 - momentum) gradients, and two times as large for a while
-        when the loss scale doubles.
+        G is a sum of 1 / (1 - momentum) gradients, and twice as large for a while when
+        the loss scale doubles.
         """
         n_gradients = 1 / max(1e-3, 1 - self.hyperparam.momentum)
         return loss_scale * 2.0 ** -(math.ceil(math.log2(max(1.0, n_gradients))) + 1)
@@ -79,18 +80,18 @@ class MomentumSGD16(MomentumSGD):
         G(t+1) = m G(t) + dW(t)
         W(t+1) = W(t) - lr G(t+1)
 
-    G is a sum of gradients and does not vanish; for a constant learning rate the
+    G is a sum of gradients and does not vanish. For a constant learning rate the
     weights are those of momentum SGD. Weights and G are stored in float16, computed in
-    float32 and rounded once. Weights of float32 have G in float32. What is still lost
-    are steps of less than half the spacing of a weight, some 1/4000 of it: with
-    learning rates that small, weights need a master.
+    float32 and rounded once; for float32 weights G is float32. Steps of less than half
+    the spacing of a weight, some 1/4000 of it, are still lost: with learning rates that
+    small, weights need a master.
 
     With a loss scale, wrap it in :class:`MixedPrecision`::
 
         MixedPrecision(MomentumSGD16(0.01), loss_scale=1024)
 
-    which keeps G scaled as well, by a power of two that follows the loss scale, so that
-    small gradients are not lost in G either.
+    which scales G as well, by a power of two that follows the loss scale, so that small
+    gradients are not lost in G either.
 
     Args:
         lr (float): Learning rate.

@@ -36,7 +36,7 @@ from mixed_precision.step import Step
 class MixedPrecision(OptimizerWrapper):
     """Updates float16 parameters by a Chainer optimizer in float32.
 
-    It stands where the optimizer stood: hooks, hyperparameters (``optimizer.lr``),
+    Use it in the place of the optimizer: hooks, hyperparameters (``optimizer.lr``),
     ``new_epoch`` and ``serialize`` are the optimizer's. One update is
 
     ::
@@ -49,11 +49,12 @@ class MixedPrecision(OptimizerWrapper):
             |   post-update hooks
         larger scale, after a while
 
-    Parameters of float32 or float64 (normalizations) are updated alike, without a copy.
-    The usual update rules have a kernel, one loop over all parameters, whose results
-    equal Chainer's bit for bit: :doc:`/howto/mixed_precision` names them. Parameters
-    with another rule are updated by it: while it and hooks run, ``param.array`` and
-    ``param.grad`` *are* the float32 master and the unscaled gradient.
+    Parameters of float32 or float64 (normalizations) are updated in the same way,
+    without a copy. The usual update rules have a kernel, one loop over all parameters,
+    whose results equal Chainer's bit for bit: :doc:`/howto/mixed_precision` names them.
+    A parameter whose rule has no kernel is updated by the rule. While the rule and
+    hooks run, ``param.array`` and ``param.grad`` *are* the float32 master and the
+    unscaled gradient.
 
     ``GradientClipping`` clips by the norm of all parameters on all ranks. A parameter
     shared by two links is updated once. A step that is skipped does not count in ``t``
@@ -64,30 +65,30 @@ class MixedPrecision(OptimizerWrapper):
         optimizer.backward(loss)        # loss.backward(loss_scale=float(loss_scale))
         Pipeline(stage, comm, ..., loss_scale=optimizer.loss_scale)
 
-    or ``update(lossfun, ...)`` does it. In a loop that starts backward from received
-    gradients, give ``loss_scale`` to that ``backward`` as well: it notes for the
-    parameters that they are scaled. Gradients stay scaled in ``param.grad``.
+    or call ``update(lossfun, ...)``. In a loop that starts backward from received
+    gradients, give ``loss_scale`` to that ``backward`` as well, which records in the
+    parameters that their gradients are scaled. Gradients stay scaled in ``param.grad``.
 
     Args:
-        optimizer (chainer.optimizer.GradientMethod): Not set up yet, or to be set up
-            anew.
+        optimizer (chainer.optimizer.GradientMethod): The optimizer to wrap. Call
+            ``setup`` on the wrapper, whether or not the optimizer was set up before.
         loss_scale: A :class:`StaticLossScale`, a :class:`DynamicLossScale`, or a number
             for a static one; ``None`` for a dynamic one with its defaults.
         comm: A ChainerMN communicator or an mpi4py one of all ranks that must take the
             same decision: those of all stages and all replicas. A pipeline of several
-            ranks needs it; without, each rank would skip steps of its own. Gradients of
-            replicas must have been exchanged before. Parameters with the same path on
-            several ranks count as one.
+            ranks needs it; without it each rank would skip steps of its own. Exchange
+            the gradients of replicas before the update. Parameters with the same path
+            on several ranks count as one.
         timeout (float): Seconds to wait for another rank before giving up.
 
     Attributes:
-        loss_scale (LossScale): Scales the loss; ``float(loss_scale)`` is its value.
-            May be assigned what the argument may be.
+        loss_scale (LossScale): Factor of the loss; ``float(loss_scale)`` is its value.
+            Assign any value that the argument may have.
         has_comm (bool): Whether ``comm`` was given.
         gradient_norm (float): The norm of the last update's gradients over all
-            parameters on all ranks, unscaled, before hooks; not finite if it was
+            parameters on all ranks, unscaled, before hooks; not finite if the step was
             skipped.
-        n_skipped (int): Steps skipped so far.
+        n_skipped (int): Number of steps skipped so far.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -148,7 +149,8 @@ class MixedPrecision(OptimizerWrapper):
 
     @property
     def _loss_scale(self) -> float:
-        # What ChainerMN's and other optimizers around this one scale the loss by.
+        # ChainerMN's and other optimizers around this one scale the loss by this
+        # attribute.
         return float(self.loss_scale)
 
     def loss_scaling(self, interval: int = 1000, scale: float | None = None) -> None:
@@ -164,7 +166,7 @@ class MixedPrecision(OptimizerWrapper):
         self.loss_scale = StaticLossScale(loss_scale)
 
     def check_nan_in_grads(self) -> None:
-        """Does nothing: :meth:`update` looks for numbers that are not finite."""
+        """Does nothing: :meth:`update` checks whether gradients are finite."""
 
     def is_safe_to_update(self) -> bool:
         """Returns whether the last gradients were finite."""
@@ -184,10 +186,9 @@ class MixedPrecision(OptimizerWrapper):
             MixedPrecision: Itself.
 
         Raises:
-            TypeError: If a parameter is no floating-point array.
-            ValueError: If two parameters are copies with one array; or there are
-                several processes, and the rest of the model is elsewhere, without the
-                ``comm`` to decide together with it.
+            TypeError: If a parameter is not a floating-point array.
+            ValueError: If two parameters are copies with one array; or if other
+                processes have layers of the model, and ``comm`` is missing.
         """
         if isinstance(link, (list, tuple)):
             link = LinkGroup(link)
@@ -206,24 +207,23 @@ class MixedPrecision(OptimizerWrapper):
         return self
 
     def target_changed(self) -> None:
-        """Prepares for a target that has other parameters than before."""
+        """Prepares for a target whose parameters have changed."""
         self._agreement.is_new = True
 
     def masters(self) -> dict[str, Any]:
-        """Returns by path the float32 masters that the next update goes on from.
+        """Returns by path the float32 masters that the next update continues from.
 
-        Parameters without one, as those of float32, are left out; before the first
-        update all are.
+        Parameters without a master, such as those of float32, are left out; before the
+        first update all are.
         """
         return self._masters.by_path()
 
     def change_masters(self, change: Callable[[str, Any], Any]) -> None:
-        """Gives parameters other masters, as where elements of them are taken away.
+        """Replaces masters, for instance where elements of parameters are removed.
 
         Args:
             change: Takes the path of a parameter and its float32 master, and returns
-                the master to go on with, of the shape that the parameter has in the
-                next update.
+                the new master, of the shape that the parameter has in the next update.
         """
         self._masters.change(change)
 
@@ -241,7 +241,7 @@ class MixedPrecision(OptimizerWrapper):
                 "the loss is float16, in which a scaled loss overflows: compute it in"
                 " float32, for instance by float32_loss(F.softmax_cross_entropy)"
             )
-        # Infinities are looked for in the update.
+        # The update checks for infinities.
         with np.errstate(over="ignore", invalid="ignore"):
             loss.backward(loss_scale=float(self.loss_scale))
 
@@ -250,15 +250,15 @@ class MixedPrecision(OptimizerWrapper):
 
         Args:
             lossfun: If given, it is called and backward runs from the loss it returns;
-                otherwise the gradients are there.
+                otherwise the gradients are expected in ``param.grad``.
             *args: Arguments of ``lossfun``.
             **kwds: Keyword arguments of ``lossfun``.
 
         Raises:
-            FloatingPointError: If gradients are not finite and no smaller scale is
-                left to try; on every rank.
-            ValueError: If the gradients are not scaled by :attr:`loss_scale`, or there
-                are parameters that were not there in the first update.
+            FloatingPointError: If gradients are not finite and no smaller scale is left
+                to try; on every rank.
+            ValueError: If the gradients are not scaled by :attr:`loss_scale`, or if
+                parameters were added after the first update.
             DisagreementError: If the ranks are at different updates; on every rank.
             StallError: If another rank does not come.
         """
@@ -279,7 +279,7 @@ class MixedPrecision(OptimizerWrapper):
         self.loss_scale.stepped()
 
     def _next_step(self) -> Step:
-        """Returns the step of the gradients that are there."""
+        """Returns the step of the present gradients."""
         named = unique_parameters(self.target)
         if self._agreement.is_new:
             self._agreement.gather([path for path, _ in self.target.namedparams()])
@@ -299,26 +299,27 @@ class MixedPrecision(OptimizerWrapper):
         return self._agreement.reduce(sums, self.t, float(self.loss_scale))
 
     def close(self) -> None:
-        """Frees the communicator that it made; to be called on every rank.
+        """Frees the communicator of this optimizer; call it on every rank.
 
-        Needed only where many are made in one process, and not after an update that
-        failed: it waits for the other ranks. It may be used further; the next update
-        makes another communicator.
+        Needed only where many optimizers are made in one process. Do not call it after
+        an update that failed: it waits for the other ranks. The optimizer stays usable;
+        the next update makes another communicator.
         """
         self._agreement.close()
 
     def update_bytes(self, param: chainer.Parameter) -> int:
-        """Returns what the updates of a parameter hold besides it and its gradient.
+        """Returns the bytes that updates hold besides a parameter and its gradient.
 
-        That is the master, the state of the update rule, and the unscaled gradient if
-        there are hooks, other than ``GradientClipping``, or an update rule that looks
-        at it.
+        These are the master, the state of the update rule, and the unscaled gradient.
+        The latter is made only if an update rule has no kernel, or for hooks other than
+        ``GradientClipping``.
 
         Args:
-            param (chainer.Parameter): Initialized, of any model; it stays as it is.
+            param (chainer.Parameter): Initialized parameter of any model, which is not
+                changed.
 
         Returns:
-            int: Bytes.
+            int: Number of bytes.
 
         Example:
             >>> param = chainer.Parameter(np.zeros(10, np.float16))
@@ -335,9 +336,9 @@ class MixedPrecision(OptimizerWrapper):
     def serialize(self, serializer: Any) -> None:
         """Reads or writes all that training needs to continue bit for bit.
 
-        That is the optimizer's state and the float32 masters, under the paths of the
-        parameters, and the state of the loss scale. As with every optimizer, the
-        parameters themselves are the model's to serialize.
+        The state is the optimizer's state and the float32 masters, under the paths of
+        the parameters, and the state of the loss scale. As with every optimizer, the
+        model serializes the parameters themselves.
         """
         self.actual_optimizer.serialize(serializer)
         self._masters.serialize(
@@ -347,5 +348,5 @@ class MixedPrecision(OptimizerWrapper):
         self.n_skipped = int(serializer("n_skipped", self.n_skipped))
 
     def loaded_parts(self) -> list[Any]:
-        """Returns what else has attributes that :meth:`serialize` sets."""
+        """Returns the other objects whose attributes :meth:`serialize` sets."""
         return [self._masters, self.loss_scale]

@@ -1,4 +1,4 @@
-"""Checks of the optimizers, parameters and gradients that mixed precision takes."""
+"""Checks of the optimizers, parameters and gradients for mixed precision."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def check_optimizer(optimizer: chainer.Optimizer) -> None:
     """Refuses optimizers that do more than call update rules and hooks.
 
     Raises:
-        TypeError: If it has an update of its own.
-        ValueError: If it has a loss scale of its own.
+        TypeError: If the optimizer has an update of its own.
+        ValueError: If the optimizer has a loss scale of its own.
     """
     name = type(optimizer).__name__
     if not isinstance(optimizer, GradientMethod):
@@ -53,9 +53,9 @@ def check_parameter(path: str, param: chainer.Parameter) -> None:
 def unique_parameters(
     target: chainer.Link, include_uninit: bool = False
 ) -> list[tuple[str, chainer.Parameter]]:
-    """Returns parameters with their paths; one that two links share has its first.
+    """Returns parameters with their paths; one that two links share has its first path.
 
-    Two stages on a rank may have a copy each of a shared parameter: two parameters of
+    Two stages on a rank may each have a copy of a shared parameter: two parameters of
     the same path.
     """
     by_id: dict[int, tuple[str, chainer.Parameter]] = {}
@@ -67,12 +67,12 @@ def unique_parameters(
 def check_copies(target: chainer.Link) -> None:
     """Refuses parameters that are copies with one array.
 
-    Chainer updates the array once for each of them. Here each would have a place of its
-    own in the buffers, and the updates of all but one would be lost.
+    Chainer updates the array once for each copy. Here each copy would have its own
+    place in the buffers, and the updates of all but one would be lost.
     """
     known: dict[int, tuple[str, chainer.Parameter]] = {}
     for path, param in unique_parameters(target, include_uninit=True):
-        # Copies that get their size later have the cell in common that holds the array.
+        # Copies that are sized later share the cell that holds the array.
         cell = param._data if param.array is None else param.array
         first, other = known.setdefault(id(cell), (path, param))
         if other is not param:
@@ -84,11 +84,11 @@ def check_copies(target: chainer.Link) -> None:
 
 
 def check_is_whole(target: chainer.Link) -> None:
-    """Refuses stages of a model whose others are in other processes.
+    """Refuses a stage of a model whose other stages are in other processes.
 
-    They would skip steps that the others take.
+    Without a common decision one process would skip steps that others take.
     """
-    # Imported by whoever sends anything to another process.
+    # Every process that sends anything to another one has imported MPI.
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.Is_initialized() or mpi.COMM_WORLD.size == 1:
         return
@@ -104,14 +104,14 @@ def check_is_whole(target: chainer.Link) -> None:
 
 
 def check_scale(parameters: Sequence[chainer.Parameter], scale: float) -> None:
-    """Refuses gradients that are not scaled as the loss is.
+    """Refuses gradients that are not scaled by the loss scale.
 
     Args:
-        parameters: Whose gradients.
+        parameters: Parameters whose gradients are checked.
         scale (float): The loss scale.
 
     Raises:
-        ValueError: If they are not scaled, or by another number.
+        ValueError: If the gradients are not scaled, or by another number.
     """
     noted = {
         None if param._loss_scale is None else float(param._loss_scale)
@@ -138,14 +138,15 @@ def check_scale(parameters: Sequence[chainer.Parameter], scale: float) -> None:
 
 
 def keeps_master(param: chainer.Parameter) -> bool:
-    """Whether the parameter, if it is float16, is updated in float32."""
+    """Returns whether the parameter, if it is float16, is updated in float32."""
     return getattr(param.update_rule, "keeps_master", True)
 
 
 def has_master(param: chainer.Parameter) -> bool:
-    """Whether the parameter is float16 and updated in float32."""
+    """Returns whether the parameter is float16 and updated in float32."""
     if param.array is None:
-        # What it will be made with: the initializer's, or that of the configuration.
+        # Before initialization the dtype is the initializer's, or that of the
+        # configuration.
         dtype = chainer.get_dtype(getattr(param.initializer, "dtype", None))
     else:
         dtype = param.dtype

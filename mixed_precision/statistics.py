@@ -1,6 +1,6 @@
 """How much of the gradients float16 can hold, and what a loss scale would change.
 
-The figures of Naruse's slides: histograms of the exponents of gradients
+The figures are those of Naruse's slides: histograms of the exponents of gradients
 (:mod:`mixed_precision.exponent_histogram`), before and after scaling.
 """
 
@@ -25,12 +25,13 @@ class GradientReport:
     """Histograms of the gradients of a model.
 
     Args:
-        scale (float): The loss scale to show the effect of, a power of two.
+        scale (float): The loss scale whose effect is shown, a power of two.
 
     Attributes:
-        parameters (dict): An :class:`ExponentHistogram` for each parameter's path.
-        activations (dict): The same for gradients of activations, by layer and
-            function.
+        parameters (dict): An :class:`ExponentHistogram` of the gradients of each
+            parameter, by path.
+        activations (dict): An :class:`ExponentHistogram` of the gradients of
+            activations, by layer and function.
     """
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -45,8 +46,9 @@ class GradientReport:
 
         Args:
             link (chainer.Link): A model or a stage.
-            updated_by_chainer (bool): Whether an optimizer has updated them since
-                backward without :class:`MixedPrecision`, which leaves gradients scaled.
+            updated_by_chainer (bool): Whether an optimizer other than
+                :class:`MixedPrecision`, which leaves gradients scaled, has updated the
+                parameters since backward.
         """
         for path, param in link.namedparams(include_uninit=False):
             if param.grad is None:
@@ -78,7 +80,7 @@ class GradientReport:
         return 2.0 ** (LARGEST - 2 - max(highest)) if highest else 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns everything, for JSON; see :class:`GradientStatistics`."""
+        """Returns all histograms, for JSON; see :class:`GradientStatistics`."""
         return {
             "scale": self.scale,
             "largest_safe_scale": self.largest_safe_scale,
@@ -102,7 +104,7 @@ class GradientReport:
         """Draws the histograms before and after scaling, with the range of float16.
 
         Args:
-            path (str): The picture; its ending names the format.
+            path (str): Path of the picture; its ending names the format.
 
         Raises:
             ImportError: If matplotlib is not installed.
@@ -120,15 +122,15 @@ class GradientReport:
 
 
 class ActivationGradients(function_hook.FunctionHook):
-    """Function hook that counts the gradients functions get for their outputs.
+    """Function hook that counts the gradients of functions' outputs.
 
-    Names are the layer's position in a :class:`~divisible.Divisible`, or else the depth
-    in the graph, and the function's.
+    The name of a histogram has the layer's position in a :class:`~divisible.Divisible`,
+    or else the depth in the graph, and the function's name.
 
     Args:
-        report (GradientReport): Where to count; may be replaced.
-        optimizer (chainer.Optimizer): Its loss scale is divided out; ``None`` for
-            gradients that are not scaled.
+        report (GradientReport): Report that gets the counts; may be replaced.
+        optimizer (chainer.Optimizer): Optimizer whose loss scale is divided out;
+            ``None`` for gradients that are not scaled.
 
     Example:
         >>> import chainer.functions as F, chainer.links as L
@@ -149,7 +151,7 @@ class ActivationGradients(function_hook.FunctionHook):
     def backward_preprocess(
         self, function: Any, in_data: tuple, out_grad: tuple
     ) -> None:
-        """Counts."""
+        """Counts the gradients."""
         position = getattr(function, "layer_position", None)
         where = f"depth {function.rank}" if position is None else f"layer {position}"
         name = f"{where}: {function.label}"
@@ -163,30 +165,31 @@ class ActivationGradients(function_hook.FunctionHook):
 
 
 class GradientStatistics(extension.Extension):
-    """Trainer extension that says which loss scale a model needs.
+    """Trainer extension that shows which loss scale a model needs.
 
-    It writes two files: histograms of the exponents of the gradients before and after
-    scaling, with the shares that float16 loses, as JSON and as a picture. What a scale
-    would do is best seen in a float32 model, ``GradientStatistics(scale=1024)``: what
-    float16 has lost already counts as zero.
+    The extension writes two files: histograms of the exponents of the gradients before
+    and after scaling, with the shares that float16 loses, as JSON and as a picture. Use
+    a float32 model to see the effect of a scale, ``GradientStatistics(scale=1024)``:
+    numbers that float16 has lost already count as zero.
 
-    The JSON has ``scale``, ``largest_safe_scale`` (the power of two that brings the
-    largest gradient seen to a quarter of the range), and for ``parameters`` and
-    ``activations`` a ``total`` and ``each``, with ``n``, the shares ``before`` and
-    ``after`` as of :meth:`ExponentHistogram.shares`, and the counts of ``exponents``.
+    The JSON has ``scale``; ``largest_safe_scale``, the power of two that brings the
+    largest gradient seen to a quarter of the range; and ``parameters`` and
+    ``activations``. Each of the latter has a ``total`` and ``each``, with ``n``, the
+    shares ``before`` and ``after`` of :meth:`ExponentHistogram.shares`, and the counts
+    of ``exponents``.
 
-    Gradients of parameters are those of the last iteration; those of activations, which
-    vanish first, are added up since the last report, which makes backward slower.
+    Gradients of parameters are those of the last iteration. Gradients of activations,
+    which vanish first, are added up since the last report, which makes backward slower.
 
     Args:
-        scale (float): The scale to show the effect of, a power of two; ``None`` for the
+        scale (float): The scale whose effect is shown, a power of two; ``None`` for the
             optimizer's own.
-        activations (bool): Whether to look at gradients of activations.
-        filename (str): Of the files, without ending; formatted with the trainer, as
-            that of :func:`chainer.training.extensions.snapshot`. On several ranks, each
-            writes those of its stage: give each another name.
-        plot (bool): Whether to draw; needs matplotlib.
-        optimizer_name (str): Of the optimizer in the updater.
+        activations (bool): Whether to count gradients of activations.
+        filename (str): Name of the files, without ending; formatted with the trainer,
+            as the name in :func:`chainer.training.extensions.snapshot`. On several
+            ranks each writes the gradients of its stage: give each rank another name.
+        plot (bool): Whether to draw a picture, which needs matplotlib.
+        optimizer_name (str): Name of the optimizer in the updater.
 
     Example:
         >>> def extend(trainer):
@@ -223,14 +226,14 @@ class GradientStatistics(extension.Extension):
         self._hook: ActivationGradients | None = None
 
     def initialize(self, trainer: Any) -> None:
-        """Begins to look at gradients of activations."""
+        """Starts to count gradients of activations."""
         if self._activations:
             report = self._new_report(trainer)
             self._hook = ActivationGradients(report, self._optimizer(trainer))
             self._hook.__enter__()
 
     def finalize(self) -> None:
-        """Ends it."""
+        """Stops counting."""
         if self._hook is not None:
             self._hook.__exit__(None, None, None)
 
@@ -241,8 +244,9 @@ class GradientStatistics(extension.Extension):
             report.activations = self._hook.report.activations
             self._hook.report = self._new_report(trainer)
         optimizer = self._optimizer(trainer)
-        # By its attribute, which ChainerMN's optimizers around it have as well. With a
-        # dynamic scale of its own Chainer updates nothing if a gradient is not finite.
+        # Recognized by an attribute that ChainerMN's optimizers around it have as well.
+        # With a dynamic scale of its own Chainer updates nothing if a gradient is not
+        # finite.
         updated_by_chainer = not hasattr(optimizer, "loss_scale") and not getattr(
             optimizer, "_loss_scaling_isnan", False
         )
@@ -267,9 +271,9 @@ def _scale_of(optimizer: Any) -> float:
 
 
 def _is_unscaled_in_place(param: chainer.Parameter) -> bool:
-    """Whether Chainer's update divides the gradient itself by the loss scale."""
+    """Returns whether Chainer's update divides the gradient itself by the scale."""
     rule = param.update_rule
     if rule is None or not rule.enabled:
         return False
-    # Else it divides a copy.
+    # Otherwise Chainer divides a copy.
     return not (rule._use_fp32_update and param.dtype == np.float16)

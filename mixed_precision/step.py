@@ -25,15 +25,16 @@ from mixed_precision.flat import FlatBuffers, Gathered
 
 
 class Step:
-    """The gradients of one step, and what is done with them.
+    """The gradients of one step, from the sums of squares to the update.
 
     Args:
-        optimizer (chainer.Optimizer): Whose hooks and update rules are used.
-        parameters: Its initialized parameters, in the order in which hooks see them.
-        buffers: They are in them.
-        loss_scale (float): What their gradients are multiplied by.
+        optimizer (chainer.Optimizer): Optimizer whose hooks and update rules are used.
+        parameters: The optimizer's initialized parameters, in the order in which hooks
+            get them.
+        buffers: Buffers that hold the parameters.
+        loss_scale (float): Factor that the gradients were multiplied by.
         norm_of: Returns the squared norm of all ranks' gradients for the sums of
-            squares of this rank's. A call of all ranks.
+            squares of this rank's gradients. A call of all ranks.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Step:
         """Calls the hooks, and updates the parameters.
 
         Args:
-            squared_norm: Of all ranks' unscaled gradients.
+            squared_norm: Squared norm of all ranks' unscaled gradients.
         """
         self._buffers.streamed.begin()
         hooks = Hooks.of(self._optimizer)
@@ -92,8 +93,9 @@ class Step:
                 changed = True
                 continue
             if changed:
-                # Another all-reduce, which nobody has who clips first. Whether there is
-                # one depends on the hooks alone: they are the same on all ranks.
+                # Another all-reduce, which does not happen where clipping comes first.
+                # The hooks alone decide whether there is one, and they are the same on
+                # all ranks.
                 squared_norm = self._norm_of(self.sum_squares())
                 changed = False
             rate = clipping_rate(hook, squared_norm)

@@ -1,8 +1,8 @@
 """Parameters on disk: float32 in their files, and so their own masters.
 
-A streamed layer computes in float32 and hands over float16, so its gradients are
-float32 as well. They are scaled, as all others are, and what they are to be multiplied
-by waits until the update, which goes through the files anyhow.
+A streamed layer computes in float32 and returns float16, so its gradients are float32
+as well. They are scaled, as all others are. The factor that unscales them is applied in
+the update, which reads and writes the files in any case.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 
 def is_streamed(param: chainer.Parameter) -> bool:
-    """Whether a parameter is on disk."""
+    """Returns whether a parameter is on disk."""
     return getattr(param, "is_streamed", False)
 
 
@@ -23,11 +23,11 @@ class StreamedParameters:
     """The parameters of an optimizer that are on disk.
 
     Args:
-        parameters: All of its parameters, with paths.
+        parameters: All parameters of the optimizer, with paths.
 
     Attributes:
-        paths: Of those on disk.
-        parameters: They themselves.
+        paths: Paths of the parameters on disk.
+        parameters: The parameters on disk.
     """
 
     def __init__(self, parameters: Sequence[tuple[str, chainer.Parameter]]) -> None:
@@ -37,10 +37,10 @@ class StreamedParameters:
         self._without_gradients: list[chainer.Parameter] = []
 
     def sum_squares(self, inverse: float) -> np.ndarray:
-        """Returns for each the sum of its squared gradients, in float64.
+        """Returns for each parameter the sum of its squared gradients, in float64.
 
         Args:
-            inverse: What gradients are multiplied by first.
+            inverse: Factor of the gradients.
         """
         return np.array(
             [
@@ -51,16 +51,17 @@ class StreamedParameters:
         )
 
     def multiply(self, factor: float) -> None:
-        """Multiplies the gradients, in their files."""
+        """Multiplies the gradients in their files."""
         for param in self.parameters:
             param._loss_scale = None
             for part in self._gradient(param, written=True):
                 part *= part.dtype.type(factor)
 
     def begin(self) -> None:
-        """Gives zeros as the gradient to those without one that are to be updated.
+        """Sets zeros as the gradient of each parameter to update that has none.
 
-        In Chainer an optimizer does so for all, and momentum and hooks go on.
+        Chainer's optimizers do so for all parameters, so that momentum and hooks
+        continue.
         """
         for param in self.parameters:
             rule = param.update_rule
@@ -69,16 +70,16 @@ class StreamedParameters:
                 self._without_gradients.append(param)
 
     def end(self) -> None:
-        """Takes the gradients away that :meth:`begin` has given."""
+        """Removes the gradients that :meth:`begin` has set."""
         for param in self._without_gradients:
             param.cleargrad()
         self._without_gradients.clear()
 
     def update(self, inverse: float) -> None:
-        """Updates them by their rules.
+        """Updates the parameters by their rules.
 
         Args:
-            inverse: What gradients are multiplied by first.
+            inverse: Factor of the gradients.
         """
         for param in self.parameters:
             param.update(factor=inverse)
@@ -90,6 +91,6 @@ class StreamedParameters:
 
 def _sum_of_squares(part: np.ndarray) -> float:
     flat = part.reshape(-1)
-    # In pieces that are converted in the cache.
+    # Split into pieces that are converted in the cache.
     pieces = np.array_split(flat, max(1, flat.size // 4096))
     return sum(float(np.square(piece, dtype=np.float64).sum()) for piece in pieces)

@@ -32,7 +32,10 @@ from typing import NamedTuple
 from tests.support.processes import ROOT
 
 #: Files and folders whose text obeys the rules, relative to the root of the repository.
-CHECKED = ("tests/support/plain_words.py",)
+CHECKED = (
+    "mixed_precision",
+    "tests/support/plain_words.py",
+)
 
 #: Words in the longest sentence.
 LONGEST = 34
