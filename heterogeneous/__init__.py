@@ -1,8 +1,8 @@
 """Back propagation on processors of unequal ability, by rectangular mapping.
 
-A unit square stands for the work: its width for the samples, its height for the
-hidden units. Each processor has a rectangle whose area is its ability, in the partition
-whose messages take least (SRPM). While training goes on, abilities are measured anew
+A unit square stands for the work: its width for the samples, its height for the hidden
+units. Each processor has a rectangle whose area is its ability, in the partition whose
+messages take the least time (SRPM). During training, abilities are measured repeatedly
 and the mapping moves (DRPM). The source is Ozawa, Sugaya and Aso, *Parallelizing of a
 Back Propagation in Heterogeneous Environment Using a Rectangular Partitioning Mapping
 Method* (2005).
@@ -11,18 +11,18 @@ Method* (2005).
 
     remapper      training that measures its ranks and moves their parts
     mlp           the network: forward, backward, predictions, remapping
-    arguments     checks of what one rank hands over
+    arguments     checks of one rank's arguments
     calls         calls of all ranks, compared before their messages
     sums          within a column, and between columns; results to all columns
-    remapping     hidden units on their way, with what optimizers keep of them
+    remapping     moves of hidden units, with their optimizer states
     units         hidden units as rows of blocks, and their first values
     messages      sends, receives, waits
 
-    rectangles    the square, cut into rectangles: what each processor has
+    rectangles    the square, cut into a rectangle for each processor
     partition     the best rectangles for given abilities
     columns       the search for columns of processors
     costs         the time of messages, equation (8)
-    baselines     mappings from before
+    baselines     earlier mappings
     picture       partitions as text, and drawn
     estimates     abilities by measured times, and whether to remap
     checks        measurements, and the partition that follows from them

@@ -1,4 +1,4 @@
-"""Checks of what one rank hands over to a network, before any message."""
+"""Checks of the arguments that one rank gives to a network, before any message."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from divisible.records import plain_integer, shown
 from heterogeneous.partition import RectangularPartition
 
 _DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
-# Hooks that look at whole arrays, of which a rank has a part only, or that draw random
-# numbers, which other ranks draw otherwise.
+# Hooks that need whole arrays, of which a rank has a part only, or that draw random
+# numbers, which differ between ranks.
 _UNEQUAL_HOOKS = (
     optimizer_hooks.GradientClipping,
     optimizer_hooks.GradientLARS,
@@ -25,11 +25,11 @@ _UNEQUAL_HOOKS = (
 def check_network(
     n_in: int, n_hidden: int, n_out: int, partition: Any, n_ranks: int
 ) -> tuple[int, int, int]:
-    """Returns the sizes of a network as plain numbers, if the partition is of these.
+    """Returns the sizes of a network as plain numbers, if they fit the partition.
 
     Raises:
-        TypeError: If one is no integer, or the partition is none.
-        ValueError: If the partition is another network's, or for other ranks.
+        TypeError: If a size is not an integer, or ``partition`` is not a partition.
+        ValueError: If the partition is for another network, or for other ranks.
     """
     if not isinstance(partition, RectangularPartition):
         raise TypeError(
@@ -54,10 +54,10 @@ def check_network(
 
 
 def check_weights(seed: int, dtype: Any) -> tuple[int, np.dtype]:
-    """Returns a seed and a dtype of weights, if they can be such.
+    """Returns a seed and a dtype of weights, if both are valid.
 
     Raises:
-        TypeError, ValueError: If they cannot.
+        TypeError, ValueError: If one is not valid.
     """
     seed, found = plain_integer("seed", seed), np.dtype(dtype)
     if not 0 <= seed < 2**32:
@@ -68,10 +68,10 @@ def check_weights(seed: int, dtype: Any) -> tuple[int, np.dtype]:
 
 
 def check_samples(x: Any, n_in: int, dtype: np.dtype) -> None:
-    """Sees that an array is one of samples.
+    """Checks that an array holds samples.
 
     Raises:
-        TypeError, ValueError: If it is not.
+        TypeError, ValueError: If it does not.
     """
     if not isinstance(x, chainer.get_array_types()):
         raise TypeError(f"x must be an array, not {type(x).__name__}")
@@ -88,15 +88,16 @@ def check_samples(x: Any, n_in: int, dtype: np.dtype) -> None:
 
 
 def check_targets(t: Any, n_samples: int, n_out: int | None) -> None:
-    """Sees that an array is one of targets.
+    """Checks that an array holds targets.
 
     Args:
         t: The targets.
-        n_samples: Of ``x``.
-        n_out: Outputs, if targets are compared with them one by one.
+        n_samples: Number of samples in ``x``.
+        n_out: Number of outputs, if targets are compared with them one by one; else
+            ``None``.
 
     Raises:
-        TypeError, ValueError: If it is not.
+        TypeError, ValueError: If it does not.
     """
     if not isinstance(t, chainer.get_array_types()):
         raise TypeError(f"t must be an array, not {type(t).__name__}")
@@ -118,10 +119,10 @@ def check_targets(t: Any, n_samples: int, n_out: int | None) -> None:
 
 
 def check_enough(n_samples: int, partition: RectangularPartition) -> None:
-    """Sees that no column is without samples.
+    """Checks that each column has a sample.
 
     Raises:
-        ValueError: If one would be.
+        ValueError: If a column has none.
     """
     if n_samples < partition.n_columns:
         raise ValueError(
@@ -132,18 +133,18 @@ def check_enough(n_samples: int, partition: RectangularPartition) -> None:
 
 
 def check_optimizer(optimizer: Any, model: chainer.Link) -> None:
-    """Sees that an optimizer is one of the network, and keeps copies of units equal.
+    """Checks that an optimizer updates the network, and keeps copies of units equal.
 
     Raises:
-        TypeError: If it is none, or stands for another one, of which it may keep what
-            does not move along.
-        ValueError: If it is another model's, or has a hook that treats the ranks
-            unequally.
+        TypeError: If the optimizer is not one of Chainer's, or wraps another one: its
+            state might not move with the hidden units.
+        ValueError: If the optimizer updates another model, or has a hook that treats
+            the ranks unequally.
     """
     if not isinstance(optimizer, chainer.optimizer.GradientMethod):
         raise TypeError(
             f"optimizer must be one of Chainer's, such as SGD(0.1), not"
-            f" {type(optimizer).__name__}: what it keeps could not move along"
+            f" {type(optimizer).__name__}: its state could not move with hidden units"
         )
     if getattr(optimizer, "target", None) is not model:
         raise ValueError(
@@ -162,12 +163,12 @@ def check_optimizer(optimizer: Any, model: chainer.Link) -> None:
 
 
 def name_of(function: Any) -> str:
-    """Returns what to call a function when ranks compare theirs."""
+    """Returns the name of a function under which ranks compare theirs."""
     return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def description(partition: RectangularPartition) -> dict[str, Any]:
-    """Returns what ranks compare of their partitions."""
+    """Returns the facts of a partition that ranks compare."""
     return {
         "columns": partition.columns,
         "samples": [r.samples for r in partition.rectangles],

@@ -1,11 +1,11 @@
-"""Mappings from before rectangular ones, to compare with (section 4 of Ozawa et al.).
+"""Earlier mappings, to compare with rectangular ones (section 4 of Ozawa et al.).
 
-All have as many processors in each group, which shares its samples::
+Each group has the same number of processors, and shares its samples::
 
     abilities 1 : 1.5 : 2 : 2.5 : 3 : 3.5, two groups
 
               samples    hidden units
-    1         1 : 1      1 : 1 : 1            equal parts for everyone
+    1         1 : 1      1 : 1 : 1            equal parts for all
     H         1 : 2.5    1 : 1 : 1            samples by each group's slowest
     H_rev     1 : 2.5    1 : 1.5 : 2          and units by the slowest group
 """
@@ -27,18 +27,19 @@ def method_1(
     l: int,  # noqa: E741
     s: int,
 ) -> RectangularPartition:
-    """Gives every processor an equal part, whatever its ability.
+    """Gives every processor an equal part, independent of its ability.
 
     Args:
-        n_processors: How many there are.
-        n_groups: How many columns they form; a divisor of their number.
+        n_processors: Number of processors.
+        n_groups: Number of columns that they form; a divisor of the number of
+            processors.
         n: Inputs of the network.
         m: Hidden units.
         l: Outputs.
         s: Samples.
 
     Raises:
-        TypeError, ValueError: If an argument is no such number.
+        TypeError, ValueError: If an argument is not a valid number.
 
     Example:
         >>> method_1(4, 2, 203, 80, 26, 1024).rectangles[3].samples
@@ -62,15 +63,16 @@ def method_h(
     """Gives groups samples by the ability of their slowest processors: method H.
 
     Args:
-        abilities: Of the processors, positive, of any sum.
-        n_groups: How many columns they form; a divisor of their number.
+        abilities: Abilities of the processors, positive, of any sum.
+        n_groups: Number of columns that they form; a divisor of the number of
+            processors.
         n: Inputs of the network.
         m: Hidden units.
         l: Outputs.
         s: Samples.
 
     Raises:
-        TypeError, ValueError: If an argument is no such number.
+        TypeError, ValueError: If an argument is not a valid number.
 
     Example:
         >>> p = method_h([1, 1.5, 2, 2.5, 3, 3.5], 2, 203, 90, 26, 1400)
@@ -91,15 +93,16 @@ def method_h_rev(
     """Divides hidden units as well, by the slowest group: H_rev, the paper's method 2.
 
     Args:
-        abilities: As of :func:`method_h`.
-        n_groups: Likewise.
-        n: Likewise.
-        m: Likewise.
-        l: Likewise.
-        s: Likewise.
+        abilities: Abilities of the processors, positive, of any sum.
+        n_groups: Number of columns that they form; a divisor of the number of
+            processors.
+        n: Inputs of the network.
+        m: Hidden units.
+        l: Outputs.
+        s: Samples.
 
     Raises:
-        TypeError, ValueError: If an argument is no such number.
+        TypeError, ValueError: If an argument is not a valid number.
 
     Example:
         >>> p = method_h_rev([1, 1.5, 2, 2.5, 3, 3.5], 2, 203, 90, 26, 1400)
@@ -123,7 +126,7 @@ def _grouped(
     weighs_samples: bool = False,
     weighs_units: bool = False,
 ) -> RectangularPartition:
-    """Divides the work in equal parts, or by the abilities of those that count."""
+    """Divides the work in equal parts, or by the abilities of slowest processors."""
     count, n_groups = len(abilities), plain_integer("n_groups", n_groups)
     if n_groups < 1 or count % n_groups:
         fitting = [i for i in range(1, count + 1) if count % i == 0]
@@ -136,7 +139,7 @@ def _grouped(
     size = count // n_groups
     by_ability = sorted(range(count), key=lambda i: abilities[i])
     groups = [by_ability[i : i + size] for i in range(0, count, size)]
-    # The slowest of each group, and all of the slowest group.
+    # Widths follow the slowest of each group, heights all of the slowest group.
     widths = [abilities[group[0]] if weighs_samples else 1.0 for group in groups]
     heights = [abilities[i] if weighs_units else 1.0 for i in groups[0]]
     return RectangularPartition(

@@ -1,4 +1,4 @@
-"""The calls of a network that lies on several ranks, compared before their messages."""
+"""The calls of a network on several ranks, compared before their messages."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from divisible.communication.waiting import kept_at_errors
 
 
 class Calls:
-    """Counts the calls of a rank, and compares each with those of the others.
+    """Counts the calls of a rank, and compares each with those of the other ranks.
 
-    Each call begins with a few numbers from every rank to all. They travel while this
-    rank computes what needs no messages. Only when they differ, or a rank refuses its
-    arguments, do the ranks say what they have.
+    Each call begins with two numbers from every rank to all: a hash of the call, and
+    whether the rank refuses it. They travel while this rank computes. Only when the
+    hashes differ, or a rank refuses its arguments, do the ranks exchange their
+    descriptions.
 
     Args:
-        comm: Of the ranks.
+        comm: Communicator of the ranks.
         timeout: Seconds to wait for the other ranks.
     """
 
@@ -40,10 +41,10 @@ class Calls:
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Sees to it that nothing follows a call that failed in the middle.
+        """Refuses calls after a call that failed in the middle.
 
         Raises:
-            RuntimeError: If one did before, or they are closed.
+            RuntimeError: If an earlier call failed, or the network is closed.
         """
         if self._is_closed:
             raise RuntimeError("this network is closed: make a new one on all ranks")
@@ -57,7 +58,7 @@ class Calls:
         try:
             yield
         except (Refused, DisagreementError) as error:
-            # All ranks have raised, and nothing is under way.
+            # All ranks have raised, and no message is under way.
             self._is_broken = False
             self._farewells.finish()
             if isinstance(error, Refused):
@@ -72,20 +73,20 @@ class Calls:
 
     def close(self) -> None:
         """Frees the communicator; a call of all ranks."""
-        # After an error it stays: the others may not come.
+        # After an error the communicator stays: other ranks may not call this.
         free(self._comm)
         self._is_closed = True
 
     def begin(self, name: str, words: Sequence[str], refusal: Exception | None) -> None:
-        """Begins to compare a call; where it is refused, ends it.
+        """Begins to compare a call; finishes the comparison where the call is refused.
 
         Args:
-            name: Of the call.
-            words: What must be the same on all ranks.
-            refusal: What is wrong on this rank.
+            name: Name of the call.
+            words: Descriptions that must be the same on all ranks.
+            refusal: Error in this rank's arguments; ``None`` without one.
 
         Raises:
-            Refused: With the refusal.
+            Refused: If ``refusal`` is given.
         """
         self._n_calls += 1
         words = [f"call {self._n_calls}, {name}", *words]
@@ -99,11 +100,11 @@ class Calls:
             self.finish()
 
     def finish(self) -> None:
-        """Waits for the other ranks' words, and compares them.
+        """Waits for the other ranks' numbers, and compares them.
 
         Raises:
-            DisagreementError: If the calls differ, or another rank refuses its own.
-            Refused: If this one does.
+            DisagreementError: If the calls differ, or another rank refuses its call.
+            Refused: If this rank refuses its call.
             StallError: If another rank does not come.
         """
         begun, self._begun = self._begun, None
@@ -126,12 +127,12 @@ class _Begun(NamedTuple):
     """A call whose comparison is under way.
 
     Attributes:
-        name: Of the call.
-        words: What must be the same on all ranks.
-        refusal: What is wrong on this one.
-        mine: The numbers that it sends.
-        everyones: Where those of all ranks come.
-        request: Of these messages.
+        name: Name of the call.
+        words: Descriptions that must be the same on all ranks.
+        refusal: Error in this rank's arguments; ``None`` without one.
+        mine: Numbers that this rank sends.
+        everyones: Buffer that receives the numbers of all ranks.
+        request: Request of the messages.
     """
 
     name: str
@@ -146,7 +147,7 @@ class Refused(Exception):
     """A call that its own rank has refused.
 
     Args:
-        reason: The error that a user gets.
+        reason: The error that the user sees.
     """
 
     def __init__(self, reason: Exception) -> None:

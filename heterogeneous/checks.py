@@ -1,6 +1,6 @@
 """The checks of DRPM: measurements, and the partition that follows from them.
 
-Nothing here sends a message or looks at a clock::
+Nothing here sends a message or reads a clock::
 
     processor 0   Measurements --> Summary --.
     processor 1   Measurements --> Summary --+--> outcome: an action, a partition
@@ -20,12 +20,13 @@ from heterogeneous.partition import RectangularPartition
 
 
 class Summary(NamedTuple):
-    """The words of a processor at a check.
+    """The results of a processor's measurements, which it sends at a check.
 
     Attributes:
-        seconds: t1 of an iteration: forward, messages within the column, backward.
-        ability: By t1.
-        computing_ability: By t2, the backward alone.
+        seconds: t1 of an iteration, in seconds: forward, messages within the column,
+            backward.
+        ability: Work per second, by t1.
+        computing_ability: Work per second, by t2, the backward alone.
     """
 
     seconds: float
@@ -37,12 +38,14 @@ class Check(NamedTuple):
     """A check of a :class:`~heterogeneous.Remapper`.
 
     Attributes:
-        iteration: How many iterations there had been.
-        seconds: That those since the last check took on rank 0, remapping excluded.
+        iteration: Number of iterations before the check.
+        seconds: Seconds that the iterations since the last check took on rank 0,
+            without remapping.
         ratio: The shortest t1 of a rank over the longest.
         action: ``'whole'``, ``'line'``, or ``None`` if nothing moved.
-        abilities: Of all ranks, of the sum 1: by t2 for ``'whole'``, by t1 else.
-        per_column: How many ranks each column has from now on.
+        abilities: Abilities of all ranks, of the sum 1: by t2 for ``'whole'``, by t1
+            otherwise.
+        per_column: Number of ranks in each column after the check.
         slowest: The rank with the longest t1, for which the others waited.
     """
 
@@ -59,11 +62,11 @@ class Outcome(NamedTuple):
     """The decision of a check.
 
     Attributes:
-        action: As of :class:`Check`.
-        partition: From now on.
-        abilities: As of :class:`Check`.
-        ratio: Likewise.
-        slowest: Likewise.
+        action: Action of :class:`Check`.
+        partition: Partition after the check.
+        abilities: Abilities of :class:`Check`.
+        ratio: The shortest t1 of a rank over the longest.
+        slowest: The rank with the longest t1.
     """
 
     action: Action | None
@@ -76,11 +79,12 @@ class Outcome(NamedTuple):
 class Measurements:
     """The measured iterations of one processor.
 
-    Those count that are like the newest: see :func:`~heterogeneous.estimates.of_now`.
+    Iterations count that resemble the newest: see
+    :func:`~heterogeneous.estimates.of_now`.
 
     Args:
-        last: How many of the newest count, the paper's L, also from before a check;
-            ``None`` for all since the last check.
+        last: Number of the newest iterations that count, the paper's L, also from
+            before a check; ``None`` for all since the last check.
     """
 
     def __init__(self, last: int | None = None) -> None:
@@ -98,7 +102,7 @@ class Measurements:
         self._rows.append((work, t1, t2))
 
     def summary(self) -> Summary:
-        """Returns what they say, and makes room for those up to the next check."""
+        """Returns the results so far; without ``last``, forgets the measurements."""
         work, t1, t2 = np.array(self._rows, np.float64).T
         counts, counts_2 = of_now(t1), of_now(t2)
         if self._last is None:
@@ -122,23 +126,23 @@ def outcome(
     """Decides on a remapping, and finds the partition.
 
     Args:
-        partition: So far.
-        summaries: Of all processors.
-        check: As of :func:`~heterogeneous.decide`.
-        has_initial: Likewise.
-        whole: Likewise.
-        line: Likewise.
+        partition: Partition so far.
+        summaries: Summaries of all processors.
+        check: Number of the check, from 1 on.
+        has_initial: Whether training began with estimates of the abilities.
+        whole: Ratio of times below which everything is mapped again.
+        line: Ratio of times below which lines move.
     """
     times = [each.seconds for each in summaries]
     action = decide(times, check=check, has_initial=has_initial, whole=whole, line=line)
     new = partition
     if action == "whole":
-        # Messages will be others, so that only what was computed counts.
+        # Messages will change, so only the computation counts.
         new = partition.remade([each.computing_ability for each in summaries])
     elif action == "line":
         new = partition.resized([each.ability for each in summaries])
     if new.rectangles == partition.rectangles:
-        # Whole units and samples that are the same.
+        # Rounded to whole units and samples, nothing changes.
         action, new = None, partition
     total = sum(each.ability for each in summaries)
     abilities = tuple(each.ability / total for each in summaries)

@@ -2,15 +2,15 @@
 
 :func:`table` and :func:`ascending` are Fig. 7 of Ozawa et al., for processors in
 ascending order of ability. ``t(C, q)`` is the cost of the slowest of ``C`` columns of
-the first ``q`` processors, and the last column begins behind one of the ``q'``::
+the first ``q`` processors. The last column begins after the first ``q'`` processors::
 
     0          q'         q         N
     |-- C - 1 --|-- last --|...             t(C, q) = min over q' of
        columns     column                       max(t'(q', q), t(C - 1, q'))
 
-That order is not always the best. :func:`any_order` lets any processors share a column:
-up to `EXACT` of them by a dynamic program over sets, more by exchanges that start from
-the ascending order.
+The ascending order is not always the best. :func:`any_order` lets any processors share
+a column: up to `EXACT` processors by a dynamic program over sets, more by exchanges
+that start from the ascending order.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy as np
 
 from heterogeneous.costs import CommunicationCost
 
-#: Processors up to which all sets are looked at.
+#: Number of processors up to which all sets are tried.
 EXACT = 10
-#: Of more processors, for how many numbers of columns exchanges are tried: those that
-#: are best in ascending order.
+#: For more processors, the number of column counts for which exchanges are tried: those
+#: that are best in ascending order.
 _IMPROVED = 12
 
 Columns = list[list[int]]
@@ -36,7 +36,8 @@ class Found(NamedTuple):
 
     Attributes:
         columns: Positions in the sequence of abilities, column by column.
-        by_columns: What the best of each number of columns costs in total, from 1 on.
+        by_columns: Total cost of the best columns, for each number of columns from 1
+            on.
     """
 
     columns: Columns
@@ -47,8 +48,8 @@ def table(abilities: Sequence[float], cost: CommunicationCost) -> np.ndarray:
     """Returns ``t(C, q)`` at ``[C - 1, q - 1]``: equation (10).
 
     Args:
-        abilities: Of the sum 1; columns are cut from them in this order.
-        cost: Of columns.
+        abilities: Abilities of the sum 1; columns are cut from them in this order.
+        cost: Cost of columns.
 
     Returns:
         float64 of shape (N, N); infinity where there are fewer processors than columns.
@@ -58,7 +59,7 @@ def table(abilities: Sequence[float], cost: CommunicationCost) -> np.ndarray:
     t = np.full((n, n), np.inf)
     t[0] = costs[0, 1:]
     for c in range(1, n):
-        # All q' at once: rows from c on, for columns from c + 1 on.
+        # All q' are computed at once: rows from c on, for columns from c + 1 on.
         before = t[c - 1, c - 1 : n - 1, np.newaxis]
         t[c, c:] = np.maximum(costs[c:n, c + 1 :], before).min(axis=0)
     return t
@@ -67,12 +68,12 @@ def table(abilities: Sequence[float], cost: CommunicationCost) -> np.ndarray:
 def ascending(
     abilities: Sequence[float], cost: CommunicationCost, t: np.ndarray
 ) -> Found:
-    """Finds the columns that cost least in total, in the order of the abilities.
+    """Finds the columns of least total cost, in the order of the abilities.
 
     Args:
-        abilities: As of :func:`table`.
-        cost: Likewise.
-        t: The table.
+        abilities: Abilities of the sum 1, in the order of the table.
+        cost: Cost of columns.
+        t: The table of :func:`table`.
     """
     by_columns = cost.total(t[:, -1], np.arange(1, len(t) + 1))
     n_columns = int(np.argmin(by_columns)) + 1
@@ -85,12 +86,12 @@ def any_order(
     """Finds columns of any processors; never worse than :func:`ascending`.
 
     Args:
-        abilities: As of :func:`table`, ascending.
-        cost: Likewise.
-        t: The table.
+        abilities: Abilities of the sum 1, ascending.
+        cost: Cost of columns.
+        t: The table of :func:`table`.
 
     Returns:
-        The best of all, of up to `EXACT` processors.
+        The best columns of all, for up to `EXACT` processors.
     """
     if len(t) <= EXACT:
         return _best_sets(np.asarray(abilities, np.float64), cost)
@@ -119,7 +120,7 @@ def _costs_of_columns(
 def _cut(
     abilities: Sequence[float], cost: CommunicationCost, t: np.ndarray, n_columns: int
 ) -> Columns:
-    """Returns the columns that a table's entry stands for, from the last one back."""
+    """Returns the columns of an entry of the table, found from the last one back."""
     costs = _costs_of_columns(abilities, cost)
     cuts = [len(t)]
     for c in range(n_columns - 1, 0, -1):
@@ -131,10 +132,10 @@ def _cut(
 
 
 def _best_sets(abilities: np.ndarray, cost: CommunicationCost) -> Found:
-    """The best of all partitions into sets, by a dynamic program over sets.
+    """Returns the best of all partitions into sets, by a dynamic program over sets.
 
-    A set of processors is a number whose bits they are. The column of the lowest of
-    them is tried in every way, and what is left has one column less.
+    Bits of a number stand for the processors of a set. All columns that hold the lowest
+    processor of a set are tried; the other processors then have one column less.
     """
     n = len(abilities)
     everything = np.arange(2**n)
@@ -145,7 +146,7 @@ def _best_sets(abilities: np.ndarray, cost: CommunicationCost) -> Found:
     best[0, 0] = 0.0
 
     def choices(of: int) -> tuple[np.ndarray, np.ndarray]:
-        """The first column, and what all columns then cost by their number."""
+        """Returns first columns, and the cost of each by the number of columns."""
         lowest = of & -of
         firsts = everything[(everything & ~(of ^ lowest)) == 0] | lowest
         return firsts, np.maximum(costs[firsts], best[:-1, of ^ firsts])
@@ -165,10 +166,10 @@ def _best_sets(abilities: np.ndarray, cost: CommunicationCost) -> Found:
 def _exchange(
     abilities: np.ndarray, cost: CommunicationCost, columns: Columns
 ) -> float:
-    """Improves columns in place, and returns what the slowest costs then.
+    """Improves columns in place, and returns the cost of the slowest afterwards.
 
-    Again and again the slowest column gives a processor away, or exchanges one, so that
-    both columns concerned cost less than it did.
+    The slowest column gives a processor away, or exchanges one, so that both columns
+    cost less than the slowest did. This is repeated until no exchange helps.
     """
     sums = np.array([abilities[column].sum() for column in columns])
     sizes = np.array([len(column) for column in columns])
@@ -182,8 +183,9 @@ def _exchange(
             break
         mine, theirs = np.flatnonzero(of == c), np.flatnonzero(of != c)
         given = abilities[mine, np.newaxis]
-        # By row the processor that goes; in the first columns of the matrix where to,
-        # in the others for which one it comes back.
+        # Rows stand for the processor that leaves. The first columns of the matrix
+        # stand for the column that it joins, the others for a processor that it is
+        # exchanged for.
         others = np.concatenate([np.arange(len(columns)), of[theirs]])
         back = np.concatenate([np.zeros(len(columns)), abilities[theirs]])
         is_move = np.arange(len(others)) < len(columns)
@@ -193,7 +195,7 @@ def _exchange(
         )
         after[:, c] = np.inf
         i, j = np.unravel_index(np.argmin(after), after.shape)
-        # Less by more than rounding, or two could change places for ever.
+        # Less by more than rounding: otherwise two could change places for ever.
         if not after[i, j] < costs[c] * (1 - 1e-12):
             break
         to = others[j]

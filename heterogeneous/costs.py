@@ -1,7 +1,7 @@
-"""How long the messages of a partition take, as far as columns and rows say.
+"""How long the messages of a partition take, as a function of its columns and rows.
 
 A cost is any object with the two methods of :class:`OneToOne`, so that another network,
-or another way to add up, can take its place.
+or another way to add up, can be described.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 class CommunicationCost(Protocol):
     """The time of a partition's messages.
 
-    It is that of the slowest column, and of the exchange between the columns::
+    The time is that of the slowest column, and of the exchange between the columns::
 
         total(max over columns of column(width, n_processors), n_columns)
 
@@ -22,14 +22,14 @@ class CommunicationCost(Protocol):
     """
 
     def column(self, width: np.ndarray, n_processors: np.ndarray) -> np.ndarray:
-        """Returns what a column costs, by its share of the samples and its size."""
+        """Returns the cost of a column, by its share of the samples and its size."""
 
     def total(self, slowest: np.ndarray, n_columns: np.ndarray) -> np.ndarray:
-        """Returns the whole, of the slowest column and the number of columns."""
+        """Returns the total cost, by the slowest column and the number of columns."""
 
 
 class OneToOne(NamedTuple):
-    """Equation (8) of Ozawa et al.: one processor collects, adds up, and tells.
+    """Equation (8) of Ozawa et al.: one processor receives, adds up, and sends the sum.
 
     ::
 
@@ -54,20 +54,20 @@ class OneToOne(NamedTuple):
     s: int
 
     def column(self, width: np.ndarray, n_processors: np.ndarray) -> np.ndarray:
-        """Returns t' of equation (9): what depends on the partition of a column.
+        """Returns t' of equation (9), which depends on the partition of a column.
 
         Args:
-            width: Share of the samples.
-            n_processors: Of the column.
+            width: Share of the samples in the column.
+            n_processors: Number of processors in the column.
         """
         return width * (n_processors - 1)
 
     def total(self, slowest: np.ndarray, n_columns: np.ndarray) -> np.ndarray:
-        """Returns the elements of equation (8).
+        """Returns the number of elements in equation (8).
 
         Args:
-            slowest: The largest of :meth:`column`.
-            n_columns: How many columns there are.
+            slowest: The largest value of :meth:`column`.
+            n_columns: Number of columns.
         """
         between = 2 * (self.l + self.n) * self.m * (n_columns - 1)
         return 2 * self.l * self.s * slowest + between

@@ -1,4 +1,4 @@
-"""Abilities by measured times, and what follows from them (section 6 of the paper)."""
+"""Abilities by measured times, and decisions to remap (section 6 of the paper)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from divisible.number_lists import amount, numbers
 
 Action = Literal["whole", "line"]
 
-#: Times are alike up to this factor; and how many of the newest say what is so now.
+#: Times are alike up to this factor; the number of newest times that set the usual
+#: time.
 _ALIKE, _NEWEST = 1.5, 6
 
 
@@ -20,17 +21,19 @@ def ability(
 ) -> float:
     """Returns work per second: the slope of a line through the origin (Fig. 9).
 
-    It is the line of least squares, ``sum(w t) / sum(t t)``. Between two remappings
+    The slope is that of least squares, ``sum(w t) / sum(t t)``. Between two remappings
     every measurement has the same work, so a line that need not go through the origin
     would have the slope 0.
 
     Args:
-        work: Of each measurement, the oldest first.
-        seconds: That it took.
-        last: How many of the newest count; ``None`` for all. The paper's L.
+        work: Work of each measurement, the oldest first.
+        seconds: Seconds of each measurement.
+        last: Number of the newest measurements that count, the paper's L; ``None`` for
+            all.
 
     Raises:
-        ValueError: If there are none, not as many of both, or a time is not positive.
+        ValueError: If there are no measurements, the lengths differ, or a time is not
+            positive.
 
     Example:
         >>> round(ability([100] * 3, [2.0, 2.1, 1.9]), 4)
@@ -57,13 +60,13 @@ def of_now(seconds: Sequence[float]) -> np.ndarray:
     """Returns which measurements count: those like the newest ones.
 
     One long iteration, in which a machine did something else, would pull the line of
-    least squares far more than its part; and where the load changed between two
-    checks, a line through both kinds of measurements is true of neither. So those count
-    that are within a factor of 1.5 of the median of the newest 6. Where no more than
-    half of those are, there is no usual time, and all count.
+    least squares far more than its part. Where the load changed between two checks, one
+    line does not fit both kinds of measurements. So measurements count that are within
+    a factor of 1.5 of the median of the newest 6. If this holds for no more than half
+    of the newest, there is no usual time, and all count.
 
     Args:
-        seconds: Of each measurement, the oldest first.
+        seconds: Seconds of each measurement, the oldest first.
 
     Example:
         >>> of_now([2, 2.1, 20, 1.9]).tolist()
@@ -92,15 +95,15 @@ def decide(
     whole: float = 0.4,
     line: float = 0.8,
 ) -> Action | None:
-    """Says whether to remap, and how (Fig. 10).
+    """Decides whether to remap, and how (Fig. 10).
 
     Args:
-        times: Of the processors, in seconds: t1.
+        times: t1 of each processor, in seconds.
         check: The number of the check, from 1 on.
         has_initial: Whether training began with estimates of the abilities.
-        whole: The ratio of the shortest to the longest time below which everything is
-            mapped anew.
-        line: The ratio below which lines move.
+        whole: Ratio of the shortest to the longest time below which everything is
+            mapped again.
+        line: Ratio below which lines move.
 
     Returns:
         ``'whole'``, ``'line'``, or ``None`` if the balance is good enough.
@@ -122,7 +125,7 @@ def decide(
 
 
 def check_thresholds(whole: float, line: float) -> None:
-    """Sees that thresholds are ratios in their order.
+    """Checks that thresholds are ratios, in ascending order.
 
     Raises:
         ValueError: If they are not.
@@ -137,14 +140,15 @@ def check_thresholds(whole: float, line: float) -> None:
 def efficiency(parallel_seconds: float, serial_seconds: Sequence[float]) -> float:
     """Returns the parallel efficiency of unequal processors: equation (11).
 
-    It is the throughput of all together over the sum of those of each alone.
+    The efficiency is the throughput of all together over the sum of the throughputs of
+    each alone.
 
     Args:
-        parallel_seconds: Of a step on all processors.
-        serial_seconds: Of the same step on each of them alone.
+        parallel_seconds: Seconds of a step on all processors.
+        serial_seconds: Seconds of the same step on each processor alone.
 
     Raises:
-        ValueError: If there are none, or a time is not positive.
+        ValueError: If there are no times, or one is not positive.
 
     Example:
         >>> efficiency(1.0, [2.0, 4.0, 4.0])

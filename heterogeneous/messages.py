@@ -1,4 +1,4 @@
-"""Messages between ranks, each wait with an end."""
+"""Messages between ranks; each wait has a timeout."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from divisible.communication.waiting import wait
 
 
 class Kind(NamedTuple):
-    """A kind of message. Between two ranks those of a kind keep their order.
+    """A kind of message; between two ranks, messages of a kind keep their order.
 
     Attributes:
-        tag: Its own.
-        what: Its content, for errors.
+        tag: Tag of the kind.
+        what: Content of the messages, for errors.
     """
 
     tag: int
     what: str
 
 
-#: A word that outputs follow, and those.
-READY, OUTPUTS = Kind(0, "its word that outputs follow"), Kind(1, "outputs")
-#: Gradients of some hidden units from a column, and of all columns.
+#: An announcement that outputs follow; and the outputs.
+READY, OUTPUTS = Kind(0, "its announcement of outputs"), Kind(1, "outputs")
+#: Gradients of some hidden units from one column, and summed over all columns.
 PART, TOTAL = Kind(2, "gradients"), Kind(3, "sums of gradients")
-#: The loss; hidden units that move; outputs for those of other columns.
+#: The loss; hidden units that move; outputs for ranks of other columns.
 LOSS, UNITS, RESULTS = Kind(4, "the loss"), Kind(5, "hidden units"), Kind(6, "results")
 
 
@@ -36,10 +36,10 @@ class Pending(NamedTuple):
     """A message under way.
 
     Attributes:
-        request: MPI's.
+        request: Request of MPI.
         peer: The rank at the other end.
-        what: What it is waited for to do.
-        array: Of the message.
+        what: The action of the peer that this rank waits for.
+        array: Array of the message.
     """
 
     request: MPI.Request
@@ -52,11 +52,12 @@ class Messages:
     """The messages of a rank.
 
     Args:
-        comm: Of these messages alone.
+        comm: Communicator for these messages alone.
         timeout: Seconds that a wait may take.
 
     Attributes:
-        sent_bytes: By this rank so far, words that outputs follow excluded.
+        sent_bytes: Bytes that this rank has sent so far, without announcements of
+            outputs.
     """
 
     def __init__(self, comm: MPI.Comm, timeout: float) -> None:
@@ -69,18 +70,18 @@ class Messages:
         return self._comm.rank
 
     def receive(self, source: int, array: np.ndarray, kind: Kind) -> Pending:
-        """Starts to receive.
+        """Starts to receive a message.
 
         Args:
             source: The sender.
-            array: Contiguous, to be filled.
-            kind: Of the message.
+            array: Contiguous array to fill.
+            kind: Kind of the message.
         """
         request = self._comm.Irecv([_bytes(array), MPI.BYTE], source, kind.tag)
         return Pending(request, source, f"rank {source} to send {kind.what}", array)
 
     def send(self, target: int, array: np.ndarray, kind: Kind) -> Pending:
-        """Starts to send; see :meth:`receive`."""
+        """Starts to send a message; see :meth:`receive`."""
         if kind != READY:
             self.sent_bytes += array.nbytes
         request = self._comm.Isend([_bytes(array), MPI.BYTE], target, kind.tag)
@@ -90,7 +91,7 @@ class Messages:
         """Waits for messages.
 
         Raises:
-            StallError: If one does not come in time.
+            StallError: If a message does not arrive in time.
         """
         for request, peer, what, _ in pending:
             place = Place(self._comm, peer)

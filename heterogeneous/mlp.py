@@ -1,4 +1,4 @@
-"""A multi-layer perceptron whose hidden units and samples lie on unequal ranks."""
+"""A multi-layer perceptron that is divided among unequal ranks."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _PURPOSE = "to make the network"
 
 
 class StepSeconds(NamedTuple):
-    """The parts of a step of one rank, in seconds; waits for late ranks excluded.
+    """The parts of a step of one rank, in seconds, without waits for late ranks.
 
     Attributes:
         forward: Computation 1 of Ozawa et al., with the loss.
         vertical: Communication 1, within the column.
         backward: Computation 2.
-        horizontal: Communication 2, between the columns, with waits.
+        horizontal: Communication 2, between the columns; includes waits for late ranks.
     """
 
     forward: float
@@ -55,49 +55,50 @@ class StepSeconds(NamedTuple):
 class RectangularMLP(chainer.Chain):
     """One hidden layer on unequal ranks: ``h(x) = out_activation(V activation(W x))``.
 
-    Each rank has a rectangle of the partition: some hidden units, and computes them for
-    some samples. It must be made and called on all ranks. ::
+    Each rank has a rectangle of the partition: it computes some hidden units for some
+    samples. Create and call the network on all ranks. ::
 
         forward    outputs are added up within a column, equation (2) of Ozawa et al.
         backward   gradients of a unit are added up between the columns that compute it
 
-    Sums are made in the same order everywhere, so that copies of a unit stay equal bit
-    for bit, as long as the optimizer treats each element by itself. Those that look at
-    a whole array, or draw random numbers, would not: with gradient clipping by norm,
-    LARS or gradient noise the copies would differ. Losses and weights are those of the
+    Sums are made in the same order on all ranks, so that copies of a unit stay equal
+    bit for bit, as long as the optimizer treats each element by itself. With hooks that
+    need a whole array or draw random numbers, such as gradient clipping by norm, LARS
+    or gradient noise, the copies would differ. Losses and weights are those of the
     network on one rank, up to the order of additions.
 
     Args:
-        n_in (int): Inputs.
-        n_hidden (int): Hidden units.
-        n_out (int): Outputs.
+        n_in (int): Number of inputs.
+        n_hidden (int): Number of hidden units.
+        n_out (int): Number of outputs.
         comm: A ChainerMN communicator or an mpi4py one.
-        partition (RectangularPartition): For as many processors as there are ranks;
-            processor i is rank i.
-        activation: A function of Chainer's that treats hidden units one by one.
-        out_activation: Of the outputs; ``chainer.functions.identity`` for losses that
-            bring their own.
-        lossfun: ``lossfun(h, t)``, a mean over samples that leaves none out; ``None``
-            for half of the sum of squares of each sample. The paper's error is the sum
-            over samples: equations (5) and (6) are ``SGD(lr=epsilon * s)``.
+        partition (RectangularPartition): Partition for as many processors as there are
+            ranks; processor i is rank i.
+        activation: A Chainer function that treats hidden units one by one.
+        out_activation: Activation of the outputs; ``chainer.functions.identity`` for
+            losses that include one.
+        lossfun: Loss ``lossfun(h, t)``, a mean over all samples; ``None`` for half of
+            the sum of squares of each sample. The paper's error is the sum over
+            samples: equations (5) and (6) are ``SGD(lr=epsilon * s)``.
         nobias (bool): Whether there are no biases, as in the paper.
-        seed (int): Of the initial weights, which do not depend on the partition.
-        dtype: ``numpy.float32`` or ``numpy.float64``.
+        seed (int): Seed of the initial weights, which do not depend on the partition.
+        dtype: Dtype of the weights, ``numpy.float32`` or ``numpy.float64``.
         timeout (float): Seconds that a wait for another rank may take.
 
     Attributes:
-        W: This rank's units, of shape (units, n_in).
-        V: Likewise, of shape (n_out, units).
-        b: Their biases, of shape (units,), unless ``nobias``.
+        W: Input weights of this rank's units, of shape (units, n_in).
+        V: Output weights of this rank's units, of shape (n_out, units).
+        b: Biases of this rank's units, of shape (units,), unless ``nobias``.
         c: The outputs' biases, of shape (n_out,), on every rank, unless ``nobias``.
-        comm (mpi4py.MPI.Comm): Of its own messages.
-        partition: As it is now.
-        seconds (StepSeconds): Of the last step.
-        sent_bytes (int): By this rank in the last call.
+        comm (mpi4py.MPI.Comm): Communicator of the network's own messages.
+        partition: The present partition.
+        seconds (StepSeconds): Seconds of the parts of the last step.
+        sent_bytes (int): Bytes that this rank sent in the last call.
 
     Raises:
         TypeError, ValueError: If an argument is wrong.
-        DisagreementError: On the other ranks then, and on all if arguments differ.
+        DisagreementError: If an argument is wrong on another rank, or the arguments
+            differ between ranks.
         StallError: If another rank does not come.
 
     Example:
@@ -176,7 +177,7 @@ class RectangularMLP(chainer.Chain):
 
     @property
     def _names(self) -> list[str]:
-        """Of the parameters that are divided among ranks."""
+        """Names of the parameters that are divided among ranks."""
         return ["W", "V"] if self._is_unbiased else ["W", "V", "b"]
 
     @property
@@ -188,17 +189,18 @@ class RectangularMLP(chainer.Chain):
 
         Args:
             x: All samples, on every rank, of shape (s, n_in). Each rank computes with
-                its own ones. Another number of samples than the partition's is divided
-                in the same ratio.
+                its own samples. If the number of samples is not the partition's, they
+                are divided in the same ratio.
             t: All targets, on every rank; of shape (s, n_out) without a ``lossfun``.
 
         Returns:
-            ``'loss'``, the mean over all samples, on every rank. In the parameters it
-            leaves the gradients of that mean; none need be cleared before.
+            ``'loss'``, the mean over all samples, on every rank. The gradients of that
+            mean are left in the parameters; they need not be cleared before.
 
         Raises:
             TypeError, ValueError: If an argument is wrong.
-            DisagreementError: On the other ranks then, and on all if they differ.
+            DisagreementError: If an argument is wrong on another rank, or the arguments
+                differ between ranks.
             StallError: If another rank does not come.
         """
         with self._calls.guarded():
@@ -236,7 +238,7 @@ class RectangularMLP(chainer.Chain):
         return {"loss": mean}
 
     def predict(self, x: Any) -> Any:
-        """Returns the outputs for some samples, on every rank; a call of all ranks.
+        """Returns the outputs for samples, on every rank; a call of all ranks.
 
         Args:
             x: The samples, on every rank, of shape (samples, n_in).
@@ -246,7 +248,8 @@ class RectangularMLP(chainer.Chain):
 
         Raises:
             TypeError, ValueError: If ``x`` is wrong.
-            DisagreementError: On the other ranks then, and on all if they differ.
+            DisagreementError: If ``x`` is wrong on another rank, or differs between
+                ranks.
             StallError: If another rank does not come.
         """
         with self._calls.guarded():
@@ -288,19 +291,20 @@ class RectangularMLP(chainer.Chain):
         return result
 
     def remap(self, partition: RectangularPartition, optimizer: Any = None) -> None:
-        """Lets another partition take the place of this one; a call of all ranks.
+        """Replaces the partition by another one; a call of all ranks.
 
-        Only hidden units travel that a rank lacks, with what optimizers keep of them.
+        Only hidden units that a rank lacks travel, with their optimizer states.
         Gradients are dropped.
 
         Args:
-            partition: Of the same processors and hidden units.
-            optimizer: Of this network, if it has one; see
-                :class:`~heterogeneous.Remapper` for those that cannot be used.
+            partition: New partition, of the same processors and hidden units.
+            optimizer: Optimizer of this network, if it has one; see
+                :class:`~heterogeneous.Remapper` for the kinds that can be used.
 
         Raises:
             TypeError, ValueError: If an argument is wrong.
-            DisagreementError: On the other ranks then, and on all if they differ.
+            DisagreementError: If an argument is wrong on another rank, or the arguments
+                differ between ranks.
             StallError: If another rank does not come.
         """
         with self._calls.guarded():
@@ -335,7 +339,7 @@ class RectangularMLP(chainer.Chain):
 
     def _place(self, partition: RectangularPartition) -> None:
         self.partition, self._segments = partition, segments(partition)
-        # By numbers of samples: the same at nearly every step.
+        # Keyed by numbers of samples, which are the same in nearly every step.
         self._ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def _begin(self, call: str, x: Any, *targets: Any) -> list[tuple[int, int]]:
@@ -368,7 +372,7 @@ class RectangularMLP(chainer.Chain):
         return F.linear(hidden, self.V)
 
     def _finish(self, outputs: chainer.Variable) -> chainer.Variable:
-        """Returns the outputs of the network, of their sums over a column."""
+        """Returns the outputs of the network for sums over a column."""
         if not self._is_unbiased:
             outputs = F.bias(outputs, self.c)
         return self._out_activation(outputs)

@@ -1,4 +1,4 @@
-"""Which hidden units travel when a partition takes the place of another."""
+"""Hidden units that travel when a partition replaces another one."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Transfer(NamedTuple):
     """Hidden units that one processor gives to another.
 
     Attributes:
-        source: Who has them.
-        target: Who lacks them.
+        source: Number of the processor that sends.
+        target: Number of the processor that receives.
         start: The first unit.
-        stop: The one behind the last.
+        stop: The unit after the last.
     """
 
     source: int
@@ -29,11 +29,11 @@ class Transfer(NamedTuple):
 def transfers(
     before: RectangularPartition, after: RectangularPartition
 ) -> list[Transfer]:
-    """Returns what must travel so that each processor has its units.
+    """Returns the transfers after which each processor has its units.
 
-    A processor gets what it lacks from those of the column that it was in: all units
-    are there, each once. So where columns stay, units pass between neighbours above
-    each other, and nothing goes across (Fig. 8 of Ozawa et al.).
+    A processor gets missing units from processors of the column that it was in, which
+    together have each unit once. So where columns stay, units pass between neighbours
+    above each other, and nothing crosses to other columns (Fig. 8 of Ozawa et al.).
 
     ::
 
@@ -42,11 +42,11 @@ def transfers(
                            ====                     1 gives [20, 30) to 0
 
     Args:
-        before: The partition that there is.
-        after: That which follows, of the same processors and units.
+        before: The present partition.
+        after: The next partition, of the same processors and units.
 
     Raises:
-        ValueError: If it is one of others.
+        ValueError: If the partition is of other processors or units.
 
     Example:
         >>> from heterogeneous import rectangular_partition
@@ -60,7 +60,7 @@ def transfers(
 
 
 def check_same_work(before: RectangularPartition, after: RectangularPartition) -> None:
-    """Sees that partitions are of the same processors and units.
+    """Checks that partitions are of the same processors and units.
 
     Raises:
         ValueError: If they are not.
@@ -79,11 +79,11 @@ def check_same_work(before: RectangularPartition, after: RectangularPartition) -
 
 
 def between(before: RectangularPartition, wanted: Sequence[Units]) -> list[Transfer]:
-    """Returns what must travel so that each processor has the units that it wants.
+    """Returns the transfers after which each processor has the units that it wants.
 
     Args:
-        before: The partition that there is.
-        wanted: First unit, and the one behind the last, for each processor.
+        before: The present partition.
+        wanted: First unit of each processor, and the unit after its last.
     """
     found = []
     for target, units in enumerate(wanted):
@@ -97,13 +97,13 @@ def between(before: RectangularPartition, wanted: Sequence[Units]) -> list[Trans
 
 
 def overlap(one: Units, other: Units) -> Units:
-    """Returns the units that two ranges have in common; an empty range if none."""
+    """Returns the units that two ranges have in common; an empty range without any."""
     start = max(one[0], other[0])
     return start, max(start, min(one[1], other[1]))
 
 
 def _without(units: Units, there: Units) -> Iterator[Units]:
-    """Yields the ranges of units that are not among those that are there."""
+    """Yields the ranges of units that are missing in a range of present units."""
     start, stop = overlap(units, there)
     if start == stop:
         yield units

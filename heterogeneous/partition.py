@@ -1,4 +1,4 @@
-"""A unit square, cut into rectangles: who computes which units of which samples."""
+"""A unit square, cut into rectangles: units and samples of each processor."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class RectangularPartition(Rectangles):
         0 +-------+-----------+
           0                   1
 
-    Processors of a column have the same samples, and each a part of the hidden units:
-    they add up the outputs of the network. Columns have different samples, and each has
-    all hidden units: they add up gradients.
+    Processors of a column have the same samples and different hidden units: they add up
+    the outputs of the network. Columns have different samples and all hidden units:
+    they add up gradients.
 
     Attributes:
-        columns: Processors, bottom first, by their numbers.
+        columns: Numbers of the processors in each column, bottom first.
         widths: Share of each column in the samples, of the sum 1.
         heights: Shares of each column's processors in the hidden units, of the sum 1 in
             each column.
@@ -48,11 +48,12 @@ class RectangularPartition(Rectangles):
         m: Hidden units.
         l: Outputs.
         s: Samples.
-        cost: The time of messages.
-        order: As of :func:`rectangular_partition`; ``'ascending'`` of the others.
-        communication_by_columns: What the best partitions into 1 to N columns cost, if
-            one was looked for.
-        table: ``t(C, q)`` of equation (10) at ``[C - 1, q - 1]``; infinity where
+        cost: Time of messages.
+        order: Argument ``order`` of :func:`rectangular_partition`; ``'ascending'`` for
+            other partitions.
+        communication_by_columns: Costs of the best partitions into 1 to N columns, if a
+            search found this partition.
+        table: Costs ``t(C, q)`` of equation (10) at ``[C - 1, q - 1]``; infinity where
             ``q < C``. ``None`` if no such table was made.
 
     Raises:
@@ -69,11 +70,11 @@ class RectangularPartition(Rectangles):
     def resized(self, abilities: Sequence[float]) -> RectangularPartition:
         """Returns a partition with the same columns, for other abilities.
 
-        Processors stay where they are, and only the lines between them move: the
+        Columns keep their processors, and only the lines between them move: the
         remapping of columns in Fig. 8 of Ozawa et al.
 
         Args:
-            abilities: Of the processors, positive, of any sum.
+            abilities: Abilities of the processors, positive, of any sum.
         """
         return of_columns(
             self.columns,
@@ -84,10 +85,10 @@ class RectangularPartition(Rectangles):
         )
 
     def remade(self, abilities: Sequence[float]) -> RectangularPartition:
-        """Returns the best partition for other abilities, whatever this one is.
+        """Returns the best partition for other abilities, with any columns.
 
         Args:
-            abilities: As of :meth:`resized`.
+            abilities: Abilities of the processors, positive, of any sum.
         """
         return rectangular_partition(
             abilities, self.n, self.m, self.l, self.s, order=self.order, cost=self.cost
@@ -97,7 +98,7 @@ class RectangularPartition(Rectangles):
         """Draws the square; needs matplotlib.
 
         Args:
-            path: Where to write; the ending gives the format.
+            path: Path of the picture; the ending gives the format.
 
         Raises:
             ImportError: If matplotlib is not installed.
@@ -118,25 +119,26 @@ def rectangular_partition(
     order: str = "ascending",
     cost: CommunicationCost | None = None,
 ) -> RectangularPartition:
-    """Cuts the unit square so that areas are abilities and messages take least: SRPM.
+    """Cuts the unit square: areas are abilities, and messages take least time (SRPM).
 
     Static rectangular partitioning mapping, section 5 of Ozawa et al. (2005), equations
     (7) to (10) and Fig. 7.
 
     Args:
-        abilities: Of the processors, positive, of any sum: work per second.
+        abilities: Abilities of the processors, positive, of any sum: work per second.
         n: Inputs of the network.
         m: Hidden units.
         l: Outputs.
         s: Samples.
         order: ``'ascending'``, as in the paper: each column has processors that follow
-            each other in ability. ``'any'``: of any processors, which is never worse;
-            the best of all up to 10 processors, and found by exchanges with more.
-        cost: The time of messages; equation (8) if ``None``.
+            each other in ability. ``'any'``: a column has any processors, which is
+            never worse. The result is the best of all up to 10 processors, and found by
+            exchanges for more.
+        cost: Time of messages; equation (8) if ``None``.
 
     Raises:
-        TypeError, ValueError: If an ability is not a positive number, a size no
-            positive integer, ``order`` neither, or there are fewer samples or hidden
+        TypeError, ValueError: If an ability is not a positive number, a size is not a
+            positive integer, ``order`` is unknown, or there are fewer samples or hidden
             units than processors beside or above each other.
 
     Example:
@@ -184,13 +186,13 @@ def of_columns(
     """Returns the partition with these columns whose areas are the abilities.
 
     Args:
-        columns: Processors, bottom first.
-        abilities: Of the processors, of the sum 1.
+        columns: Processors of each column, bottom first.
+        abilities: Abilities of the processors, of the sum 1.
         shape: n, m, l and s.
-        cost: Of messages.
-        order: By which partitions for other abilities are looked for.
-        by_columns: Of :class:`RectangularPartition`.
-        table: Likewise.
+        cost: Cost of messages.
+        order: Order by which partitions for other abilities are searched.
+        by_columns: Costs by number of columns, for :class:`RectangularPartition`.
+        table: Table of equation (10), for :class:`RectangularPartition`.
     """
     widths = [sum(abilities[i] for i in column) for column in columns]
     heights = [
@@ -221,7 +223,7 @@ def checked(abilities: Sequence[float]) -> tuple[float, ...]:
         raise ValueError(f"there are no abilities. {_REMEDY}.")
     whole = sum(own)
     for i, ability in enumerate(own):
-        # Of very different ones the share of the smallest may vanish.
+        # The share of the smallest may vanish if abilities are very different.
         if not ability / (whole or 1.0) > 0:
             raise ValueError(
                 f"ability {i} is {ability}: it must be positive. {_REMEDY}."
@@ -233,7 +235,7 @@ def checked_shape(*sizes: int) -> tuple[int, int, int, int]:
     """Returns n, m, l and s as plain numbers.
 
     Raises:
-        TypeError, ValueError: If one is no positive integer.
+        TypeError, ValueError: If a size is not a positive integer.
     """
     names = "n, the inputs", "m, the hidden units", "l, the outputs", "s, the samples"
     found = [plain_integer(name, size) for name, size in zip(names, sizes)]

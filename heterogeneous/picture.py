@@ -7,9 +7,9 @@ import os
 from divisible.files import new_figure, write_picture
 from heterogeneous.rectangles import Rectangle, Rectangles
 
-# Of the square, in characters without the last border.
+# Size of the square in characters, without the last border.
 _WIDTH, _HEIGHT = 48, 16
-# More processors than these are not told one by one.
+# Largest number of processors that are listed one by one.
 _MOST_ROWS = 32
 _INCHES, _DPI = 6.0, 100
 _COLORS = ("#88ccee", "#ddcc77", "#cc6677", "#44aa99", "#aa88bb", "#bbbbbb")
@@ -50,7 +50,7 @@ def _rows(partition: Rectangles) -> list[str]:
 
 
 def square(partition: Rectangles) -> list[str]:
-    """Returns the square as lines of characters, from its top down.
+    """Returns the square as lines of characters, from top to bottom.
 
     A processor's number is in the middle of its rectangle, if it fits.
     """
@@ -67,7 +67,7 @@ def _draw(canvas: list[list[str]], r: Rectangle) -> None:
     for y in range(top, bottom + 1):
         for x in range(left, right + 1):
             is_side, is_edge = x in (left, right), y in (top, bottom)
-            # What a neighbour has drawn on a border that both have stays a corner.
+            # A corner that a neighbour has drawn on a common border stays a corner.
             if is_side and (is_edge or canvas[y][x] == "+"):
                 canvas[y][x] = "+"
             elif is_edge and canvas[y][x] != "+":
@@ -84,8 +84,8 @@ def plot(partition: Rectangles, path: str | os.PathLike) -> None:
     """Draws the square.
 
     Args:
-        partition: What to draw.
-        path: Where to write; the ending gives the format.
+        partition: Partition to draw.
+        path: Path of the picture; the ending gives the format.
 
     Raises:
         ImportError: If matplotlib is not installed.

@@ -15,17 +15,17 @@ from heterogeneous.costs import CommunicationCost
 
 
 class Rectangle(NamedTuple):
-    """The part of a processor.
+    """The part of the square that a processor has.
 
     Attributes:
-        processor: Its number.
-        column: The number of its column.
-        x: Its left side, as a share of the samples.
-        y: Its lower side, as a share of the hidden units.
-        width: Its share of the samples.
-        height: Its share of the hidden units.
-        samples: First sample, and the one behind the last.
-        units: First hidden unit, and the one behind the last.
+        processor: Number of the processor.
+        column: Number of the processor's column.
+        x: Left side, as a share of the samples.
+        y: Lower side, as a share of the hidden units.
+        width: Share of the samples.
+        height: Share of the hidden units.
+        samples: First sample, and the one after the last.
+        units: First hidden unit, and the one after the last.
     """
 
     processor: int
@@ -39,17 +39,17 @@ class Rectangle(NamedTuple):
 
     @property
     def n_samples(self) -> int:
-        """Number of its samples."""
+        """Number of the processor's samples."""
         return self.samples[1] - self.samples[0]
 
     @property
     def n_units(self) -> int:
-        """Number of its hidden units."""
+        """Number of the processor's hidden units."""
         return self.units[1] - self.units[0]
 
     @property
     def work(self) -> int:
-        """Units times samples, to which its time is about proportional."""
+        """Units times samples; the processor's time is about proportional."""
         return self.n_units * self.n_samples
 
 
@@ -58,7 +58,7 @@ class Rectangles:
     """Columns of processors, with the rectangle of each in the unit square.
 
     Attributes:
-        columns: Processors, bottom first, by their numbers.
+        columns: Numbers of the processors in each column, bottom first.
         widths: Share of each column in the samples, of the sum 1.
         heights: Shares of each column's processors in the hidden units, of the sum 1 in
             each column.
@@ -67,7 +67,7 @@ class Rectangles:
         m: Hidden units.
         l: Outputs.
         s: Samples.
-        cost: The time of messages.
+        cost: Time of messages.
 
     Raises:
         ValueError: If there are fewer samples than columns, or fewer hidden units than
@@ -116,7 +116,7 @@ class Rectangles:
 
     @cached_property
     def communication(self) -> float:
-        """Time of the messages: equation (8), or another cost's."""
+        """Time of the messages: equation (8), or that of another cost."""
         sizes = np.array(self.per_column)
         slowest = np.max(self.cost.column(np.array(self.widths), sizes))
         return float(self.cost.total(slowest, self.n_columns))
@@ -139,11 +139,11 @@ class Rectangles:
         return tuple(found[i] for i in range(len(found)))
 
     def samples_of(self, n_samples: int, least: int = 0) -> list[tuple[int, int]]:
-        """Returns first and last of each column's samples, the last one excluded.
+        """Returns the first of each column's samples, and the one after its last.
 
         Args:
-            n_samples: All of them; need not be those of the partition.
-            least: No column has fewer.
+            n_samples: Number of all samples, which may differ from the partition's.
+            least: Least number of samples in a column.
         """
         return _ranges(integer_shares(self.widths, n_samples, least))
 

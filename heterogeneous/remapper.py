@@ -20,51 +20,53 @@ _CHECK = "to compare how fast the ranks are"
 
 
 class Remapper:
-    """Trains a network, and remaps it now and then by the times of its ranks.
+    """Trains a network, and remaps it at intervals by the times of its ranks.
 
     Dynamic rectangular partitioning mapping, section 6 of Ozawa et al. (2005). After
-    every so many iterations::
+    every ``every`` iterations::
 
         shortest t1 / longest t1     what moves
 
         first check, no abilities    everything, by t2          'whole'
         below ``whole``              everything, by t2          'whole'
         below ``line``               lines, columns stay, t1    'line'
-        else                         nothing                    None
+        otherwise                    nothing                    None
 
     where t1 is the time of forward, messages within the column and backward, and t2
-    that of the backward alone, since messages are others when everything has moved.
-    What a rank waits for others that are late is none of its time.
+    that of the backward alone, since all messages change when everything moves. Times
+    exclude waits for ranks that are late.
 
-    An ability is work over time, by the line of least squares through the origin. Those
-    iterations count that are like the newest: one that took far longer, because the
-    machine did something else, does not, nor do those from before a step of load. Rank
-    0 decides, and tells all.
+    An ability is work over time, by the line of least squares through the origin.
+    Iterations count that resemble the newest. An iteration that took far longer,
+    because the machine did something else, does not count, nor do iterations from
+    before a step of load. Rank 0 decides, and sends the decision to all ranks.
 
-    All its calls are calls of all ranks.
+    All methods are calls of all ranks.
 
     Args:
         mlp (RectangularMLP): The network.
-        optimizer (chainer.Optimizer): Set up with it. It must treat each element by
-            itself, as SGD, momentum SGD and Adam do; what it keeps moves along.
-        abilities: Of the ranks, as far as they are known: the network is mapped by them
-            at once. ``None`` if they are not, and the first check maps everything anew;
-            begin with a partition for equal abilities then.
+        optimizer (chainer.Optimizer): Optimizer that is set up with the network. It
+            must treat each element by itself, as SGD, momentum SGD and Adam do; its
+            states move along with the units.
+        abilities: Abilities of the ranks, if they are known: the network is mapped by
+            them at once. ``None`` if they are unknown: begin with a partition for equal
+            abilities, and the first check maps everything again.
         every (int): Iterations between two checks, the paper's R.
-        last (int): How many of the newest iterations count, the paper's L, which is 6
-            there: with noise in the times it remaps too often. ``None`` for all since
-            the last check.
+        last (int): Number of the newest iterations that count, the paper's L. The
+            paper's value is 6, with which noise in the times causes too many
+            remappings. ``None`` for all iterations since the last check.
         whole (float): Ratio of times below which everything moves.
         line (float): Ratio below which lines move.
         timeout (float): Seconds that a check may wait for another rank.
 
     Attributes:
-        history (list of Check): One for each check, the same on all ranks.
-        iteration (int): How many there were.
+        history (list of Check): Results of all checks, the same on all ranks.
+        iteration (int): Number of iterations so far.
 
     Raises:
         TypeError, ValueError: If an argument is wrong.
-        DisagreementError: On the other ranks then, and on all if arguments differ.
+        DisagreementError: If an argument is wrong on another rank, or the arguments
+            differ between ranks.
         StallError: If another rank does not come.
 
     Example:
@@ -116,14 +118,14 @@ class Remapper:
             mlp.remap(mlp.partition.remade(own), optimizer)
 
     def step(self, x: Any, t: Any) -> dict[str, float]:
-        """Trains with all samples once, and checks when it is time.
+        """Trains with all samples once, and checks the balance when a check is due.
 
         Args:
-            x: As of :meth:`RectangularMLP.step`.
-            t: Likewise.
+            x: All samples, the argument of :meth:`RectangularMLP.step`.
+            t: All targets, the argument of :meth:`RectangularMLP.step`.
 
         Returns:
-            As :meth:`RectangularMLP.step`.
+            The result of :meth:`RectangularMLP.step`.
         """
         start = time.perf_counter()
         result = self._mlp.step(x, t)
@@ -181,7 +183,7 @@ def _check_abilities(
         raise ValueError(
             f"there are {len(own)} abilities for {mlp.comm.size} ranks: give each one"
         )
-    # Refuses what cannot be mapped.
+    # Raises an error for abilities that cannot be mapped.
     mlp.partition.remade(own)
     return own
 

@@ -1,4 +1,4 @@
-"""Hidden units on their way from rank to rank, with what optimizers keep of them."""
+"""Moves of hidden units from rank to rank, with their optimizer states."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class State(NamedTuple):
     """An array that an update rule keeps for each element of a parameter.
 
     Attributes:
-        name: As the rule calls it, such as ``'v'``.
-        of: The parameter's name.
-        rule: The rule.
+        name: Name that the rule gives to the array, such as ``'v'``.
+        of: Name of the parameter.
+        rule: The update rule.
     """
 
     name: str
@@ -30,20 +30,20 @@ class State(NamedTuple):
 
     @property
     def array(self) -> Any:
-        """As it is now."""
+        """The present array."""
         return self.rule.state[self.name]
 
 
 def states_of(link: chainer.Link, names: Sequence[str]) -> list[State]:
-    """Returns what update rules keep of parameters, in an order that all ranks have.
+    """Returns the states of parameters' update rules, in the same order on all ranks.
 
     Args:
-        link: With the parameters.
-        names: Of those that are divided among ranks.
+        link: Link with the parameters.
+        names: Names of the parameters that are divided among ranks.
 
     Raises:
-        ValueError: If a rule keeps an array that does not have the parameter's shape:
-            nobody knows what of it belongs to which hidden unit.
+        ValueError: If a rule keeps an array that does not have the parameter's shape,
+            and so cannot be divided by hidden units.
     """
     found = []
     for name in names:
@@ -75,12 +75,13 @@ def remap(
     """Gives each rank the units of another partition.
 
     Args:
-        messages: Of this rank.
-        moves: Of all ranks.
-        before: First of this rank's units, and the one behind the last.
-        after: Likewise, from now on.
-        parameters: Of the network, with their names.
-        states: What optimizers keep of them.
+        messages: Messages of this rank.
+        moves: Transfers of all ranks.
+        before: First of this rank's units, and the one after the last.
+        after: First of this rank's units after the remapping, and the one after the
+            last.
+        parameters: Parameters of the network, with their names.
+        states: States of the parameters' update rules.
     """
     names = [*(name for _, name in parameters), *(state.of for state in states)]
     old = [*(param.array for param, _ in parameters), *(each.array for each in states)]
@@ -104,10 +105,10 @@ def gathered(
     """Returns arrays of all hidden units, on every rank.
 
     Args:
-        messages: Of this rank.
-        partition: Of the ranks.
-        names: Of the parameters.
-        arrays: Of this rank's units.
+        messages: Messages of this rank.
+        partition: Partition of the ranks.
+        names: Names of the parameters.
+        arrays: Arrays of this rank's units.
     """
     everything = (0, partition.m)
     own = partition.rectangles[messages.rank].units
@@ -125,10 +126,10 @@ def move(
     """Sends and receives hidden units.
 
     Args:
-        messages: Of this rank.
-        moves: Of all ranks, in the same order on all.
-        source: What this rank has.
-        target: What it will have.
+        messages: Messages of this rank.
+        moves: Transfers of all ranks, in the same order on all.
+        source: Units that this rank has.
+        target: Units that this rank gets.
     """
     me = messages.rank
     pending: list[Pending] = []

@@ -1,6 +1,6 @@
-"""Sums within a column, and between columns, always in the same order; results.
+"""Sums within a column and between columns, always in the same order; results.
 
-So the sums have the same bits on all ranks, and copies of a hidden unit stay equal.
+Sums have the same bits on all ranks, so copies of a hidden unit stay equal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ColumnSum(NamedTuple):
 
     Attributes:
         total: The sum.
-        late: Seconds in which this rank waited for others to begin.
+        late: Seconds that this rank waited for other ranks to begin.
     """
 
     total: np.ndarray
@@ -46,10 +46,10 @@ def column_sum(
 ) -> ColumnSum:
     """Adds up arrays over the ranks of a column, from the bottom up.
 
-    The rank at the bottom collects, adds up, and tells the others: the messages that
-    equation (8) of Ozawa et al. counts. Before an array goes a word that it is ready.
-    What a rank waits for that word is not its own time: by the clock alone all ranks of
-    a column would look as slow as the slowest.
+    The rank at the bottom receives, adds up, and sends the sum to the others: the
+    messages that equation (8) of Ozawa et al. counts. An announcement is sent before
+    each array. The wait for an announcement is not counted as a rank's own time:
+    otherwise all ranks of a column would seem as slow as the slowest.
 
     ::
 
@@ -58,9 +58,10 @@ def column_sum(
         0   partial ---------------+--> 0 + 1 + 2 -----+--> total
 
     Args:
-        messages: Of this rank.
-        partition: Of the ranks.
-        partial: Contiguous, in the host's memory, of the same shape in the column.
+        messages: Messages of this rank.
+        partition: Partition of the ranks.
+        partial: Contiguous array in the host's memory, of the same shape in the whole
+            column.
     """
     column = partition.columns[partition.rectangles[messages.rank].column]
     if len(column) == 1:
@@ -95,7 +96,7 @@ def column_sum(
 
 
 def _told(messages: Messages, bottom: int, partial: np.ndarray) -> ColumnSum:
-    """Gives the bottom rank this one's part, and waits for the sum."""
+    """Sends this rank's part to the bottom rank, and waits for the sum."""
     pending: list[Pending] = []
     with kept_at_errors(pending):
         word, total = np.empty(1, np.uint8), np.empty_like(partial)
@@ -118,7 +119,7 @@ def _seconds_for(messages: Messages, pending: list[Pending]) -> float:
 
 
 class Segment(NamedTuple):
-    """Hidden units that are on the same ranks, one of each column.
+    """Hidden units that are on the same ranks, one rank of each column.
 
     ::
 
@@ -136,9 +137,9 @@ class Segment(NamedTuple):
 
     Attributes:
         start: The first unit.
-        stop: The one behind the last.
-        ranks: By column.
-        collector: Who adds up; of one column after the other.
+        stop: The unit after the last.
+        ranks: Ranks that have the units, by column.
+        collector: Rank that adds up; segments take turns among the columns.
     """
 
     start: int
@@ -182,15 +183,15 @@ def sum_between_columns(
     Only units that two ranks have in common travel between them.
 
     Args:
-        messages: Of this rank.
-        of_all: The segments of all units.
-        block: The gradients of this rank's units.
+        messages: Messages of this rank.
+        of_all: Segments of all units.
+        block: Gradients of this rank's units.
     """
     me = messages.rank
     own = [each for each in of_all if me in each.ranks and len(each.ranks) > 1]
     pending: list[Pending] = []
     with kept_at_errors(pending):
-        # All receives first, so that nobody's message waits in between.
+        # All receives come first, so that no message waits in between.
         incoming: list[list[Pending]] = []
         for start, stop, ranks, collector in own:
             sources = [r for r in ranks if r != me] if collector == me else [collector]
@@ -226,12 +227,12 @@ def sum_between_columns(
 def sum_of_columns(
     messages: Messages, partition: RectangularPartition, mine: np.ndarray
 ) -> np.ndarray:
-    """Adds up a small array over the columns, each of whose ranks have the same.
+    """Adds up a small array over the columns; ranks of a column have the same array.
 
     Args:
-        messages: Of this rank.
-        partition: Of the ranks.
-        mine: Of this rank's column.
+        messages: Messages of this rank.
+        partition: Partition of the ranks.
+        mine: Array of this rank's column.
     """
     if partition.n_columns == 1:
         return mine

@@ -15,40 +15,40 @@ from typing import Any
 import numpy as np
 from chainer.backends import cuda
 
-#: Where an array has its units, by the parameter's name.
+#: Axis of the units in an array, by the parameter's name.
 AXES = {"W": 0, "V": 1, "b": 0}
 
 Arrays = Mapping[Any, Any]
 
 
 def by_unit(name: str, array: Any) -> Any:
-    """Returns a view of shape (units, others)."""
+    """Returns a view of shape (units, elements of a unit)."""
     first = array.T if AXES[name] == 1 else array
     return first if first.ndim == 2 else first[:, np.newaxis]
 
 
 def shape_of(name: str, array: Any, n_units: int) -> tuple[int, ...]:
-    """Returns the shape that an array has with another number of units."""
+    """Returns the shape of an array for another number of units."""
     shape = list(array.shape)
     shape[AXES[name]] = n_units
     return tuple(shape)
 
 
 class Block:
-    """Arrays of the same units, of which some travel together.
+    """Arrays of the same units, parts of which travel together.
 
     Args:
-        names: The parameter that each array is of, or belongs to, in an order that is
-            the same on all ranks.
-        arrays: Of one dtype, on whichever device.
-        first: The unit that they begin with.
+        names: Name of the parameter of each array, or of each optimizer state, in the
+            same order on all ranks.
+        arrays: Arrays of one dtype, on any device.
+        first: First unit in the arrays.
     """
 
     def __init__(self, names: list[str], arrays: list[Any], first: int) -> None:
         self._views = [by_unit(n, a) for n, a in zip(names, arrays)]
         self._first = first
         self.dtype = arrays[0].dtype
-        #: Elements of a unit.
+        #: Number of elements of a unit.
         self.width = sum(view.shape[1] for view in self._views)
 
     def empty(self, start: int, stop: int) -> np.ndarray:
@@ -56,7 +56,7 @@ class Block:
         return np.empty((stop - start, self.width), self.dtype)
 
     def pack(self, start: int, stop: int) -> np.ndarray:
-        """Returns the values of units."""
+        """Returns the values of some units."""
         block, at = self.empty(start, stop), 0
         for view in self._views:
             end = at + view.shape[1]
@@ -66,7 +66,7 @@ class Block:
         return block
 
     def unpack(self, block: np.ndarray, start: int, stop: int) -> None:
-        """Writes the values of units."""
+        """Writes the values of some units."""
         at = 0
         for view in self._views:
             end = at + view.shape[1]
@@ -77,7 +77,7 @@ class Block:
             at = end
 
     def copy(self, other: Block, start: int, stop: int) -> None:
-        """Takes the values of units from other arrays of this rank."""
+        """Copies the values of units from other arrays of this rank."""
         for mine, theirs in zip(self._views, other._views):
             mine[start - self._first : stop - self._first] = theirs[
                 start - other._first : stop - other._first
@@ -94,16 +94,16 @@ def initial(
 ) -> dict[str, np.ndarray]:
     """Draws the weights of some units, which depend on the seed and the unit alone.
 
-    They are normal, of the variance of Chainer's own for linear layers: one over the
-    number of inputs.
+    The weights are normal, of the variance of Chainer's own for linear layers: one over
+    the number of inputs.
 
     Args:
-        seed: From 0 to 2**32 - 1.
-        units: First unit, and the one behind the last.
+        seed: Seed, from 0 to 2**32 - 1.
+        units: First unit, and the one after the last.
         n: Inputs of the network.
-        m: All hidden units.
+        m: Number of all hidden units.
         l: Outputs.
-        dtype: Of the weights.
+        dtype: Dtype of the weights.
 
     Returns:
         ``'W'``, ``'V'`` and ``'b'`` of these units; biases are 0.

@@ -33,6 +33,7 @@ from tests.support.processes import ROOT
 
 #: Files and folders whose text obeys the rules, relative to the root of the repository.
 CHECKED = (
+    "heterogeneous",
     "mixed_precision",
     "tests/support/plain_words.py",
 )
