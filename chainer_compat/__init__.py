@@ -1,6 +1,6 @@
 """Chainer 7.8.1 and ChainerMN on today's Python, NumPy, CuPy and mpi4py.
 
-Chainer is used as it comes from PyPI; no file of it is changed on disk. An import
+Chainer is installed unchanged from PyPI; no file of it is changed on disk. An import
 hook edits a few lines of a few of its modules while they are loaded:
 
     import chainer.variable
@@ -9,8 +9,8 @@ hook edits a few lines of a few of its modules while they are loaded:
       -> chainer_compat._shims_*: which lines, why, and from which version on
 
 The hook is installed by ``import chainer_compat``, which the file
-``chainer_compat.pth`` in site-packages does whenever the interpreter starts. So
-this module must stay tiny: it imports nothing, and what does the work is imported
+``chainer_compat.pth`` in site-packages does whenever the interpreter starts. So this
+module must stay tiny: it imports nothing, and the modules that do the work are imported
 with Chainer.
 
 Where ``.pth`` files are not read (``python -S``, ``pip install --target``), put
@@ -18,10 +18,10 @@ Where ``.pth`` files are not read (``python -S``, ``pip install --target``), put
 
 ``python -m chainer_compat`` prints what was found and what was repaired.
 
-Files of weights are read without running code that is in them; one that needs more than
-``None`` is refused until :func:`chainer_compat.npz.allow_pickle` allows it.
+Files of weights are read without running code that is in them; a file that needs more
+than ``None`` is refused until :func:`chainer_compat.npz.allow_pickle` allows it.
 
-What no hook can hide from a user's own script:
+The hook cannot hide these changes from a user's own script:
 
 - ``float32_array * numpy.float64(2)`` is float64 since NumPy 2.0, and Chainer then
   refuses to mix it with float32. Multiply by ``2.0`` or by an array's own type.
@@ -29,7 +29,7 @@ What no hook can hide from a user's own script:
 - ``collections.Iterable``, ``inspect.getargspec`` and others are gone:
   :func:`enable_python_aliases`.
 - ``float(x)`` and ``int(x)`` of an array with one element are errors since NumPy 2.4,
-  and ragged arrays since 1.24. An older NumPy takes them.
+  and ragged arrays since 1.24. An older NumPy accepts them.
 - CuPy finds CUDA in its extra ``cupy-cuda12x[ctk]`` or in the system. Without either
   Chainer reports that there is no GPU. CuPy 14 knows no cuDNN: Chainer's own kernels
   run instead, or those of ``chainer_kernels``.
@@ -47,7 +47,7 @@ __all__ = [
 
 
 class _Hook:
-    """First on ``sys.meta_path``; looks at nothing but Chainer's names."""
+    """First on ``sys.meta_path``; handles Chainer's names only."""
 
     # Names of modules; see plug_in().
     plugged_in = []
@@ -83,12 +83,12 @@ def install() -> None:
 
 
 def plug_in(module: str) -> None:
-    """Hands Chainer's modules to another module when they are loaded.
+    """Passes each of Chainer's modules to another module when it is loaded.
 
     Args:
-        module (str): The name of one with a function ``loaded``. It is imported with
-            Chainer, and called with each of Chainer's modules, those that are loaded
-            already included.
+        module (str): Name of a module with a function ``loaded``. The module is
+            imported with Chainer, and the function is called with each of Chainer's
+            modules, including those that are loaded already.
     """
     if module in _Hook.plugged_in:
         return
@@ -102,15 +102,15 @@ def plug_in(module: str) -> None:
 def enable_numpy_aliases() -> list:
     """Gives ``numpy`` back the names that it removed.
 
-    For users' own scripts that still say ``np.float``, ``np.int``, ``np.NINF``,
+    For users' own scripts that still use ``np.float``, ``np.int``, ``np.NINF``,
     ``np.asscalar``, ``np.find_common_type`` or ``np.lib.pad``: all types, constants,
     functions and modules that NumPy removed from 1.22 to 2.5, with few exceptions
-    (``chainer_compat/_numpy_aliases.py`` lists both). Nothing that NumPy has is
-    changed, but that ``np.fromstring`` reads binary data again where it refuses to.
-    Nothing in Chainer needs it, so it happens only when called.
+    (``chainer_compat/_numpy_aliases.py`` lists both). No name that NumPy has is
+    changed, except that ``np.fromstring`` reads binary data again where it refuses to.
+    Nothing in Chainer needs these names, so they are added only by this call.
 
-    What it cannot bring back: methods of arrays (``itemset``, ``newbyteorder``,
-    ``ptp``, ``tostring``), and arguments (``np.percentile(interpolation=...)``,
+    These do not come back: methods of arrays (``itemset``, ``newbyteorder``, ``ptp``,
+    ``tostring``), and arguments (``np.percentile(interpolation=...)``,
     ``np.histogram(normed=...)``), which have other names today.
 
     Returns:
@@ -130,14 +130,14 @@ def enable_numpy_aliases() -> list:
 def enable_python_aliases() -> list:
     """Gives the standard library back names that Python removed from 3.8 on.
 
-    For users' own scripts, and packages of Chainer's years, that still say
+    For users' own scripts, and packages of Chainer's years, that still use
     ``collections.Iterable`` (as chainerrl does for recurrent models),
-    ``inspect.getargspec``, ``time.clock``, ``fractions.gcd``,
-    ``base64.encodestring``, ``thread.isAlive()``, ``configparser.SafeConfigParser``,
-    ``xml.etree.cElementTree`` or ``self.assertEquals``. Nothing that Python has is
-    changed, and nothing in Chainer needs it, so it happens only when called.
+    ``inspect.getargspec``, ``time.clock``, ``fractions.gcd``, ``base64.encodestring``,
+    ``thread.isAlive()``, ``configparser.SafeConfigParser``, ``xml.etree.cElementTree``
+    or ``self.assertEquals``. No name that Python has is changed, and nothing in Chainer
+    needs these names, so they are added only by this call.
 
-    What it cannot bring back: whole modules (``distutils`` and ``pkg_resources`` are in
+    These do not come back: whole modules (``distutils`` and ``pkg_resources`` are in
     ``setuptools<81``, ``imp`` in ``zombie-imp``), and methods of types written in C,
     such as ``array.array.tostring``.
 
@@ -156,7 +156,7 @@ def enable_python_aliases() -> list:
 
 
 def report() -> list:
-    """Tells for each shim whether it was applied and, if not, why.
+    """Returns for each shim whether it was applied and, if not, why.
 
     Returns:
         list: One :class:`chainer_compat._shim.Status` (name, module, state,

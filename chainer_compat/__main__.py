@@ -13,7 +13,7 @@ import sys
 import chainer_compat
 from chainer_compat import _shim
 
-# What C code refuses, by the first version of NumPy that does.
+# Uses that C code refuses, by the first version of NumPy that refuses them.
 LIMITS = {
     "2.4": "float(x) and int(x) of an array of one element with an axis",
     "2.3": "x.tostring()",
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def print_limits(numpy_version) -> None:
-    """Prints what this NumPy refuses, which an older one alone can help."""
+    """Prints the uses that this NumPy refuses and an older one accepts."""
     limits = {
         version: what
         for version, what in LIMITS.items()

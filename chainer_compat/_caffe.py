@@ -31,7 +31,8 @@ def define(namespace: dict, serialized: bytes):
     """Puts messages, enumerations and their values into a module's namespace.
 
     Args:
-        namespace (dict): Receives what generated code defines at its top level.
+        namespace (dict): Namespace that receives the names of generated code's top
+            level.
         serialized (bytes): A serialized ``FileDescriptorProto``.
 
     Returns:
@@ -40,8 +41,8 @@ def define(namespace: dict, serialized: bytes):
     from google.protobuf import descriptor_pool, message_factory
     from google.protobuf.internal import enum_type_wrapper
 
-    # A pool of its own: another Caffe in the process may have registered its
-    # caffe.proto in the default pool, which takes a name once only.
+    # A separate pool: another Caffe in the process may have registered its caffe.proto
+    # in the default pool, which accepts a name once only.
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(serialized)
     file = pool.FindFileByName("caffe.proto")

@@ -1,7 +1,7 @@
-"""Names of ChainerMN's communicators: old ones, and what each of them needs."""
+"""Names of ChainerMN's communicators: old names, and requirements of each."""
 
-# The names of papers, slides and ChainerMN up to version 6. Each was an algorithm for
-# the mean of gradients on GPUs with NCCL, in whose place 'pure_nccl' has come.
+# The names in papers, slides and ChainerMN up to version 6. Each was an algorithm for
+# the mean of gradients on GPUs with NCCL, and 'pure_nccl' has replaced them.
 OLD_NAMES = dict.fromkeys(
     ["nccl", "hierarchical", "two_dimensional", "single_node"], "pure_nccl"
 )
@@ -13,10 +13,12 @@ def current_name(name: str) -> str:
     """Returns today's name of a communicator, if it can be made here.
 
     Args:
-        name (str): What a script calls it; what nobody knows is returned as it is.
+        name (str): Name of a communicator in a script; an unknown name is returned
+            unchanged.
 
     Raises:
-        RuntimeError: If it needs a GPU, CuPy or NCCL that is not here.
+        RuntimeError: If the communicator needs a GPU, CuPy or NCCL that is missing
+            here.
 
     Example:
         >>> current_name("naive")

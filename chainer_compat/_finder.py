@@ -43,12 +43,12 @@ _loaded = {}
 
 
 class Loader(SourceFileLoader):
-    """Hands a module over to those who asked for it, when it is loaded."""
+    """Passes a module to the plugged-in modules when it is loaded."""
 
     plugged_in = ()
 
     def exec_module(self, module) -> None:
-        """Runs the module's code, and what follows."""
+        """Runs the module's code, and calls the plugged-in modules."""
         super().exec_module(module)
         for name in self.plugged_in:
             importlib.import_module(name).loaded(module)
@@ -91,10 +91,10 @@ def find_spec(name: str, path, target, asking):
 
 
 def hand_over_loaded(name: str) -> None:
-    """Calls the function ``loaded`` of a module with what is loaded of Chainer."""
+    """Calls the function ``loaded`` of a module with Chainer's loaded modules."""
     loaded = importlib.import_module(name).loaded
     for key, module in list(sys.modules.items()):
-        # Others may be loaded when one of their attributes is asked for.
+        # Other modules may be loaded when one of their attributes is asked for.
         if key.startswith("chainer.") and module is not None:
             loaded(module)
 
@@ -116,7 +116,7 @@ def edit(module: str, text: str, path: str):
     Args:
         module (str): Full name of the module.
         text (str): Source of the module.
-        path (str): Where it comes from, for messages.
+        path (str): Path of the source, for messages.
 
     Returns:
         tuple: The edited source and a list of :class:`Status`, one per shim.
@@ -143,7 +143,7 @@ def report() -> list:
 
 
 def _dry_run(module):
-    """Says what would become of a module that is not loaded."""
+    """Returns the statuses that a module would get if it were loaded now."""
     shims = _of_module(module)
     if all(shim.why_not_needed() for shim in shims):
         return [shim.status(_shim.NOT_NEEDED, shim.why_not_needed()) for shim in shims]

@@ -3,11 +3,12 @@
 NumPy has no BLAS for float16, and its sums along an outer axis round after every
 addition: a sum of equal numbers does not get beyond 2048 of them. The shims of
 ``_shims_float16.py`` put these decorators on the ``forward`` of Chainer's matrix
-products, convolutions and sums. What a function retains for backward are its float16
-inputs, as before; float32 copies live for one call only.
+products, convolutions and sums. A function retains its float16 inputs for backward, as
+before; float32 copies live for one call only.
 
-On a GPU, CuPy and cuDNN do the same in hardware, and nothing is changed, but for what
-adds to the elements of an array one by one, as the gradient of ``F.embed_id`` does.
+On a GPU, CuPy and cuDNN do the same in hardware, and Chainer is not changed. The
+exceptions are functions that add to the elements of an array one by one, such as the
+gradient of ``F.embed_id``.
 """
 
 import functools
@@ -19,10 +20,10 @@ def rounded_once(forward, on_gpus=False):
     """Makes a ``forward`` of float16 NumPy arrays compute in float32 and round at last.
 
     The results are the definition's, ``float16(f(float32(x), float32(W), ...))``, with
-    the sums in the order of the float32 BLAS. What exceeds float16 becomes infinite
-    without a warning: looking for that is the loss scale's business.
+    the sums in the order of the float32 BLAS. Numbers beyond float16 become infinite
+    without a warning: the loss scale checks for them.
 
-    Integers, such as indices, stay what they are.
+    Integers, such as indices, are not changed.
     """
 
     @functools.wraps(forward)
@@ -37,12 +38,12 @@ def rounded_once(forward, on_gpus=False):
 
 
 def rounded_once_everywhere(forward):
-    """As :func:`rounded_once`, for CuPy arrays too."""
+    """Wraps a ``forward`` like :func:`rounded_once`, for CuPy arrays too."""
     return rounded_once(forward, on_gpus=True)
 
 
 def multiplied_in_float32(forward):
-    """As :func:`rounded_once`, for a ``forward`` that rounds its result by itself.
+    """Makes a ``forward`` that rounds its result itself compute in float32.
 
     Weight gradients have the weight's dtype, which need not be that of the inputs.
     """

@@ -1,11 +1,11 @@
 """Names that NumPy removed from 1.22 to 2.5, for scripts that still use them.
 
-The tables say what each name stood for. They follow the release notes of NumPy and
+The tables have the equivalent of each name. They follow the release notes of NumPy and
 its list of expired attributes, ``numpy/_expired_attrs_2_0.py``. A name in a submodule
 is written with a point, such as ``'lib.pad'``.
 
 Names that do not come back: ``fv``, ``irr`` and other financial functions, which are in
-the package ``numpy_financial``; what needs nose, in ``numpy.testing``;
+the package ``numpy_financial``; names of ``numpy.testing`` that need nose;
 ``numpy.distutils`` and ``numpy.array_api``.
 """
 
@@ -31,7 +31,7 @@ from chainer_compat import (
 
 
 def _find(path):
-    """Returns what NumPy has under a name, or None; warnings of NumPy are ignored."""
+    """Returns the object of a name in NumPy, or None; warnings of NumPy are ignored."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -56,7 +56,7 @@ _PYTHON = {
     "lib.math": math,
 }
 
-# By what NumPy calls it today.
+# Old names, with NumPy's present names.
 _RENAMED = {
     "float_": "float64",
     "complex_": "complex128",
@@ -168,7 +168,7 @@ _ALSO_IN_LIB = """
     who
 """
 
-# By the module of today that has what was in it.
+# Removed modules, with the present modules that have their contents.
 _MODULES = {
     "compat": _numpy_compat,
     "compat.py3k": _numpy_compat,
@@ -177,21 +177,21 @@ _MODULES = {
     "linalg.linalg": numpy.linalg,
     "testing.utils": numpy.testing,
 }
-# Those that NumPy 2 gave other names, such as numpy.lib._arraypad_impl.
+# Modules that NumPy 2 renamed, such as to numpy.lib._arraypad_impl.
 _IN_LIB = """
     arraypad arraysetops function_base histograms index_tricks nanfunctions polynomial
     shape_base twodim_base type_check ufunclike utils
 """
 _MODULES.update((f"lib.{name}", _find(f"lib._{name}_impl")) for name in _IN_LIB.split())
 
-# Strings that numpy.dtype() took.
+# Strings that numpy.dtype() accepted.
 _DTYPE_STRINGS = ("bool8", "bytes0", "int0", "object0", "str0", "uint0", "void0")
 
 
 def catalogue() -> dict[str, Any]:
-    """Returns what each removed name stands for.
+    """Returns the object that each removed name stands for.
 
-    A name is left out whose new name this NumPy lacks, for it has the old one.
+    A name is left out if this NumPy lacks its new name, for it has the old one.
     """
     names = {**_PYTHON, **_CONSTANTS}
     for module in (_numpy_types, _numpy_functions):
@@ -206,9 +206,9 @@ def catalogue() -> dict[str, Any]:
 def enable() -> list[str]:
     """Adds the names that this NumPy lacks; returns them.
 
-    What NumPy has stays as it is, such as ``bool`` and ``long``, which are scalar types
-    of its own in NumPy 2. The exception is ``fromstring``, if it refuses to read
-    binary data, which it then does.
+    Names that NumPy has are not changed, such as ``bool`` and ``long``, which are
+    scalar types in NumPy 2. The exception is ``fromstring``: if it refuses to read
+    binary data, it is replaced by one that reads them.
     """
     added = []
     for path, value in catalogue().items():
@@ -234,7 +234,7 @@ def _has(path):
         return True
     if path not in _MODULES:
         return False
-    # It may be a module that nothing has imported so far.
+    # The module may exist without being imported so far.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

@@ -1,7 +1,7 @@
 """Functions that NumPy dropped, as its documentation described them.
 
-What they did is a line of today's NumPy or Python in most cases; the documentation of
-NumPy 1.22 is the measure.
+Most of them are a line of today's NumPy or Python. They follow the documentation of
+NumPy 1.22.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ def ndfromtxt(fname, **options):
 
 
 def mafromtxt(fname, **options):
-    """Reads a text file with ``genfromtxt``; what is missing is masked."""
+    """Reads a text file with ``genfromtxt``; missing values are masked."""
     return numpy.genfromtxt(fname, **{**options, "usemask": True})
 
 
 def recfromtxt(fname, **options):
-    """Reads a text file into a record array, with types as they come."""
+    """Reads a text file into a record array, with types found from the values."""
     options.setdefault("dtype", None)
     output = numpy.genfromtxt(fname, **options)
     if options.get("usemask"):
@@ -172,10 +172,10 @@ def lookfor(
 
     Args:
         what (str): The words.
-        module (str, module or list): Where to look; NumPy's namespaces otherwise.
-        import_modules (bool): Ignored: only what is imported is looked at.
-        regenerate (bool): Ignored: nothing is kept.
-        output (file): Where to print, instead of standard output.
+        module (str, module or list): Modules to search; NumPy's namespaces by default.
+        import_modules (bool): Ignored: only imported modules are searched.
+        regenerate (bool): Ignored: no index is kept.
+        output (file): File to print to, instead of standard output.
     """
     words = str(what).lower().split()
     if not words:
@@ -245,7 +245,7 @@ def add_newdoc_ufunc(ufunc, newdoc) -> None:
     try:
         ufunc.__doc__ = newdoc
     except AttributeError:
-        # Nothing but this function can, up to NumPy 2.1.
+        # Up to NumPy 2.1 no other function can set the documentation.
         numpy._core.umath._add_newdoc_ufunc(ufunc, newdoc)
 
 
@@ -259,7 +259,7 @@ def get_array_wrap(*args):
 
 
 _MODES = ("ignore", "warn", "raise", "call", "print", "log")
-# How far the bits of each kind of error are shifted.
+# Positions of the bits of each kind of error.
 _SHIFTS = {"divide": 0, "over": 3, "under": 6, "invalid": 9}
 
 

@@ -1,7 +1,7 @@
 """Functions on types that NumPy 1 had and NumPy 2 dropped.
 
-Each name does what the documentation of NumPy 1.22 says of it. NumPy's licence, the
-three-clause BSD licence, covers the rules of ``find_common_type``.
+Each name follows the documentation of NumPy 1.22. NumPy's licence, the three-clause BSD
+licence, covers the rules of ``find_common_type``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SCALAR_TYPES = {numpy.dtype(char).type for char in numpy.typecodes["All"]}
 _KIND_NAMES = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
 # A scalar type widens arrays only if its kind comes later.
 _KINDS = ["b", "u", "i", "f", "c", "S", "U", "V", "O", "M", "m"]
-# The types that common ones are looked for in, in this order.
+# The types among which a common type is searched, in this order.
 _CANDIDATES = "?bBhHiIlLqQefdgFDGO"
 
 
@@ -46,7 +46,7 @@ def obj2sctype(rep, default=None):
     try:
         return numpy.dtype(rep).type
     except Exception:
-        # A dtype is looked for in the object's attributes, which may do anything.
+        # NumPy searches a dtype in the object's attributes, which may raise anything.
         return default
 
 
@@ -77,7 +77,7 @@ def issctype(rep) -> bool:
 
 
 def issubclass_(arg1, arg2) -> bool:
-    """Returns what ``issubclass`` does, and False for what is no class."""
+    """Returns the result of ``issubclass``, and False for a non-class."""
     try:
         return issubclass(arg1, arg2)
     except TypeError:
@@ -121,7 +121,7 @@ def _holding_all(dtypes, candidates=_CANDIDATES):
 
 
 class _ByType(dict):
-    """A dictionary that finds a scalar type by whatever stands for it."""
+    """A dictionary that finds a scalar type by any object that stands for it."""
 
     def __getitem__(self, key):
         return super().__getitem__(obj2sctype(key))

@@ -1,8 +1,8 @@
 """The packages of this project, and files of users that hide them.
 
-Python finds what lies beside a script before what is installed. Whoever calls his
-script, or a module beside it, ``pipeline.py`` or ``divisible.py`` has that one under
-the package's name.
+Python finds modules beside a script before installed ones. If a user's script, or a
+module beside it, is called ``pipeline.py`` or ``divisible.py``, that one is imported
+under the package's name.
 """
 
 import sys
@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from typing import Optional
 
-#: From the ground up.
+#: Names of the packages, from the lowest to the highest.
 NAMES = (
     "chainer_compat",
     "chainer_kernels",
@@ -22,7 +22,7 @@ NAMES = (
     "model_compression",
     "pipeline",
 )
-# By each package a module that no other of that name has.
+# A module of each package that no other package of that name has.
 _MARKS = {
     "chainer_compat": "_packages",
     "chainer_kernels": "update_rules",
@@ -36,13 +36,13 @@ _MARKS = {
 
 
 def check(package: str) -> None:
-    """Makes sure that a package finds those below it; called when it is imported.
+    """Checks that a package finds those below it; called when it is imported.
 
     Args:
-        package (str): One of `NAMES`.
+        package (str): Name of the package, one of `NAMES`.
 
     Raises:
-        ImportError: If a user's file hides one.
+        ImportError: If a user's file hides a package.
     """
     for name in NAMES[: NAMES.index(package)]:
         path = _stranger(_spec(name), name)
@@ -71,12 +71,12 @@ def _spec(name: str) -> Optional[ModuleSpec]:
     try:
         return find_spec(name)
     except ValueError:
-        # A module that somebody has made himself.
+        # A module that a script has created.
         return None
 
 
 def _stranger(spec: Optional[ModuleSpec], name: str) -> Optional[str]:
-    """Returns the place of a module that is not this project's."""
+    """Returns the path of a module that is not this project's, or None."""
     if spec is None:
         return None
     places = spec.submodule_search_locations

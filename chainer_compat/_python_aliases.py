@@ -38,8 +38,8 @@ def getargspec(function: Any) -> ArgSpec:
         function (callable): A Python function or method.
 
     Raises:
-        ValueError: If it has arguments by keyword only, or annotations, which an
-            ``ArgSpec`` cannot show.
+        ValueError: If the function has arguments by keyword only, or annotations, which
+            an ``ArgSpec`` cannot show.
     """
     full = inspect.getfullargspec(function)
     if full.kwonlyargs or full.annotations:
@@ -60,7 +60,7 @@ def _readfp(self, fp, filename=None):
     self.read_file(fp, source=filename)
 
 
-# What stood for the abstract classes, from Python 3.3 to 3.9.
+# The abstract classes that also were in collections, from Python 3.3 to 3.9.
 _ABSTRACT = """
     AsyncGenerator AsyncIterable AsyncIterator Awaitable ByteString Callable Collection
     Container Coroutine Generator Hashable ItemsView Iterable Iterator KeysView Mapping
@@ -68,7 +68,7 @@ _ABSTRACT = """
     ValuesView
 """
 
-# By what unittest.TestCase calls it today.
+# Old names, with the present names of unittest.TestCase.
 _ASSERTIONS = {
     "assert_": "assertTrue",
     "assertAlmostEquals": "assertAlmostEqual",
@@ -82,7 +82,7 @@ _ASSERTIONS = {
 
 
 def catalogue() -> list[tuple[Any, str, Any]]:
-    """Returns the module or class, the name, and what the name stands for."""
+    """Returns the module or class, the name, and its object."""
     abstract = [
         (collections, name, getattr(collections.abc, name))
         for name in _ABSTRACT.split()
@@ -103,7 +103,7 @@ def catalogue() -> list[tuple[Any, str, Any]]:
         (inspect, "ArgSpec", ArgSpec),
         (inspect, "getargspec", getargspec),
         (threading.Thread, "isAlive", threading.Thread.is_alive),
-        # Of the processor, as on all systems but Windows.
+        # The time of the processor, as on all systems but Windows.
         (time, "clock", time.process_time),
         (xml.etree, "cElementTree", xml.etree.ElementTree),
     ]
@@ -113,7 +113,7 @@ def enable() -> list[str]:
     """Adds the names that this Python lacks; returns them with their module."""
     added = []
     with warnings.catch_warnings():
-        # Python warns of names that it will remove when they are looked at.
+        # Python warns when a name that it will remove is looked up.
         warnings.simplefilter("ignore")
         missing = [entry for entry in catalogue() if not hasattr(*entry[:2])]
     for place, name, value in missing:

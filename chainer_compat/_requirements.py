@@ -1,7 +1,7 @@
 """The part of pkg_resources that ``chainer.testing`` uses, from the standard library.
 
 Chainer's test decorators ask whether requirements such as ``'scipy>=0.19'`` or
-``'numpy!=1.11.*'`` are met. setuptools 81 dropped pkg_resources, which answered.
+``'numpy!=1.11.*'`` are met. setuptools 81 dropped pkg_resources, which checked them.
 """
 
 import importlib.metadata
@@ -50,7 +50,7 @@ def _is_met(requirement):
 
 
 def _holds(installed, condition):
-    """Compares release numbers, '1.2' as '1.2.0'; '.*' compares those it names."""
+    """Compares release numbers, '1.2' as '1.2.0'; '.*' ignores all behind it."""
     match = re.fullmatch(r"(<=|>=|==|!=|<|>)\s*(\d[\d.]*?)(\.\*)?", condition)
     if match is None:
         raise ValueError(f"cannot read the version condition {condition!r}")

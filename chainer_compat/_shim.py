@@ -1,4 +1,4 @@
-"""Shims: repairs of one Chainer module each, as data, and when they are needed.
+"""Shims: repairs of one Chainer module each, as data, with the condition of their need.
 
 The shims themselves are in the tables ``_shims_*.py``, one per concern.
 """
@@ -18,16 +18,16 @@ class TextNotFound(Exception):
 
 
 class Status(NamedTuple):
-    """The fate of one shim.
+    """The state of one shim.
 
     Attributes:
         name (str): Name of the shim.
-        module (str): Module of Chainer that it repairs.
+        module (str): Module of Chainer that the shim repairs.
         state (str): ``'applied'``; ``'ready'``, when the module has not been
             imported yet; ``'not needed'`` with the installed versions; or
             ``'FAILED'``.
         detail (str): The file that was edited, or the reason.
-        why (str): What breaks without it.
+        why (str): Fault of Chainer without the shim.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Edit(NamedTuple):
     count: int = 1
 
     def apply(self, text: str) -> str:
-        """Returns the edited text; raises TextNotFound if it is another one."""
+        """Returns the edited text; raises TextNotFound if ``old`` is not found."""
         found = text.count(self.old)
         if found != self.count:
             raise TextNotFound(
@@ -59,11 +59,11 @@ class Shim(NamedTuple):
     """One repair of one module.
 
     Attributes:
-        name (str): What users see in the report.
-        module (str): The module that it edits.
-        why (str): What breaks without it.
+        name (str): Name in the report.
+        module (str): The module that the shim edits.
+        why (str): Fault of Chainer without the shim.
         edits (tuple): Edits, applied in order.
-        transform (callable): Instead of edits, a function from source to source.
+        transform (callable): Function from source to source, instead of edits.
         why_not_needed (callable): Returns None if the shim is needed, else the reason
             why not, such as ``'numpy 1.22.4'``.
     """
@@ -87,7 +87,7 @@ class Shim(NamedTuple):
 
 
 def since(package: str, version: str) -> Callable[[], Optional[str]]:
-    """Says why a shim is not needed that is needed from a version of a package on.
+    """Returns a function that says why a shim is not needed, for ``why_not_needed``.
 
     Args:
         package (str): Name to import, for instance ``'numpy'``.
@@ -112,7 +112,7 @@ def installed_version(package: str) -> Optional[str]:
     try:
         return importlib.import_module(package).__version__
     except Exception:
-        # CuPy raises what CUDA makes it raise. Chainer goes on without it.
+        # CuPy raises any error that CUDA makes it raise. Chainer continues without it.
         return None
 
 

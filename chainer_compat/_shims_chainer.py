@@ -1,4 +1,4 @@
-"""Repairs of Chainer's own slips, which no version of anything else would cure."""
+"""Repairs of Chainer's own errors, which exist with any version of other packages."""
 
 from chainer_compat._shim import Edit, Shim
 
@@ -21,7 +21,7 @@ SHIMS = (
         why="update() of an optimizer that was not set up ends in ''NoneType' object "
         "has no attribute 'namedparams''",
         edits=(
-            # In the place of an empty line, so that tracebacks fit.
+            # Replaces an empty line, so that line numbers in tracebacks stay right.
             Edit(
                 '        parameter.\n\n        """\n        if lossfun is not None:\n',
                 '        parameter.\n        """\n'

@@ -1,8 +1,8 @@
 """Repairs for CuPy 13 and 14, in Chainer and ChainerMN.
 
-CuPy 14 dropped cuDNN, so Chainer runs its own kernels there; it no longer includes
-the float16 type in every kernel; and it follows NumPy 2 in refusing ``copy=False``
-where a copy is needed. CuPy 13 still binds cuDNN 8, if that is installed.
+CuPy 14 dropped cuDNN, so Chainer runs its own kernels there. CuPy 14 no longer includes
+the float16 type in every kernel, and follows NumPy 2 in refusing ``copy=False`` where a
+copy is needed. CuPy 13 still binds cuDNN 8, if that is installed.
 
 No GPU was at hand when these were written: they follow CuPy's sources and compile
 with NVRTC. ``pytest -m gpu`` runs them.
@@ -16,7 +16,7 @@ SHIMS = (
     Shim(
         name="cupy-missing",
         module="chainer.backends.cuda",
-        why="who asks for a GPU without CuPy is sent to a page that is gone",
+        why="the error of a GPU without CuPy refers to a page that is gone",
         edits=(
             Edit(
                 "        msg = ('CUDA environment is not correctly set up\\n'\n"

@@ -4,13 +4,13 @@ from chainer_compat._shim import Edit, Shim
 
 
 def _import(names: str, module: str = "import chainerx\n") -> Edit:
-    """Adds an import to a line that is there, so that line numbers stay."""
+    """Adds an import to an existing line, so that line numbers stay."""
     names = f"from chainer_compat._float16 import {names}"
     return Edit(module, f"{module[:-1]}; {names}\n")
 
 
 def _decorated(name: str, before: str, method: str) -> Edit:
-    """Puts a decorator into the empty line before a method."""
+    """Replaces the empty line before a method by a decorator."""
     return Edit(
         f"{before}\n\n    def {method}:", f"{before}\n    @{name}\n    def {method}:"
     )

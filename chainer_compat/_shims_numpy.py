@@ -1,4 +1,4 @@
-"""Repairs of what NumPy and SciPy removed or changed."""
+"""Repairs of uses that NumPy and SciPy removed or changed."""
 
 from chainer_compat._shim import Edit, Shim, since
 

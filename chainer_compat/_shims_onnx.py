@@ -56,7 +56,7 @@ SHIMS = (
         name="onnx-missing",
         module="onnx_chainer.export",
         why="without onnx, its version from 2020 is asked for; with an onnx that fails"
-        " to import, the reason is not told",
+        " to import, the reason is missing",
         edits=(
             Edit(
                 "except ImportError:\n    _available = False\n",

@@ -1,4 +1,4 @@
-"""Repairs of what Chainer expects of Python, its packaging tools, and the Web."""
+"""Repairs of uses of Python, its packaging tools, and the Web."""
 
 from chainer_compat._shim import Edit, Shim, since
 

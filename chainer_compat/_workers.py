@@ -1,9 +1,10 @@
 """The worker processes of ``MultiprocessIterator``.
 
-``multiprocessing.Pool`` starts a new worker in the place of one that ends, and never
-says so. What that one had begun is lost, and the iterator waits for it for ever: when
-the system kills a worker for lack of memory; or, with the start methods ``'spawn'`` and
-``'forkserver'``, when the script, which each worker imports anew, ends it.
+``multiprocessing.Pool`` replaces a worker that ends by a new one, and reports no error.
+The unfinished task of the old worker is lost, and the iterator waits for it for ever.
+This happens when the system kills a worker for lack of memory. With the start methods
+``'spawn'`` and ``'forkserver'``, each worker imports the script again, and it also
+happens when the script ends the worker.
 """
 
 import multiprocessing
@@ -11,20 +12,20 @@ import threading
 import weakref
 from typing import Any
 
-# The workers that were alive at the last look, by pool.
+# The workers that were alive at the last check, by pool.
 _known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 _failed: weakref.WeakSet = weakref.WeakSet()
-# How long the end of a pool may take.
+# Seconds that the end of a pool may take.
 _SECONDS_TO_END = 2
 
 
 def watch(pool: Any) -> None:
-    """Remembers the workers of a new pool."""
+    """Records the workers of a new pool."""
     _known[pool] = set(pool._pool)
 
 
 def have_failed(loop: Any) -> bool:
-    """Looks at the workers; the iterator's thread calls this while it waits.
+    """Checks the workers; the iterator's thread calls this while it waits.
 
     Args:
         loop: The ``_PrefetchLoop`` of an iterator.
@@ -33,12 +34,12 @@ def have_failed(loop: Any) -> bool:
         bool: ``False``.
 
     Raises:
-        RuntimeError: If one has ended that should not have.
+        RuntimeError: If a worker has ended that should not have.
     """
     pool = loop._pool
     # A list of the pool's own, which another thread changes.
     workers = _known[pool] | set(pool._pool)
-    # Those that have done their share end, and others take their place.
+    # Workers that have done their share end, and are replaced.
     good = (None, 0) if loop.maxtasksperchild else (None,)
     failed = [each for each in workers if each.exitcode not in good]
     if failed:
@@ -50,7 +51,7 @@ def have_failed(loop: Any) -> bool:
 
 
 def join(pool: Any) -> None:
-    """Waits until a pool has ended that was closed, unless its workers have failed."""
+    """Waits until a closed pool has ended, unless its workers have failed."""
     if pool not in _failed:
         pool.join()
 
@@ -71,7 +72,7 @@ def _say(exit_code: int) -> str:
     if method == "fork":
         return f"{text}: perhaps there is not enough memory for n_processes of them"
     return (
-        f"{text}. The start method {method!r} lets each worker import the script anew,"
+        f"{text}. The start method {method!r} lets each worker import the script again,"
         f" and if that imports mpi4py.MPI under a launcher, MPI ends the worker. Call"
         f" multiprocessing.set_start_method('fork') at the start of the script; or use"
         f" MultithreadIterator; or import mpi4py, and all that imports it, below"

@@ -1,11 +1,11 @@
-"""Reads ``.npz`` files without running what is in them.
+"""Reads ``.npz`` files without running code in them.
 
 Chainer writes ``None`` as an array of objects, which NumPy pickles. Reading a pickle
-calls whatever functions it names, so a file of weights can run any code of whoever made
-it. Here such arrays are read twice:
+calls any functions that it names, so a file of weights can run any code of its author.
+Here such arrays are read twice:
 
-    first    every name stands for something inert; which ones there are is noted
-    then     if there are any, and all were allowed, as NumPy reads it
+    first    every name is replaced by an inert class, and recorded
+    then     in the way of NumPy, if there are names and all were allowed
 
 ``chainer.serializers.load_npz`` and ``NpzDeserializer`` read in this way by a shim.
 """
@@ -31,23 +31,23 @@ _RECONSTRUCT = {
     "numpy.core.multiarray._reconstruct",
     "numpy._core.multiarray._reconstruct",
 }
-# What every array of objects is made by, also one of None alone; the last in files that
-# NumPy wrote by the pickle protocol of Python 2.
+# Names in every array of objects, also in an array of None alone. The last is in files
+# that NumPy wrote by the pickle protocol of Python 2.
 _OF_ARRAYS = _RECONSTRUCT | {"numpy.ndarray", "numpy.dtype", "_codecs.encode"}
-# Bytes that are read at a time where an array is only looked at.
+# Bytes that are read at a time where an array is only checked.
 _PART = 2**20
 _HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 @contextlib.contextmanager
 def allow_pickle(*names: str) -> Iterator[None]:
-    """Lets a block read files whose arrays hold other objects than ``None``.
+    """Allows files whose arrays hold other objects than ``None`` within a block.
 
     Only for files that you trust: an object of a type may run any code when it is read.
 
     Args:
-        names: The types and functions that the files may use, as the error says that
-            refuses a file.
+        names: Types and functions that the files may use; the error that refuses a file
+            lists them.
 
     Example:
         >>> import io, chainer, numpy as np
@@ -70,15 +70,15 @@ def allowed_names() -> frozenset[str]:
 
 
 class NpzArrays(NpzFile):
-    """The arrays of a file by key; each is read when it is asked for.
+    """The arrays of a file by key; each is read when it is accessed.
 
     Args:
-        file: A path, or a file that was opened for reading.
+        file: Path, or a file that was opened for reading.
 
     Raises:
-        OSError: If there is no such file.
-        ValueError: If it is no ``.npz`` file. Asking for an array that does not hold
-            numbers, texts or ``None`` raises this as well.
+        OSError: If the file does not exist.
+        ValueError: If the file is not an ``.npz`` file. Access to an array that does
+            not hold numbers, texts or ``None`` raises this as well.
     """
 
     def __init__(self, file: Any) -> None:
@@ -97,16 +97,16 @@ class NpzArrays(NpzFile):
 
 
 def read(arrays: Any, key: str) -> np.ndarray:
-    """Returns one array; of objects only if they are ``None`` or were allowed.
+    """Returns one array; an array of objects only if they are ``None`` or were allowed.
 
     Args:
-        arrays: What ``numpy.load`` returned for an ``.npz`` file, however it was asked
-            to treat pickles. Of any other mapping, the item.
-        key: Which.
+        arrays: Result of ``numpy.load`` for an ``.npz`` file, with any
+            ``allow_pickle``. From another mapping the item is returned.
+        key: Key of the array.
 
     Raises:
-        KeyError: If there is none.
-        ValueError: If it is damaged, or has objects that were not allowed.
+        KeyError: If there is no such array.
+        ValueError: If the array is damaged, or has objects that were not allowed.
     """
     if not isinstance(arrays, NpzFile):
         return arrays[key]
@@ -133,25 +133,26 @@ def read(arrays: Any, key: str) -> np.ndarray:
             f" with allow_pickle({names}):"
         ) from None
     except Exception as error:
-        # Of zipfile, zlib, pickle or NumPy: whatever a damaged file makes them raise.
+        # A damaged file makes zipfile, zlib, pickle or NumPy raise any kind of error.
         raise _damaged(arrays, key, error) from error
 
 
 def header(arrays: Any, key: str) -> tuple[tuple, np.dtype] | None:
-    """Returns the shape and the dtype of an array, and reads no more of it.
+    """Returns the shape and the dtype of an array, without reading the rest of it.
 
     Args:
-        arrays: As in :func:`read`.
-        key: Which; it must be there.
+        arrays: Result of ``numpy.load``; see :func:`read`.
+        key: Key of the array, which must exist.
 
     Returns:
-        tuple or None: ``None`` if only reading the array can tell, or what is wrong
-        with it.
+        tuple or None: ``None`` if only reading the array can tell its shape, or its
+        fault.
     """
     if not isinstance(arrays, NpzFile):
         return None
     name = key if key in arrays.zip.NameToInfo else f"{key}.npy"
-    # Whatever a damaged file makes zipfile, zlib or NumPy raise, reading says it.
+    # A damaged file makes zipfile, zlib or NumPy raise, and reading it reports the
+    # error.
     with contextlib.suppress(Exception), arrays.zip.open(name) as file:
         version = npy.read_magic(file)
         if version in _HEADERS:
@@ -165,22 +166,22 @@ def header(arrays: Any, key: str) -> tuple[tuple, np.dtype] | None:
 def read_into(
     arrays: Any, key: str, out: np.ndarray, parts: Iterable[tuple[int, int]]
 ) -> None:
-    """Reads an array into another one, a part after the other.
+    """Reads an array into another one, part by part.
 
     Args:
-        arrays: As in :func:`read`.
-        key: Which.
-        out: Of its shape; C contiguous.
-        parts: The first row and the one behind the last, of each part, in order and
-            without gaps.
+        arrays: Result of ``numpy.load``; see :func:`read`.
+        key: Key of the array.
+        out: C contiguous array of the same shape, to be filled.
+        parts: First row of each part and the row after its last, in order and without
+            gaps.
 
     Raises:
-        KeyError: If there is none.
-        ValueError: If it is damaged, of another shape, or of objects.
+        KeyError: If there is no such array.
+        ValueError: If the array is damaged, of another shape, or of objects.
     """
     found = header(arrays, key)
     if found is None or found[1].hasobject:
-        # What is wrong with it, or only all of it can be read.
+        # Reading the whole array either works, or raises its error.
         whole = read(arrays, key)
         for start, stop in parts:
             out[start:stop] = whole[start:stop]
@@ -206,15 +207,15 @@ def read_into(
 
 
 def check(arrays: Any, key: str) -> None:
-    """Looks whether an array is damaged, without having all of it in memory.
+    """Checks whether an array is damaged, without having all of it in memory.
 
     Args:
-        arrays: As in :func:`read`.
-        key: Which.
+        arrays: Result of ``numpy.load``; see :func:`read`.
+        key: Key of the array.
 
     Raises:
-        KeyError: If there is none.
-        ValueError: If it is damaged, or of objects that were not allowed.
+        KeyError: If there is no such array.
+        ValueError: If the array is damaged, or of objects that were not allowed.
     """
     if header(arrays, key) is None:
         read(arrays, key)
@@ -257,7 +258,8 @@ def _read_objects(file: IO[bytes], shape: tuple) -> np.ndarray:
         array = inspecting.load()
         n_elements, types = _elements(array)
     except Exception:
-        # It may have come so far only because what it named was inert.
+        # The error may follow from the inert classes; then the names are reported
+        # instead.
         if inspecting.names <= _OF_ARRAYS:
             raise
         n_elements, types = None, set()
@@ -273,7 +275,7 @@ def _read_objects(file: IO[bytes], shape: tuple) -> np.ndarray:
 
 
 class _Inert:
-    """Stands for whatever a pickle makes, and does nothing."""
+    """Replaces any object that a pickle makes, and does nothing."""
 
     state: Any = None
 
@@ -288,7 +290,7 @@ class _Inert:
 
 
 class _Inspecting(pickle.Unpickler):
-    """Notes the names in a pickle, and calls nothing."""
+    """Records the names in a pickle, and calls nothing."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file)
@@ -300,7 +302,7 @@ class _Inspecting(pickle.Unpickler):
 
 
 class _Allowing(pickle.Unpickler):
-    """Knows what was allowed, and nothing else."""
+    """Finds allowed names only."""
 
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}" not in _OF_ARRAYS | _allowed.get():
@@ -309,10 +311,10 @@ class _Allowing(pickle.Unpickler):
 
 
 def _elements(array: Any) -> tuple:
-    """Returns how many objects an array has that was read inertly, and their types."""
+    """Returns how many objects an inertly read array has, and their types."""
     if _name(type(array)) not in _RECONSTRUCT:
         raise ValueError("it is no array")
-    # As numpy.ndarray.__reduce__ makes it.
+    # The state that numpy.ndarray.__reduce__ makes.
     _, _, _, _, elements = array.state
     if not isinstance(elements, list):
         raise ValueError("its elements are no list")
