@@ -2,33 +2,33 @@
 
 ::
 
-    extension         what takes the steps of a plan while a trainer trains
-    compressed_model  what the rules of a plan change, on all ranks
+    extension         the steps of a plan, taken while a trainer trains
+    compressed_model  the layers that the rules of a plan change, on all ranks
     pruning           steps of pruning, on the layers of a rank
-    quantizing        steps of quantization, likewise
-    trials            what each layer can lose, measured
-    sensitivity_table the table of that, and the plan that follows
-    distillation      the loss of a model that learns from a teacher, too
-    pictures          of that, and of a model that becomes smaller
+    quantizing        steps of quantization, on the layers of a rank
+    trials            trials of how much of each layer can go
+    sensitivity_table the table of the trials, and the plan that follows
+    distillation      the loss of a model that also learns from a teacher
+    pictures          pictures of the table, and of a compression
     applying          smaller models, without what was pruned
-    plan              rules together: checked, saved, shown
-    rules             which layers, by which method, how far
-    steps             those that rules have taken, and those that are taken back
-    progress          when, in how many steps
-    selection         the layers that a rule means
-    channels          what goes with a channel that is taken away, and who reads it
-    shrinking         channels that are taken away, with what is kept beside them
-    layer_lines       lists of layers, as all ranks are told of them
-    masks             what is pruned, and the hook that keeps it at zero
+    plan              the rules together: checked, saved, shown
+    rules             layers, method and degree of each rule
+    steps             steps that rules have taken or taken back
+    progress          the course of a rule: begin, end, steps
+    selection         the layers that a rule names
+    channels          parameters that belong to a channel, and its reader
+    shrinking         the removal of channels from parameters and states
+    layer_lines       descriptions of lists of layers, for all ranks
+    masks             pruned elements, and the hook that keeps them zero
     codebooks         weights of few values, and the hook that keeps them few
-    hooks             hooks of optimizers that keep something of each parameter
+    hooks             hooks of optimizers with a state for each parameter
     quantized_links   links that compute with few bits
     stored_links      links whose parameters are stored in few bits
     whole_layers      stored layers that compute in whole numbers
     fake_quantization rounding with straight-through gradients
-    extents           from where to where activations reach, for their rounding
-    affine            whole numbers, a scale, and what stands for zero
-    scores            which groups of weights matter least
+    extents           ranges of activations, for their rounding
+    affine            whole numbers, a scale, and the number for zero
+    scores            scores of groups of weights
 
 Names are imported when they are first used.
 """

@@ -1,4 +1,4 @@
-"""Numbers of few bits: whole numbers, a scale, and what stands for zero.
+"""Numbers of few bits: whole numbers, a scale, and the whole number for zero.
 
 ::
 
@@ -19,13 +19,14 @@ Array = Any
 
 
 class Affine(NamedTuple):
-    """A way to write real numbers as whole ones.
+    """A mapping between real numbers and whole numbers.
 
     Attributes:
-        scale: The distance of two neighbours, float32; broadcast over the array.
-        zero: The whole number that stands for 0, likewise.
+        scale: Distance of two neighbouring real numbers, float32; broadcast over the
+            array.
+        zero: Whole number that stands for 0, float32; broadcast over the array.
         lowest: The least whole number.
-        highest: The greatest one.
+        highest: The greatest whole number.
     """
 
     scale: Array
@@ -35,13 +36,13 @@ class Affine(NamedTuple):
 
     @classmethod
     def of_range(cls, low: Array, high: Array, bits: int, symmetric: bool) -> Affine:
-        """Returns the finest that can write all of a range, with zero in it.
+        """Returns the finest mapping that covers a range and zero.
 
         Args:
-            low: The least real number, a float or an array of them.
-            high: The greatest.
-            bits: Of a whole number.
-            symmetric: Whether the range is to reach as far to both sides of zero.
+            low: The least real number, a float or an array.
+            high: The greatest real number, a float or an array.
+            bits: Bits of a whole number.
+            symmetric: Whether the range has the same length on both sides of zero.
         """
         xp = chainer.backend.get_array_module(low)
         low = xp.minimum(xp.asarray(low, np.float32), 0)
@@ -63,14 +64,14 @@ class Affine(NamedTuple):
         per_channel: bool,
         axis: int = 0,
     ) -> Affine:
-        """Returns the finest that can write a weight.
+        """Returns the finest mapping that covers a weight.
 
         Args:
-            weight: Of any shape.
-            bits: Of a whole number.
-            symmetric: As of :meth:`of_range`.
+            weight: Weight of any shape.
+            bits: Bits of a whole number.
+            symmetric: Whether the range has the same length on both sides of zero.
             per_channel: Whether each channel has a scale of its own.
-            axis: That of the channels.
+            axis: Axis of the channels.
         """
         axes = tuple(i for i in range(weight.ndim) if not per_channel or i != axis)
         low = weight.min(axis=axes, keepdims=True)
@@ -82,18 +83,18 @@ class Affine(NamedTuple):
         return self.unbounded(real).clip(self.lowest, self.highest)
 
     def unbounded(self, real: Array) -> Array:
-        """Returns the nearest whole numbers, also those that have too many bits.
+        """Returns the nearest whole numbers, even those that need too many bits.
 
-        Halves go up, as a plain sum and floor do in every library.
+        Halves are rounded up, as by a sum and a floor in every library.
         """
         xp = chainer.backend.get_array_module(real)
         real = real.astype(np.float32, copy=False)
-        # What is far beyond a narrow range is infinite, and clipped.
+        # Numbers far beyond a narrow range become infinite, and are clipped.
         with np.errstate(over="ignore"):
             return xp.floor(real / self.scale + np.float32(0.5)) + self.zero
 
     def real(self, whole: Array) -> Array:
-        """Returns what whole numbers stand for, float32."""
+        """Returns the real numbers that whole numbers stand for, float32."""
         return (whole.astype(np.float32, copy=False) - self.zero) * self.scale
 
     @property

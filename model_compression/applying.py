@@ -1,4 +1,4 @@
-"""Models without what was pruned or quantized: ordinary ones, smaller and as exact."""
+"""Models without pruned or quantized parts: ordinary ones, smaller and as exact."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ from model_compression.stored_links import store
 
 
 def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
-    """Returns a model as a plan has made it, without what it does not need any more.
+    """Returns a trained model without the parts that its plan made unnecessary.
 
-    Channels that a rule with ``granularity='channel'`` has set to zero are removed:
-    from the layer that gave them, from the normalization behind it, and from the layer
-    that read them. Elements, blocks and rows stay, as zeros. What is quantized is
-    stored so: a byte for each whole number, and the scales; each call makes an array of
-    them for the same kernels. The outputs are those of the model. In
-    :func:`chainer.no_backprop_mode` linear layers and convolutions whose inputs are
-    quantized too multiply whole numbers where that is faster; :func:`int8_report` says
-    where.
+    Channels that a rule with ``granularity='channel'`` has set to zero are removed from
+    the layer that outputs them, from the normalization after it, and from the layer
+    that reads them. Elements, blocks and rows stay, as zeros. Quantized parameters are
+    stored in few bits: a byte for each whole number, and the scales; each call makes an
+    array from them for the same kernels. The outputs are those of the model. In
+    :func:`chainer.no_backprop_mode`, linear layers and convolutions whose inputs are
+    quantized too multiply whole numbers where that is faster; :func:`int8_report` lists
+    them.
 
-    What a metric has taken back, see :class:`Compress`, stays as it is; of a codebook
-    the model does not know this: leave its rule out of the plan.
+    Steps that a metric has taken back, see :class:`Compress`, are not applied. For a
+    codebook the model does not record this: leave its rule out of the plan.
 
-    Applied to a model that was not trained under the plan, it quantizes it as it is.
-    What ``save_npz`` has written of the result, :func:`load_applied` reads.
+    A model that was not trained under the plan is quantized with its present weights.
+    Save the result by ``save_npz``, and read it by :func:`load_applied`.
 
     Args:
-        model (chainer.Link): Trained under the plan; it stays as it is. The undivided
-            one: take it from a pipeline by :func:`pipeline.export_npz`.
+        model (chainer.Link): Undivided model, trained under the plan, which is not
+            changed. Get one from a pipeline by :func:`pipeline.export_npz`.
         plan (CompressionPlan): The plan.
 
     Returns:
-        chainer.Link: Of the same class, without an optimizer. What is stored in few
-        bits is no parameter any more.
+        chainer.Link: A model of the same class, without an optimizer. Parameters that
+        are stored in few bits are not parameters any more.
 
     Raises:
-        TypeError: If the model is no link, or the plan no plan.
-        ValueError: If the model is a stage, or not of this plan.
+        TypeError: If ``model`` is not a link, or ``plan`` is not a plan.
+        ValueError: If the model is a stage, or does not fit the plan.
 
     Example:
         >>> import chainer.functions as F
@@ -80,21 +80,21 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
 def load_applied(
     path: str | os.PathLike, model: chainer.Link, plan: CompressionPlan
 ) -> chainer.Link:
-    """Returns a model that :func:`apply` returned, from the file that it was saved to.
+    """Returns a model that :func:`apply` returned, from a file.
 
     Args:
-        path: Written by ``chainer.serializers.save_npz``.
-        model (chainer.Link): The undivided one as it was built, with any values; it
-            stays as it is.
-        plan (CompressionPlan): That was applied.
+        path: File written by ``chainer.serializers.save_npz``.
+        model (chainer.Link): Undivided model as it was built, with any values, which is
+            not changed.
+        plan (CompressionPlan): Plan that was applied.
 
     Returns:
         chainer.Link: The model, with the sizes and values of the file.
 
     Raises:
         OSError: If the file cannot be read.
-        TypeError, ValueError: As of :func:`apply`, or if the file is of another model
-            or plan, or the file is damaged.
+        TypeError, ValueError: If an argument is wrong, see :func:`apply`; or if the
+            file is of another model or plan, or damaged.
 
     Example:
         >>> import os, tempfile
@@ -126,7 +126,7 @@ def load_applied(
 
 
 def _prepare_for(file: NpzArrays, small: chainer.Link, rules: _Rules) -> None:
-    """Gives a model the sizes of a file, and marks the weights in few bits there."""
+    """Gives a model the sizes in a file, and marks the weights in few bits."""
     params = {path: [param] for path, param in small.namedparams()}
     links = dict(small.namedlinks())
     names = {_parameter_of(f"/{name}"): name for name in file.files}
@@ -137,7 +137,7 @@ def _prepare_for(file: NpzArrays, small: chainer.Link, rules: _Rules) -> None:
         if n:
             make_room(channels, n, params, links)
     for name in file.files:
-        # A weight that a metric has given back is not stored in few bits.
+        # A weight whose quantization a metric took back is not stored in few bits.
         owner, _, own = f"/{name}".rpartition("/")
         state = getattr(links.get(owner or "/"), own, None)
         if name.endswith("_is_quantized") and state is not None:
@@ -145,14 +145,14 @@ def _prepare_for(file: NpzArrays, small: chainer.Link, rules: _Rules) -> None:
 
 
 def _parameter_of(path: str) -> str:
-    """Returns the path of the parameter that an array in a file is of."""
+    """Returns the path of the parameter to which an array in a file belongs."""
     for ending in ("_whole", "_numbers"):
         path = path.removesuffix(ending)
     return path
 
 
 class _Rules(NamedTuple):
-    """The layers that the rules of a plan mean, and the channels that go."""
+    """The layers that the rules of a plan name, and the channels to remove."""
 
     rules: Sequence[Any]
     chosen: Sequence[Sequence[str]]
@@ -195,7 +195,7 @@ def _copied(model: chainer.Link) -> chainer.Link:
 
 
 def _stored(small: chainer.Link, rules: _Rules) -> chainer.Link:
-    """Lets a model keep in few bits what the rules say."""
+    """Stores the quantized parameters of a model in few bits."""
     links = dict(small.namedlinks())
     quantized = [
         (rule, links[path])
@@ -206,7 +206,7 @@ def _stored(small: chainer.Link, rules: _Rules) -> chainer.Link:
     ]
     for each in small.links():
         if hasattr(each, "dissolve_transposes"):
-            # Each layer keeps its weights in few bits as it uses them.
+            # Each layer stores its weights in few bits in the orientation that it uses.
             each.dissolve_transposes([link for _, link in quantized])
     for rule, link in quantized:
         if not rule.has_codebook:
@@ -221,7 +221,7 @@ def _stored(small: chainer.Link, rules: _Rules) -> chainer.Link:
 def _remove(
     channels: Channels, params: Mapping[str, Any], links: Mapping[str, chainer.Link]
 ) -> None:
-    """Takes the channels of a layer away that are zero."""
+    """Removes the channels of a layer that are zero."""
     weight = params[channels.weight]
     is_zero = (weight.array.reshape(len(weight), -1) == 0).all(axis=1)
     for path in channels.parameters:
@@ -233,7 +233,7 @@ def _remove(
 
 
 def _describe_anew(model: chainer.Link) -> None:
-    """Gives lists of layers texts of what is left of each."""
+    """Updates the texts by which lists of layers describe their layers."""
     for link in model.links():
         if hasattr(link, "describe_anew"):
             link.describe_anew()

@@ -1,4 +1,4 @@
-"""Channels that can be taken away: what has to go with them, and who reads them.
+"""Channels that can be removed: the parameters that belong to them, and their reader.
 
 ::
 
@@ -27,16 +27,16 @@ from model_compression.selection import Weighted
 
 
 class Channels(NamedTuple):
-    """The channels that a layer gives, with all that belongs to them.
+    """The channels that a layer outputs, with all that belongs to them.
 
     Attributes:
-        weight: The path of its weight, whose rows they are.
-        parameters: The paths of what else has an element for each.
-        normalizing: The paths of the links behind it that normalize each.
-        reader: The path of the weight that reads them.
-        n_each: How many columns of it read one.
-        layer: The path of the layer.
-        reading: The path of the layer that reads.
+        weight: Path of the layer's weight, whose rows are the channels.
+        parameters: Paths of other parameters with an element for each channel.
+        normalizing: Paths of the links after the layer that normalize each channel.
+        reader: Path of the weight that reads the channels.
+        n_each: Number of the reader's columns that read one channel.
+        layer: Path of the layer.
+        reading: Path of the layer that reads the channels.
     """
 
     weight: str
@@ -51,14 +51,14 @@ class Channels(NamedTuple):
 def means_that_shift(
     channels: Channels, links: Mapping[str, chainer.Link]
 ) -> Iterator[chainer.Link]:
-    """Yields the normalizations of which a channel of zeros may give other numbers.
+    """Yields normalizations whose output for a channel of zeros may not be constant.
 
-    Where nothing trains they give ``(0 - avg_mean) / std + beta``, times ``gamma``. A
-    ``gamma`` of zero makes that zero. Where there is none, the mean must be zero.
+    In inference they output ``(0 - avg_mean) / std + beta``, times ``gamma``. A
+    ``gamma`` of zero makes the product zero. Without ``gamma``, the mean must be zero.
 
     Args:
-        channels: The channels that a layer gives.
-        links: Some or all of the model, by path.
+        channels: The channels that a layer outputs.
+        links: Links of the model, or some of them, by path.
 
     Example:
         >>> import chainer.links as L
@@ -70,7 +70,7 @@ def means_that_shift(
     """
     for path in channels.normalizing:
         link = links.get(path)
-        # The mean of a layer that is sized at its first call is zero after it.
+        # The mean of a layer that is sized at its first call is zero after the call.
         if link is not None and link.gamma is None and link.avg_mean is not None:
             yield link
 
@@ -84,13 +84,14 @@ def channels_of(
     """Follows the channels of a layer to the layer that reads them.
 
     Args:
-        weight: The path of the layer's weight.
+        weight: Path of the layer's weight.
         known: The layers of all lines of the model.
-        rule: Whose it is, for the error.
+        rule: The rule, for the error message.
         layers: All layers of the model that have weights, also those in no line.
 
     Raises:
-        ValueError: If they are needed where they cannot be taken away; it says where.
+        ValueError: If the channels are needed at a place where they cannot be removed;
+            the message names it.
     """
     starts = [at for at, note in known.items() if note.weight == weight]
     others = [note for note in known.values() if weight in note.mixed]
@@ -160,7 +161,7 @@ def channels_of(
 
 
 def _check_axes(weight: str, note: Note, n_dims: int, rule: str) -> None:
-    """Refuses a normalization whose statistics are not those of each channel."""
+    """Refuses a normalization whose statistics are not taken for each channel."""
     if note.axes is not None and note.axes != (0, *range(2, n_dims)):
         axes = ", ".join(map(str, note.axes))
         raise ValueError(
@@ -174,7 +175,7 @@ def _check_axes(weight: str, note: Note, n_dims: int, rule: str) -> None:
 def _check_weights(
     weight: str, paths: list[str], layers: Mapping[str, Weighted], rule: str
 ) -> None:
-    """Refuses weights that another layer has too, whatever it does with them."""
+    """Refuses weights that another layer uses too."""
     for path in paths:
         users = [at for at, layer in layers.items() if path in layer.weights]
         if len(users) > 1:
@@ -194,7 +195,7 @@ def _check_own(
     known: Mapping[Place, Note],
     rule: str,
 ) -> None:
-    """Refuses parameters that layers at several places have in common."""
+    """Refuses parameters that layers at several places share."""
     for path in paths:
         users = [
             note.link

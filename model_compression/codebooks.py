@@ -16,24 +16,24 @@ from model_compression.hooks import HookOfParameters
 from model_compression.shrinking import Assignment, Left, what_stays
 
 _ROUNDS = 20
-#: The code of an element that is zero; those of the few values begin behind it.
+#: Code of an element that is zero; codes of the other values begin after it.
 _ZERO = 0
 
 
 def clusters(weight: np.ndarray, bits: int) -> np.ndarray:
     """Returns for each element the code of the nearest of a few values.
 
-    Zero is a value beside them, which is given and does not move: what was pruned, and
-    a row of zeros, must not join the values that are. The others begin at equal
-    distances, from the least to the greatest weight, as in section 3.2 of Han, Mao and
-    Dally (2016), and k-means moves them::
+    Zero is a value of its own, which k-means does not move: pruned elements, and a row
+    of zeros, must not join the other values. The other values begin at equal distances,
+    from the least to the greatest weight, as in section 3.2 of Han, Mao and Dally
+    (2016), and k-means moves them::
 
         weight    -1.0   -0.9   0.0   0.8   1.0
         code        1      1     0     4     4       2 bits: 1 to 4
 
     Args:
-        weight: In host memory.
-        bits: How many a code has, if zero is not counted.
+        weight: Weight, in host memory.
+        bits: Bits of a code, if zero is not counted.
 
     Example:
         >>> clusters(np.array([-1.0, -0.9, 0.0, 0.8, 1.0]), 2).tolist()
@@ -44,7 +44,7 @@ def clusters(weight: np.ndarray, bits: int) -> np.ndarray:
     if values.size:
         first = np.linspace(values.min(), values.max(), 2**bits)
         with warnings.catch_warnings():
-            # Values that nothing is near to stay where they are.
+            # Values without elements stay where they are.
             warnings.simplefilter("ignore")
             _, nearest = kmeans2(
                 values[:, None], first[:, None], _ROUNDS, minit="matrix"
@@ -64,17 +64,17 @@ def code_dtype(bits: int) -> np.dtype:
 
 
 def averaged(weight: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Returns a weight whose elements of one code have their mean; zeros stay.
+    """Returns a weight in which elements of one code have their mean; zeros stay.
 
     Elements that have been pruned since the codes were found are zero, and do not count
     in the means.
 
     Args:
-        weight: In host memory.
+        weight: Weight, in host memory.
         codes: For each element the code of its value; 0 for zero.
 
     Returns:
-        Of the weight's shape, float32.
+        Array of the weight's shape, float32.
 
     Example:
         >>> averaged(np.array([1.0, 3.0, 0.0, 5.0]), np.array([1, 1, 1, 2])).tolist()
@@ -87,10 +87,10 @@ def averaged(weight: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def joined(weight: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Returns codes in which elements that are zero no more have the nearest value's.
+    """Returns codes in which elements that are not zero any more get the nearest code.
 
     Args:
-        weight: In host memory.
+        weight: Weight, in host memory.
         codes: For each element the code of its value; 0 for zero.
 
     Example:
@@ -120,11 +120,11 @@ def _means(weight: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 class Codebook:
-    """The codes of a weight's elements: those of one code have one value.
+    """The codes of a weight's elements: elements of one code have one value.
 
     Attributes:
         codes: For each element the code of its value, 0 for zero.
-        is_active: Whether they have one value already.
+        is_active: Whether elements of one code have one value already.
     """
 
     def __init__(self, shape: tuple[int, ...], bits: int) -> None:
@@ -132,22 +132,23 @@ class Codebook:
         self.is_active = 0
 
     def begin(self, param: chainer.Parameter, bits: int) -> None:
-        """Finds the values of a weight."""
+        """Finds the values of a weight, and the codes of its elements."""
         host = chainer.get_device("@numpy")
         self.codes[...] = clusters(host.send(param.array), bits)
         self.is_active = 1
 
     def join(self, param: chainer.Parameter) -> None:
-        """Finds a value for elements that pruning has given back.
+        """Finds codes for elements whose pruning was taken back.
 
         Args:
-            param: Has values where elements were zero when the codebook began.
+            param: Parameter with values where elements were zero when the codebook
+                began.
         """
         host = chainer.get_device("@numpy")
         self.codes = joined(host.send(param.array), self.codes)
 
     def average(self, rule: Any, param: chainer.Parameter) -> None:
-        """Gives the elements of each value their mean, and leaves zeros."""
+        """Sets the elements of each code to their mean, and leaves zeros."""
         if not self.is_active:
             return
         arrays = [param.array]
@@ -169,8 +170,8 @@ class Codebook:
 class Codebooks(HookOfParameters):
     """The hook of an optimizer that keeps the values of weights few.
 
-    The update moves each element by its own gradient; the mean of those that have one
-    value moves by the mean gradient.
+    The update moves each element by its own gradient. The mean of the elements of one
+    code then moves by their mean gradient.
     """
 
     name = "Codebooks"
@@ -181,20 +182,20 @@ class Codebooks(HookOfParameters):
         self._books: dict[str, Codebook] = {}
 
     def select(self, bits: Mapping[str, int]) -> None:
-        """Says which weights may have few values, by path, and the bits of each."""
+        """Selects weights that may have a codebook, and the bits of each, by path."""
         self._selected = dict(bits)
 
     @property
     def paths(self) -> set[str]:
-        """The paths of the parameters that it may change."""
+        """The paths of the parameters that the hook may change."""
         return {*self._selected}
 
     def state_of(self, path: str, param: chainer.Parameter) -> Codebook | None:
-        """Returns the values of a weight; ``None`` if it may have any."""
+        """Returns the codebook of a weight; ``None`` if it may have any values."""
         if path not in self._selected:
             return None
         book = self._books.get(path)
-        # A parameter that a snapshot has resized comes with other codes.
+        # For a parameter that a snapshot has resized, the snapshot has other codes.
         if book is None or book.codes.shape != param.shape:
             self._books[path] = Codebook(param.shape, self._selected[path])
         return self._books[path]
@@ -203,22 +204,23 @@ class Codebooks(HookOfParameters):
         """Prepares for a snapshot, which may have other codes.
 
         Args:
-            shapes: By path the shapes that parameters have in the snapshot.
+            shapes: Shapes that parameters have in the snapshot, by path.
 
         Returns:
-            What sets the codebooks back, if the snapshot cannot be read.
+            A function that restores the codebooks if the snapshot cannot be read.
         """
         books = dict(self._books)
         return functools.partial(setattr, self, "_books", books)
 
     def taking_away(self, left: Mapping[str, Sequence[Left]]) -> list[Assignment]:
-        """Makes the codes of what stays of parameters, and changes nothing yet.
+        """Makes the codes of the remaining parts of parameters; changes nothing yet.
 
         Args:
-            left: By path what stays of each, which may be on another rank.
+            left: Remaining parts of each parameter by path, which may be on another
+                rank.
 
         Returns:
-            The assignments that put them in their places.
+            The assignments that replace the codes.
         """
         found = []
         for path in left.keys() & self._books.keys():
@@ -228,7 +230,7 @@ class Codebooks(HookOfParameters):
         return found
 
     def __call__(self, rule: Any, param: chainer.Parameter) -> None:
-        """Keeps the values of a parameter that has been updated."""
+        """Averages the values of a parameter after its update."""
         path = self.path_of(param)
         book = None if path is None else self.state_of(path, param)
         if book is not None:

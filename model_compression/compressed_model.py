@@ -1,4 +1,4 @@
-"""The model that the rules of a plan compress, whole or in stages on many ranks.
+"""A model that the rules of a plan compress, whole or in stages on many ranks.
 
 ::
 
@@ -8,7 +8,7 @@
               |                        |
               masks                    bits, codebooks         of this rank
 
-When a rule takes which step is none of its business: see
+The steps of the rules are decided elsewhere: see
 :class:`~model_compression.steps.Steps`.
 """
 
@@ -36,23 +36,23 @@ from model_compression.shrinking import Assignment, joined, parts_left
 
 
 class CompressedModel:
-    """A model that the rules of a plan change, each by its number in the plan.
+    """A model that the rules of a plan change, each rule by its number in the plan.
 
     Args:
         plan (CompressionPlan): The rules.
-        optimizers: Those of this rank, set up with the model or its stages.
+        optimizers: Optimizers of this rank, set up with the model or its stages.
         goes_back (bool): Whether a step may be taken back.
-        pipeline (pipeline.Pipeline): What trains the model; ``None`` if it is not
-            known yet, or there is none.
+        pipeline (pipeline.Pipeline): Pipeline that trains the model; ``None`` if it is
+            not known yet, or there is none.
 
     Attributes:
         is_checked (bool): Whether the layers of all ranks are known; otherwise
             :meth:`check` is to be called.
 
     Raises:
-        ValueError: If a rule means no layer of the model, two rules change the same of
-            one, a layer cannot be changed so, a parameter has no shape yet, or an
-            optimizer follows another plan.
+        ValueError: If a rule does not fit the model, a parameter has no shape yet, or
+            an optimizer follows another plan. A rule fits if it names a layer, no other
+            rule changes the same part of it, and the layer can be changed in this way.
         DisagreementError: If the plans of two ranks differ.
     """
 
@@ -75,7 +75,7 @@ class CompressedModel:
             optimizers,
         )
         self._pipeline, self.is_checked = pipeline, False
-        # Why the pipeline refuses calls until channels are taken away once more.
+        # Why the pipeline refuses calls until channels are removed again.
         self._retry: str | None = None
         if pipeline is not None or not any(
             _is_stage(each.target) for each in optimizers
@@ -83,13 +83,13 @@ class CompressedModel:
             self.check(pipeline)
         elif self.follows_channels:
             raise ValueError(
-                "who reads a channel may be on another rank: give Compress(...,"
-                " pipeline=pipe)"
+                "a layer that reads a channel may be on another rank: give"
+                " Compress(..., pipeline=pipe)"
             )
         else:
             layers = self._layers()
             self._choose(plan.layers_of_rules(layers, is_part=True), layers, {})
-        # A plan that is refused leaves the optimizers for another one.
+        # A plan that is refused leaves the optimizers free for another one.
         self._pruner.add_hooks()
         self._quantizer.add_hooks()
 
@@ -97,17 +97,18 @@ class CompressedModel:
 
     @property
     def follows_channels(self) -> bool:
-        """Whether some rule prunes channels, wherever they are read."""
+        """Whether a rule prunes channels, and so changes the layers that read them."""
         return self._pruner.follows_channels
 
     def check(self, pipeline: Any) -> None:
-        """Looks at the layers of all ranks; a call of all ranks in a pipeline.
+        """Checks the layers of all ranks; a call of all ranks in a pipeline.
 
         Args:
-            pipeline (pipeline.Pipeline): What trains the model; ``None`` for none.
+            pipeline (pipeline.Pipeline): Pipeline that trains the model; ``None`` for
+                none.
 
         Raises:
-            ValueError: As of the class, on every rank.
+            ValueError: If the plan does not fit the model, on every rank.
             DisagreementError: If the plans of two ranks differ.
         """
         self._pipeline = pipeline
@@ -131,7 +132,7 @@ class CompressedModel:
 
         Raises:
             RuntimeError: If :meth:`check` is still to be called, an optimizer was set
-                up anew, or the model was changed in part.
+                up again, or the model was changed in part.
         """
         if self._pipeline is not None:
             self._pipeline.ranks.calls.check_usable()
@@ -147,7 +148,8 @@ class CompressedModel:
         """Refuses a model that was changed in part.
 
         Raises:
-            RuntimeError: With the cause and the cure.
+            RuntimeError: If the model was changed in part; the message has the cause
+                and the cure.
         """
         self._pruner.check_whole()
 
@@ -171,7 +173,7 @@ class CompressedModel:
         self._quantizer.choose(by_number, layers)
 
     def _check_replicas(self) -> None:
-        """Refuses ranges of activations that each replica would have for itself."""
+        """Refuses ranges of activations that each replica would find for itself."""
         looks = [
             rule
             for rule in self._plan.rules
@@ -193,15 +195,15 @@ class CompressedModel:
     # -- what is done to it: calls of all ranks --------------------------------------
 
     def updated(self) -> None:
-        """Moves the ranges of activations; to be called after each update."""
+        """Moves the ranges of activations; call it after each update."""
         grid = getattr(getattr(self._pipeline, "ranks", None), "grid", None)
         self._quantizer.updated(self._gather, has_replicas=grid is not None)
 
     def ready(self, numbers: Iterable[int]) -> list[int]:
-        """Returns which of some rules have what their next step needs.
+        """Returns the rules that can take their next step.
 
-        By effects on the loss nothing can be pruned before a minibatch has shown any,
-        as where mixed precision has skipped the first updates.
+        A rule that prunes by effects on the loss cannot prune before a minibatch has
+        updated weights. Mixed precision may have skipped the first updates.
         """
         watching = self._pruner.watches(n for n in numbers if self._is_pruned(n))
         if not watching:
@@ -214,8 +216,8 @@ class CompressedModel:
         """Takes a step of some rules.
 
         Args:
-            degrees: By rule the part to be pruned from now on; of a rule that
-                quantizes it does not matter.
+            degrees: Part to be pruned after this step, by rule; ignored for rules that
+                quantize.
         """
         prunes = {n: degree for n, degree in degrees.items() if self._is_pruned(n)}
         if prunes:
@@ -228,27 +230,28 @@ class CompressedModel:
         pruned = [number for number in numbers if self._is_pruned(number)]
         self._quantizer.take_back([n for n in numbers if n not in pruned])
         if pruned:
-            # Together: none of them may clear what another one has given back.
+            # Taken back together: a rule must not clear elements that another one
+            # restores.
             self._pruner.take_back(pruned)
             self._quantizer.join()
 
     def taking_away(
         self, numbers: Iterable[int]
     ) -> tuple[list[Assignment], dict[str, int]]:
-        """Makes what stays where channels go, on all ranks, and changes nothing yet.
+        """Makes the remaining arrays without some channels, on all ranks.
 
         Args:
-            numbers: The rules whose channels go, where they have set them to zero.
+            numbers: Rules whose channels go, where the rules have set them to zero.
 
         Returns:
-            The assignments that put it in its place on this rank, which are to be done
-            while the model is :meth:`changing`; and by the path of a layer how many of
-            its channels go, on every rank.
+            The assignments that replace the arrays on this rank, to be made while the
+            model is :meth:`changing`; and the number of channels that go, by the path
+            of a layer, on every rank.
 
         Raises:
             ValueError: If gradients of earlier minibatches are still to be applied, or
-                an update rule keeps what cannot be taken apart.
-            DisagreementError: If it has failed on another rank.
+                an update rule has a state that cannot be divided.
+            DisagreementError: If the call has failed on another rank.
         """
         for each in self._optimizers:
             if getattr(each, "double_buffering", False):
@@ -275,7 +278,7 @@ class CompressedModel:
 
     @contextlib.contextmanager
     def _made_or_refused(self) -> Iterator[None]:
-        """Refuses calls of the pipeline where an error that nobody expects came first.
+        """Refuses calls of the pipeline after an error of any unexpected kind.
 
         Nothing was changed, so the same call may be made again.
         """
@@ -295,7 +298,7 @@ class CompressedModel:
             raise
 
     def retry(self) -> None:
-        """Lets channels be taken away again where that failed and changed nothing."""
+        """Allows to remove channels again after a failure that changed nothing."""
         if self._pipeline is not None:
             calls = self._pipeline.ranks.calls
             if calls.refusal is self._retry:
@@ -306,11 +309,11 @@ class CompressedModel:
         """Refuses each use of the model if a block that changes it does not end.
 
         Args:
-            what: The change, as ``'channels were taken away'``.
+            what: The change, such as ``'channels were taken away'``.
         """
         self._refuse(
             f"{what} in part only: make the model, its optimizers, Compress and the"
-            f" Pipeline anew, and load a snapshot"
+            f" Pipeline again, and load a snapshot"
         )
         yield
         self._refuse(None)
@@ -321,17 +324,18 @@ class CompressedModel:
             self._pipeline.ranks.calls.refusal = refusal
 
     def measure(self) -> tuple[float | None, float | None]:
-        """Returns how small the whole model is.
+        """Returns the sparsity and the bits of the whole model.
 
         Returns:
             The part of the weights under pruning rules that is zero, and the mean bits
-            of those under quantization rules; ``None`` where there are no such weights.
+            of the weights under quantization rules; ``None`` where there are no such
+            weights.
         """
         here = self._pruner.counts(), self._quantizer.counts()
         said = self._gather(here)
         shares = []
         for i in range(2):
-            # Tied layers and replicas have one and the same.
+            # Tied layers and replicas have the same counts.
             counts = {k: v for theirs in said for k, v in theirs[i].items()}
             found, sizes = zip(*counts.values()) if counts else ((), ())
             shares.append(sum(found) / sum(sizes) if sizes else None)
@@ -343,27 +347,27 @@ class CompressedModel:
     # -- on disk ----------------------------------------------------------------------
 
     def prepare(self, model: chainer.Link) -> None:
-        """Gives another model what the rules keep in layers, and the sizes of these.
+        """Gives the layers of another model the rules' values and the present sizes.
 
         Args:
-            model (chainer.Link): The undivided one, as it was built.
+            model (chainer.Link): Undivided model, as it was built.
         """
         self._plan.prepare(model)
         self._pruner.prepare(model)
 
     def serialize_sizes(self, serializer: Any) -> None:
-        """Reads or writes how many channels there are, before what has them."""
+        """Reads or writes the numbers of channels, before the arrays that have them."""
         self._pruner.serialize_sizes(serializer)
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes what is pruned and quantized."""
+        """Reads or writes the state of pruning and quantization."""
         self._quantizer.serialize(serializer["quantizer"])
-        # Snapshots of a pipeline have these by layer, and leave out such names.
+        # Snapshots of a pipeline store these states by layer, and skip such names.
         by_layer = serializer["optimizer:compress"]
         self._pruner.serialize(by_layer)
         self._quantizer.serialize_books(by_layer)
 
 
 def _is_stage(model: chainer.Link) -> bool:
-    """Whether other ranks have other layers of the model, or may have."""
+    """Returns whether other ranks have other layers of the model, or may have."""
     return bool(getattr(model, "is_stage", False))

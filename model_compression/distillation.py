@@ -1,4 +1,4 @@
-"""A loss by which a small model learns from targets and from what a large one says.
+"""A loss by which a small model learns from targets and from a large model's scores.
 
 ::
 
@@ -19,30 +19,31 @@ import chainer.functions as F
 
 
 class Distillation:
-    """The loss of a classifier that has targets and a teacher.
+    """The loss of a classifier with targets and a teacher.
 
     With the scores ``y`` of the model and ``s`` of the teacher, and the temperature
-    ``T``, it is the mean over the labels of::
+    ``T``, the loss is the mean over the labels of::
 
         (1 - weight) * cross_entropy(t, softmax(y))
             + weight * T**2 * KL(softmax(s / T) || softmax(y / T))
 
-    A teacher says more of a sample than its label does, which helps most where a model
-    has few weights or few samples. The teacher is usually the dense model that is made
-    smaller, in ``chainer.using_config('train', False)``.
+    A teacher's scores contain more about a sample than its label does, which helps most
+    where a model has few weights or few samples. The teacher is usually the dense model
+    that is made smaller, in ``chainer.using_config('train', False)``.
 
-    Used as the ``lossfun`` of a :class:`~pipeline.Pipeline`, whose targets are then the
-    labels and the teacher's scores, and :meth:`accuracy` as its ``accfun``; or in a
-    serial script. Without a teacher's scores, as where an evaluator knows none, it is
-    the cross entropy.
+    Use it as the ``lossfun`` of a :class:`~pipeline.Pipeline`, whose targets are then
+    the labels and the teacher's scores, and :meth:`accuracy` as its ``accfun``; or use
+    it in a serial script. Without a teacher's scores, for instance in an evaluator that
+    has none, the loss is the cross entropy.
 
     Args:
-        weight (float): How much the teacher counts, from 0 to 1.
-        temperature (float): Above 1 the teacher's small probabilities count more.
-        ignore_label (int): The label of what is to be left out.
+        weight (float): Weight of the teacher in the loss, from 0 to 1.
+        temperature (float): Temperature ``T``; above 1 the teacher's small
+            probabilities count more.
+        ignore_label (int): Label of elements to leave out.
 
     Raises:
-        ValueError: If one of the first two is out of range.
+        ValueError: If ``weight`` or ``temperature`` is out of range.
 
     Example:
         >>> import numpy as np
@@ -73,13 +74,14 @@ class Distillation:
     def __call__(
         self, y: Any, t: Any, scores: Any = None
     ) -> tuple[chainer.Variable, int]:
-        """Returns the loss, and of how many labels it is a mean.
+        """Returns the loss, and the number of labels of which it is the mean.
 
         Args:
-            y (variable or array): The model's scores, floats of the shape (samples,
+            y (variable or array): Scores of the model, floats of the shape (samples,
                 classes, ...).
             t (array): Labels, integers of the shape (samples, ...).
-            scores (array): The teacher's, of the shape of ``y``; ``None`` for none.
+            scores (array): Scores of the teacher, of the shape of ``y``; ``None`` for
+                none.
 
         Raises:
             ValueError: If the teacher's scores have another shape than the model's.
@@ -100,8 +102,8 @@ class Distillation:
         with chainer.no_backprop_mode():
             said = F.log_softmax(scores.astype(y.dtype) / self.temperature).array
         xp = chainer.backend.get_array_module(said)
-        # What is left out counts nothing, and so does a class that the teacher masks
-        # by a score of minus infinity, whatever the model says of it.
+        # Ignored labels count nothing. A class that the teacher masks by a score of
+        # minus infinity counts nothing either, for any score of the model.
         is_out = ~xp.expand_dims(counts, 1) | (said == -math.inf)
         shares = xp.where(is_out, 0, xp.exp(said))
         apart = xp.where(is_out, 0, said) - F.log_softmax(y / self.temperature)
@@ -111,12 +113,14 @@ class Distillation:
     def accuracy(
         self, y: Any, t: Any, scores: Any = None
     ) -> tuple[chainer.Variable, int]:
-        """Returns the model's accuracy, and of how many labels it is.
+        """Returns the model's accuracy, and the number of labels that it is taken over.
 
         Args:
-            y (variable or array): As of the loss.
-            t (array): Likewise.
-            scores (array): Not looked at.
+            y (variable or array): Scores of the model, floats of the shape (samples,
+                classes, ...).
+            t (array): Labels, integers of the shape (samples, ...).
+            scores (array): Not used; an argument so that targets can be the same as
+                those of the loss.
         """
         found = F.accuracy(y, t, ignore_label=self.ignore_label)
         return found, int((chainer.as_array(t) != self.ignore_label).sum())

@@ -24,47 +24,48 @@ from model_compression.steps import Steps
 class Compress(Extension):
     """Makes a model smaller, step by step, between the updates that train it.
 
-    Each rule of the plan takes its steps when they are due; between them the model
-    trains on, with what is pruned at zero and what is quantized in few bits. Momentum
-    and other state of pruned elements is gone, and float32 master weights are zero
-    where the weights are. So it is on any cut of a :class:`~divisible.Divisible`, on
+    Each rule of the plan takes its steps when they are due. Between steps the model
+    trains on, with pruned elements at zero and quantized values in few bits. Momentum
+    and other state of pruned elements is cleared, and float32 master weights are zero
+    where the weights are. This holds on any cut of a :class:`~divisible.Divisible`, on
     all replicas, and in snapshots.
 
-    For ``LogReport`` and ``PrintReport`` it reports ``'compress/sparsity'``, the part
-    of the weights under pruning rules that is zero, and ``'compress/bits'``, the mean
-    bits of those under quantization rules.
+    For ``LogReport`` and ``PrintReport`` the extension reports ``'compress/sparsity'``,
+    the part of the weights under pruning rules that is zero, and ``'compress/bits'``,
+    the mean bits of the weights under quantization rules.
 
-    With a metric, a step must not cost more than the tolerance: the rules whose last
-    step did take it back, pruned weights with the values that they had, and stop there.
-    What the metric was before the first step is what later values are compared with;
-    each step waits for the next value after the step before.
+    With a metric, a step must not cost more than the tolerance. Rules whose last step
+    did cost more take it back, restoring the values of pruned weights, and stop there.
+    Later values of the metric are compared with its value before the first step; each
+    step waits for the next value after the step before.
 
     Without a trainer, call :meth:`advance` after each update.
 
     Args:
-        plan (CompressionPlan): What to do.
-        optimizer (chainer.Optimizer, list or dict): Set up with the model; all of this
-            rank's where several stages have one each.
-        metric (str): A name that an evaluator reports, as
+        plan (CompressionPlan): Rules to follow.
+        optimizer (chainer.Optimizer, list or dict): Optimizer that is set up with the
+            model; all optimizers of this rank where several stages have one each.
+        metric (str): Name of a metric that an evaluator reports, such as
             ``'validation/main/accuracy'``; ``None`` for none.
-        tolerance (float): By how much the metric may become worse.
+        tolerance (float): Amount by which the metric may become worse.
         better (str): Whether a ``'higher'`` metric is better, or a ``'lower'`` one.
-        pipeline (pipeline.Pipeline): What trains the model, where no
-            ``PipelineUpdater`` says so.
-        shrink (bool): Whether channels are taken away once their rule has taken its
-            last step: :meth:`shrink`.
+        pipeline (pipeline.Pipeline): Pipeline that trains the model, in a script
+            without ``PipelineUpdater``.
+        shrink (bool): Whether channels are removed, see :meth:`shrink`, once their rule
+            has taken its last step.
 
     Attributes:
         plan (CompressionPlan): The plan.
-        sparsity (float): As reported.
-        bits (float or None): As reported; ``None`` without a rule for bits of weights.
+        sparsity (float): Part of the weights under pruning rules that is zero.
+        bits (float or None): Mean bits of the weights under quantization rules;
+            ``None`` without such a rule.
 
     Raises:
-        TypeError: If the plan is none, or the optimizer.
-        ValueError: If the optimizer has no model, or follows another plan; if a rule
-            means no layer of the model, two rules change the same of one, a layer
-            cannot be changed so, or a parameter has no shape yet, as before the first
-            minibatch.
+        TypeError: If ``plan`` is not a plan, or ``optimizer`` not an optimizer.
+        ValueError: If the optimizer has no model, or follows another plan; or if a rule
+            does not fit the model. A rule fits if it names a layer, no other rule
+            changes the same part of it, the layer can be changed in this way, and its
+            parameters have shapes.
 
     Example:
         >>> import chainer.links as L
@@ -77,11 +78,11 @@ class Compress(Extension):
         (30, 0.75)
     """
 
-    #: To be called on all ranks at the same minibatch.
+    #: Must be called on all ranks at the same minibatch.
     is_collective = True
     trigger = 1, "iteration"
     default_name = "Compress"
-    # Right after the update, before layers move and models are evaluated.
+    # Runs right after the update, before layers move and models are evaluated.
     priority = 1100
 
     def __init__(
@@ -106,7 +107,7 @@ class Compress(Extension):
             optimizer = list(optimizer.values())
         optimizers = as_list(optimizer)
         for each in optimizers or [None]:
-            # ChainerMN's optimizers are none of Chainer's by class.
+            # ChainerMN's optimizers are not subclasses of Chainer's.
             if not hasattr(each, "add_hook") or not hasattr(each, "target"):
                 raise TypeError(
                     f"optimizer must be a Chainer optimizer, or a list or dict of them,"
@@ -114,7 +115,8 @@ class Compress(Extension):
                 )
             if each.target is None:
                 raise ValueError("the optimizer has no model: call setup(model) first")
-        # Whether it has been asked for, and by rule, whether its channels have gone.
+        # Whether channels are to be removed, and by rule, whether its channels were
+        # removed.
         self._shrinks, self._has_shrunk = shrink, [False] * len(plan.rules)
         self.sparsity, self.bits = 0.0, None
         self._seen: Mapping[str, Any] = {}
@@ -126,7 +128,7 @@ class Compress(Extension):
         """Checks the rules on all ranks; called by the trainer.
 
         Raises:
-            ValueError: As of the class, on every rank.
+            ValueError: If the plan does not fit the model, on every rank.
             DisagreementError: If the plans of two ranks differ.
         """
         pipeline = getattr(trainer.updater, "pipeline", None)
@@ -146,18 +148,18 @@ class Compress(Extension):
             chainer.report({"compress/bits": self.bits})
 
     def finalize(self) -> None:
-        """Says if the metric was never reported; called by the trainer at its end."""
+        """Warns if the metric was never reported; called by the trainer at its end."""
         if self._metric is not None and not self._steps.has_base:
             warn_user(
-                f"nothing was compressed: {self._metric!r} was never reported; what"
-                f" was is {', '.join(sorted(self._seen)) or 'nothing'}",
+                f"nothing was compressed: {self._metric!r} was never reported; the"
+                f" reported names are {', '.join(sorted(self._seen)) or 'nothing'}",
             )
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes how far each rule is, and what is pruned.
+        """Reads or writes how far each rule is, and which elements are pruned.
 
         Raises:
-            ValueError: If it was written under another plan.
+            ValueError: If the state was written under another plan.
             RuntimeError: If the model was changed in part.
         """
         self._model.check_whole()
@@ -173,7 +175,7 @@ class Compress(Extension):
             self._model.serialize_sizes(serializer)
             kept = serializer("has_shrunk", np.array(self._has_shrunk))
             self._has_shrunk = kept.tolist()
-        # What was reported after the last update is judged after the next one.
+        # Values that were reported after the last update are judged after the next one.
         seen = float(self._seen.get(self._metric, "nan"))
         seen = float(serializer("seen", seen))
         if isinstance(serializer, chainer.Deserializer):
@@ -201,11 +203,11 @@ class Compress(Extension):
         epoch: float,
         observed: Mapping[str, Any] | None = None,
     ) -> None:
-        """Takes the steps that are due; to be called after an update, on every rank.
+        """Takes the steps that are due; call it after each update, on every rank.
 
         Args:
-            iteration (int): The minibatches so far.
-            epoch (float): The epochs so far, with their part.
+            iteration (int): Number of minibatches so far.
+            epoch (float): Number of epochs so far, with a fraction.
             observed (dict): Metrics by name that were found since the last call.
 
         Raises:
@@ -227,30 +229,33 @@ class Compress(Extension):
             self.shrink()
 
     def shrink(self) -> dict[str, int]:
-        """Takes channels away from a model that trains; a call of all ranks.
+        """Removes channels from a model that trains; a call of all ranks.
 
-        To be called between two minibatches. Those go that rules with
-        ``granularity='channel'`` have set to zero, of rules that have taken their last
-        step: from the layer that gave them, the normalization behind it, and the layer
-        that reads them, on whichever ranks these are; and with them gradients, float32
-        masters, and the state of optimizers and masks. The model, its stages and its
-        optimizers stay the same objects, and training goes on as with channels of
-        zeros, up to the order of additions. Dropout that reads fewer channels draws
-        other numbers, though; in a script without a pipeline, so does whatever draws
-        from the same generator after it. A hook that looks at all gradients, as
-        ``GradientClipping``, sees those that are left; later steps of other rules prune
-        parts of what is left, and ranges of inputs and outputs follow it; the error
-        feedback of an exchange begins anew for parameters that have become smaller.
+        Call it between two minibatches. Channels go that rules with
+        ``granularity='channel'`` have set to zero, if the rule has taken its last step.
+        They are removed from the layer that outputs them, the normalization after it,
+        and the layer that reads them, on any ranks, with their gradients, float32
+        masters, and the states of optimizers and masks. The model, its stages and its
+        optimizers stay the same objects, and training continues as with channels of
+        zeros, up to the order of additions.
 
-        All arrays are made before the first one is put in its place, so they need
-        memory beside those that they replace. Where a rank has none, no rank has
-        changed. The pipeline then refuses steps and snapshots until ``shrink()`` has
-        succeeded, or a snapshot is loaded. Should anything stop the change itself, as a
-        signal may, the model must not be used any more, and each use of it is an error.
+        There are some differences. Dropout that reads fewer channels draws other
+        numbers; in a script without a pipeline, so does all later code that uses the
+        same generator. A hook that needs all gradients, such as ``GradientClipping``,
+        gets the remaining ones. Later steps of other rules prune parts of the remaining
+        weights, and ranges of inputs and outputs follow the remaining channels. The
+        error feedback of an exchange starts again from zero for parameters that have
+        become smaller.
+
+        All new arrays are made before the first one replaces an old one, so they need
+        extra memory. If a rank has too little memory, no rank has changed. The pipeline
+        then refuses steps and snapshots until ``shrink()`` has succeeded, or a snapshot
+        is loaded. If anything stops the change itself, such as a signal, the model must
+        not be used any more, and each use of it is an error.
 
         Returns:
-            dict: By the path of a layer how many of its channels have gone, on every
-            rank; empty if none have.
+            dict: The number of channels that were removed, by the path of a layer, on
+            every rank; empty without any.
 
         Raises:
             RuntimeError: If the model is a stage of a pipeline that was not given, or
@@ -258,9 +263,10 @@ class Compress(Extension):
             ValueError: If gradients of earlier minibatches are still to be applied, or
                 an update rule on any rank keeps arrays that are neither of a
                 parameter's shape nor one number. Nothing was changed, and training may
-                go on.
-            MemoryError: If there is no room. Nothing was changed.
-            DisagreementError: If it has failed on another rank. Nothing was changed.
+                continue.
+            MemoryError: If memory is too small. Nothing was changed.
+            DisagreementError: If the call has failed on another rank. Nothing was
+                changed.
 
         Example:
             >>> import chainer.functions as F
@@ -294,17 +300,18 @@ class Compress(Extension):
         return found
 
     def prepare(self, model: chainer.Link) -> chainer.Link:
-        """Gives the layers of a model what they keep, and the sizes they have now.
+        """Gives the layers of a model the rules' values, and the present sizes.
 
-        So may layers move after :meth:`shrink`: ``Rebalance(lambda:
-        compress.prepare(build()))``; and a file that was written after it is read.
+        Use it to let layers move after :meth:`shrink`: ``Rebalance(lambda:
+        compress.prepare(build()))``; or before a file is read that was written after
+        it.
 
         Args:
-            model (chainer.Link): The undivided one, as it was built. Its layers need
-                not be made yet.
+            model (chainer.Link): Undivided model, as it was built. Its layers need not
+                be made yet.
 
         Returns:
-            chainer.Link: The model, whose values are to be read then. See also
+            chainer.Link: The model, into which values can then be read. See also
             :meth:`CompressionPlan.prepare`.
         """
         self._model.prepare(model)
@@ -315,7 +322,7 @@ class Compress(Extension):
         self.sparsity = sparsity or 0.0
 
     def _judge(self, value: float) -> None:
-        """Takes steps back that have cost too much, by what the metric is now."""
+        """Takes back the steps that have cost too much."""
         with self._model.changing("steps of compression were taken back"):
             dear = self._steps.judge(value)
             self._model.take_back(dear)

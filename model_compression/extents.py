@@ -1,7 +1,7 @@
-"""From where to where the values of a minibatch reach, seen in parts.
+"""The ranges of values in a minibatch, found part by part.
 
-A pipeline sees a minibatch in microbatches, and replicas see parts of it. What is
-noted of each part is put together to the same numbers, whatever the parts are.
+A pipeline processes a minibatch in microbatches, and replicas process parts of it. The
+records of the parts are merged to the same numbers for any parts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import NamedTuple, Union
 
 import numpy as np
 
-#: Bits of a float32 that :class:`Most` leaves out: values in a bin differ by 0.2 %.
+#: Number of a float32's bits that :class:`Most` leaves out: values in a bin differ by
+#: 0.2 %.
 _SHIFT = 14
 _N_BINS = 2 ** (32 - _SHIFT)
 _ALL_BUT_SIGN = np.int32(0x7FFFFFFF)
@@ -24,8 +25,8 @@ class All(NamedTuple):
     high: float
 
     def joined(self, other: All) -> All:
-        """Returns that of both parts."""
-        # Python's own min() would lose what is no number in one of two orders.
+        """Returns the extent of both parts."""
+        # Python's own min() would lose NaN in one of two orders.
         return All(
             float(np.minimum(self.low, other.low)),
             float(np.maximum(self.high, other.high)),
@@ -33,23 +34,23 @@ class All(NamedTuple):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The range that has all values in it."""
+        """The range that contains all values."""
         return self.low, self.high
 
 
 class Most(NamedTuple):
-    """How many values are in each of many small bins, as a percentile needs it.
+    """Counts of values in many small bins, for a percentile.
 
-    Percentiles of parts say nothing of the percentile of all, and to keep all values
-    would take their memory. The bins are those of the numbers whose leading bits, as
-    float32, are the same.
+    Percentiles of parts do not determine the percentile of all, and keeping all values
+    would take their memory. A bin has the numbers whose leading bits, as float32, are
+    the same.
 
     Attributes:
-        percentile: How many percent of the values are at most the upper end; as many
-            are at least the lower one.
+        percentile: Percentage of the values that are at most the upper end; the same
+            percentage is at least the lower end.
         reach: The least and the greatest value.
-        bins: Numbers of those that have values, in their order.
-        counts: How many values each has.
+        bins: Numbers of the bins that have values, in ascending order.
+        counts: Number of values in each of these bins.
     """
 
     percentile: float
@@ -58,7 +59,7 @@ class Most(NamedTuple):
     counts: np.ndarray
 
     def joined(self, other: Most) -> Most:
-        """Returns that of both parts."""
+        """Returns the extent of both parts."""
         counts = np.zeros(_N_BINS, np.int64)
         for each in (self, other):
             counts[each.bins] += each.counts
@@ -76,7 +77,7 @@ class Most(NamedTuple):
         return self._value(last - upper), self._value(upper)
 
     def _value(self, rank: float) -> float:
-        """Returns the value with so many below it, between those next to it."""
+        """Returns the value of a rank, interpolated between two values."""
         below = int(rank)
         part, value = rank - below, self._of_rank(below)
         return value + part * (self._of_rank(below + 1) - value) if part else value
@@ -89,7 +90,7 @@ class Most(NamedTuple):
             return self.reach.high
         place = int(np.searchsorted(behind, rank, side="right"))
         low, high = _edges(self.bins[place])
-        # Those of a bin are taken to be at equal distances.
+        # Values of a bin are assumed to be at equal distances.
         n = int(self.counts[place])
         part = (rank - (int(behind[place]) - n) + 0.5) / n
         return min(max(low + (high - low) * part, self.reach.low), self.reach.high)
@@ -99,16 +100,17 @@ Extent = Union[All, Most]
 
 
 def is_finite(extent: Extent) -> bool:
-    """Whether a range ends at numbers, so that it can be divided into parts."""
+    """Returns whether both ends of a range are finite, so that it can be divided."""
     return all(map(math.isfinite, extent.ends))
 
 
 def extent_of(array: np.ndarray, percentile: float | None) -> Extent:
-    """Returns from where to where values reach.
+    """Returns the range of some values.
 
     Args:
-        array: Of any shape and floating type, not empty; for a percentile on the host.
-        percentile: As of :class:`Most`; ``None`` for all.
+        array: Array of any shape and floating type, not empty; for a percentile in host
+            memory.
+        percentile: Percentile of :class:`Most`; ``None`` for all values.
 
     Example:
         >>> x = np.arange(1000, dtype=np.float32)
@@ -129,7 +131,7 @@ def extent_of(array: np.ndarray, percentile: float | None) -> Extent:
 
 
 def _edges(number: int) -> tuple[float, float]:
-    """Returns the least number of a bin, and that of the next."""
+    """Returns the least number of a bin, and that of the next bin."""
     keys = (int(number) + np.arange(2) - _N_BINS // 2) * 2**_SHIFT
     low, high = _swapped(keys.astype(np.int32)).view(np.float32).tolist()
     return low, high

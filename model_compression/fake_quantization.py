@@ -12,7 +12,7 @@ from model_compression.affine import Affine
 
 
 class FakeQuantize(FunctionNode):
-    """Rounds to numbers that an :class:`Affine` can write, and has the slope of 1.
+    """Rounds to numbers that an :class:`Affine` can represent, with the slope 1.
 
     Beyond the range the slope is 0, as that of a clip.
     """
@@ -22,7 +22,7 @@ class FakeQuantize(FunctionNode):
         self._is_within: Any = None
 
     def check_type_forward(self, in_types: Any) -> None:
-        """Refuses what are no floating-point numbers."""
+        """Refuses arrays that are not floating-point."""
         type_check._argname(in_types, ("x",))
         type_check.expect(in_types[0].dtype.kind == "f")
 
@@ -42,11 +42,11 @@ class FakeQuantize(FunctionNode):
 
 
 def fake_quantize(x: Any, affine: Affine) -> chainer.Variable:
-    """Returns what is left of an array in whole numbers times a scale.
+    """Returns an array, rounded to whole numbers times a scale.
 
     Args:
         x (chainer.Variable or array): Floating-point numbers of any shape.
-        affine (Affine): How they are written.
+        affine (Affine): The mapping to whole numbers.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""Hooks of optimizers that keep something of each parameter, known by its path."""
+"""Hooks of optimizers that have a state for each parameter, by its path."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from divisible.optimizer_hooks import named_hooks
 class HookOfParameters:
     """A hook that acts after each update, on each parameter for itself.
 
-    So it acts on float32 masters too, and the cut of a model does not matter. What
-    ``state_of(path, param)`` returns goes into a pipeline's snapshots, beside the state
-    of the parameter's update rule, and with layers that move.
+    The hook acts on float32 masters too, and works with any cut of a model. The states
+    that ``state_of(path, param)`` returns go into a pipeline's snapshots, beside the
+    state of the parameter's update rule, and move with layers.
     """
 
     timing = "post"
@@ -32,10 +32,10 @@ class HookOfParameters:
         """Adds the hook to an optimizer.
 
         Args:
-            optimizer (chainer.Optimizer): Set up.
+            optimizer (chainer.Optimizer): Optimizer that is set up.
 
         Raises:
-            ValueError: If it has such a hook.
+            ValueError: If the optimizer has such a hook.
         """
         self.check_free(optimizer)
         optimizer.add_hook(self)
@@ -46,34 +46,35 @@ class HookOfParameters:
         """Refuses an optimizer that has a hook of this kind.
 
         Raises:
-            ValueError: If it has one, which would change the same parameters.
+            ValueError: If the optimizer has such a hook, which would change the same
+                parameters.
         """
         if self.name in dict(named_hooks(optimizer)):
             raise ValueError(
                 "the optimizer follows another compression plan already: give the rules"
-                " of both in one CompressionPlan, or set the optimizer up anew"
+                " of both in one CompressionPlan, or set the optimizer up again"
             )
 
     def check_added(self) -> None:
-        """Refuses to go on with an optimizer that does not call the hook any more.
+        """Refuses an optimizer that does not call the hook any more.
 
         Raises:
-            RuntimeError: If it was set up anew, which takes all hooks away.
+            RuntimeError: If an optimizer was set up again, which removes all hooks.
         """
         for each in self._optimizers:
             if dict(named_hooks(each)).get(self.name) is not self:
                 raise RuntimeError(
-                    "the optimizer was set up anew and forgot what is pruned and"
+                    "the optimizer was set up again and forgot what is pruned and"
                     " quantized: make Compress(...) after optimizer.setup(model)"
                 )
 
     @property
     def paths(self) -> set[str]:
-        """The paths of the parameters that it may change."""
+        """The paths of the parameters that the hook may change."""
         raise NotImplementedError
 
     def params(self) -> dict[str, list[chainer.Parameter]]:
-        """Returns those of this rank by path; a rank may have equal copies of one."""
+        """Returns these parameters of this rank, with all equal copies, by path."""
         found: dict[str, dict[int, chainer.Parameter]] = {}
         for target in self._targets:
             for path, param in target.namedparams():
@@ -95,6 +96,6 @@ class HookOfParameters:
         return path
 
     def serialize_states(self, serializer: Any) -> None:
-        """Reads or writes what is kept, for a trainer's own snapshot."""
+        """Reads or writes the states, for a trainer's own snapshot."""
         for path, params in self.params().items():
             self.state_of(path, params[0]).serialize(serializer[path.strip("/")])

@@ -1,7 +1,7 @@
-"""Lists of layers, as all ranks are told of them to follow channels along them.
+"""Descriptions of lists of layers, for all ranks, which follow channels along them.
 
-A line is a :class:`chainer.Sequential` or a list of layers like it, with the lists that
-are in it in their places. A rank of a pipeline knows a part of a line; the notes of all
+A line is a :class:`chainer.Sequential` or a list of layers like it; lists within it are
+parts of the line. A rank of a pipeline knows a part of a line; the descriptions of all
 ranks together make the whole.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import chainer
 import chainer.links as L
 
-#: Functions that treat each channel for itself and leave one of zeros as it is.
+#: Functions that treat each channel for itself and map zeros to zeros.
 KEEP_ZEROS = frozenset(
     {
         "clipped_relu",
@@ -34,7 +34,7 @@ KEEP_ZEROS = frozenset(
         ),
     }
 )
-# Where forwards and functions are from of which it is known what they compute.
+# Modules whose forwards and functions are known to compute what their names say.
 _KNOWN = ("chainer.", "chainer_kernels.", "divisible.", "model_compression.")
 WEIGHTED, NORMALIZING, KEEPING, OTHER = "weighted", "normalizing", "keeping", "other"
 
@@ -43,20 +43,20 @@ class Note(NamedTuple):
     """A layer of a line.
 
     Attributes:
-        kind: What it does to channels: ``'weighted'`` mixes them, ``'normalizing'``
-            treats each for itself, with parameters, ``'keeping'`` without, and of
-            ``'other'`` nothing is known.
-        text: What it is, for errors.
-        weight: The path of the weight, of a weighted layer.
-        parameters: The paths of what else it has for each channel that it gives.
-        n_in: How many channels, or elements, a weighted layer reads.
-        n_out: How many it gives.
+        kind: Effect on channels: ``'weighted'`` mixes them, ``'normalizing'`` treats
+            each for itself, with parameters, ``'keeping'`` without, and ``'other'`` is
+            unknown.
+        text: Description of the layer, for errors.
+        weight: Path of the weight of a weighted layer.
+        parameters: Paths of other parameters with an element for each output channel.
+        n_in: Number of channels, or elements, that a weighted layer reads.
+        n_out: Number of channels that a weighted layer outputs.
         is_flat: Whether a weighted layer reads elements, not channels.
-        link: The path of the link, so that one at two places is known.
-        mixed: The paths of the weights of a layer of which nothing is known.
-        n_dims: How many dimensions the outputs of a weighted layer have.
-        axes: Over which axes a normalizing layer computes its statistics; ``None`` for
-            all but that of the channels.
+        link: Path of the link, by which a link at two places is recognized.
+        mixed: Paths of the weights of a layer of the kind ``'other'``.
+        n_dims: Number of dimensions of a weighted layer's outputs.
+        axes: Axes over which a normalizing layer computes its statistics; ``None`` for
+            all but the axis of the channels.
     """
 
     kind: str
@@ -100,14 +100,14 @@ def notes(model: chainer.Link) -> dict[Place, Note]:
 
 
 def _is_line(layer: Any) -> bool:
-    """Whether a layer passes what it gets through a list of layers, and no more."""
+    """Returns whether a layer only passes its input through a list of layers."""
     return isinstance(layer, chainer.Sequential) and not _oddity(layer)
 
 
 def _places(
     line: Any, before: tuple[int, ...] = ()
 ) -> Iterator[tuple[tuple[int, ...], Any]]:
-    # A stage knows where in the model it begins.
+    # A stage has its first position in the model.
     first = getattr(line, "layer_range", (0,))[0]
     for position, layer in enumerate(line, first):
         place = (*before, position)
@@ -149,20 +149,20 @@ def _note(layer: Any, paths: Mapping[int, str], of_params: Mapping[int, str]) ->
 
 
 def _oddity(layer: chainer.Link) -> str:
-    """Returns what may let a link compute otherwise than its class in Chainer does."""
+    """Returns why a link may compute otherwise than its class; "" if it does not."""
     for kind in type(layer).__mro__:
         for name in ("forward", "__call__"):
             if name in vars(kind) and not _is_known(vars(kind)[name]):
                 return f"a {name} of its own"
     for hook in (layer._local_link_hooks or {}).values():
-        # Others may give it other weights, as spectral normalization does.
+        # Other hooks may change the weights, as spectral normalization does.
         if not isinstance(hook, chainer.link_hooks.TimerHook):
             return f"a {type(hook).__name__} hook"
     return ""
 
 
 def _is_known(function: Any) -> bool:
-    """Whether a function is Chainer's, or one of ours that stands for it."""
+    """Returns whether a function is Chainer's, or one of ours that replaces it."""
     module = getattr(function, "__module__", None) or ""
     return module.startswith(_KNOWN)
 

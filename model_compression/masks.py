@@ -1,4 +1,4 @@
-"""Which elements of parameters are pruned, and the hook that keeps them zero."""
+"""Pruned elements of parameters, and the hook that keeps them zero."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from model_compression.shrinking import Assignment, Left
 
 #: An array of NumPy or CuPy.
 Array = Any
-#: Takes shapes by path; returns what sets back what it has changed.
+#: Takes shapes by path; returns a function that undoes its changes.
 Fit = Callable[[Mapping[str, Sequence[int]]], Callable[[], None]]
 
 
@@ -25,18 +25,22 @@ class Mask:
     """The pruned elements of one parameter.
 
     Args:
-        shape: The parameter's; ``None`` before its layer is sized at the first call.
-        dtype: The parameter's.
+        shape: Shape of the parameter; ``None`` before its layer is sized at the first
+            call.
+        dtype: Dtype of the parameter.
         goes_back (bool): Whether a step may be taken back.
-        granularity: The groups whose effects are noted; ``None`` to note none.
+        granularity: Groups whose effects on the loss are recorded; ``None`` for no
+            record.
 
     Attributes:
-        pruned: Boolean, of the parameter's shape, on its device; ``None`` without one.
-        last: Those that the last step has pruned; ``None`` where no step goes back.
-        before: The values that these had, and zeros.
-        effects: For each group the sum of |sum of w g| over minibatches, in host
-            memory; ``None`` where no method asks.
-        n_minibatches: How many these were.
+        pruned: Pruned elements: boolean, of the parameter's shape, on its device;
+            ``None`` without a shape.
+        last: Elements that the last step has pruned; ``None`` where steps are not taken
+            back.
+        before: Values of these elements before they were pruned, zeros elsewhere.
+        effects: Sum of |sum of w g| over minibatches for each group, in host memory;
+            ``None`` where no method needs it.
+        n_minibatches: Number of these minibatches.
     """
 
     def __init__(
@@ -63,8 +67,9 @@ class Mask:
         """Sets more elements to zero.
 
         Args:
-            more: Boolean, of the parameter's shape; none of them is pruned.
-            params: The parameter; several if this rank has copies that are equal.
+            more: Elements to prune, which are not pruned yet: boolean, of the
+                parameter's shape.
+            params: The parameter; several if this rank has equal copies.
         """
         params = list(params)
         device = params[0].device
@@ -84,8 +89,8 @@ class Mask:
     def take_back(self, params: Iterable[chainer.Parameter]) -> None:
         """Gives the elements of the last step the values that they had.
 
-        Zeros of that time stay out of it: another mask may have made them, and have
-        given their values back already.
+        Elements that were zero before stay as they are: another mask may have pruned
+        them, and have restored their values already.
         """
         params = list(params)
         device = params[0].device
@@ -101,7 +106,7 @@ class Mask:
             self.last[...] = False
 
     def clear(self, rule: Any, param: chainer.Parameter) -> None:
-        """Sets what is pruned to zero, in the weights and in what the rule keeps."""
+        """Sets pruned elements to zero, in the weights and in the rule's state."""
         if self.pruned is None:
             return
         device = param.device
@@ -112,17 +117,17 @@ class Mask:
                 arrays.append(value)
         with chainer.using_device(device):
             for array in arrays:
-                # Not by a product: what has overflown must not become NaN.
+                # Not by a product: overflown numbers must not become NaN.
                 device.xp.copyto(array, array.dtype.type(0), where=self.pruned)
 
     def without(self, left: Left) -> Mask:
-        """Returns the mask of what stays of the parameter; this one stays as it is.
+        """Returns the mask of the remaining part; this mask is not changed.
 
-        Effects of blocks, which are other ones then, are noted anew. Elements and rows
-        keep theirs, as columns that go have had none.
+        Effects of blocks, which change, are recorded from zero again. Elements and rows
+        keep their effects, as removed columns have had none.
 
         Args:
-            left: What stays of the parameter.
+            left: The part of the parameter that remains.
         """
         found, shape = copy.copy(self), self.shape
         found.shape = left.shape_of(shape)
@@ -145,31 +150,31 @@ class Mask:
         return found
 
     def note(self, param: chainer.Parameter) -> None:
-        """Adds what a minibatch says of the effect of each group on the loss."""
+        """Adds the effect of each group on the loss in a minibatch."""
         if param.grad is None:
             return
         host = chainer.get_device("@numpy")
         weight, gradient = host.send(param.array), host.send(param.grad)
         products = np.multiply(weight, gradient, dtype=np.float64)
-        # Scaled where Chainer's own optimizer is to unscale it; scales change.
+        # Still scaled where Chainer's own optimizer unscales later; scales change.
         products /= float(param._loss_scale or 1.0)
         self.effects += np.abs(sums(products, self._granularity))
         self.n_minibatches += 1
 
     def scores(self) -> np.ndarray:
-        """Returns the mean effects since the last time, and begins anew."""
+        """Returns the mean effects since the last call, and sets them to zero."""
         found = self.effects / max(1, self.n_minibatches)
         self.effects[...] = 0
         self.n_minibatches = 0
         return found
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes what is pruned."""
+        """Reads or writes the pruned elements."""
         for name in ("pruned", "last", "before") if self._goes_back else ("pruned",):
             array = getattr(self, name)
             found = serializer(name, array)
             if found is None and array is not None:
-                # Nothing was pruned where the parameter had no size.
+                # Nothing was pruned while the parameter had no size.
                 found = chainer.backend.get_array_module(array).zeros_like(array)
             setattr(self, name, found)
         if self.effects is not None:
@@ -177,7 +182,7 @@ class Mask:
             self.n_minibatches = int(serializer("n_minibatches", self.n_minibatches))
 
     def _to(self, device: chainer.backend.Device) -> None:
-        """Takes the arrays to where the parameter is."""
+        """Moves the arrays to the parameter's device."""
         for name in ("pruned", "last", "before"):
             array = getattr(self, name)
             if array is not None and not isinstance(array, device.xp.ndarray):
@@ -185,7 +190,7 @@ class Mask:
 
 
 def _weights(rule: Any, param: chainer.Parameter) -> list[Array]:
-    """Returns the arrays that a parameter's values are in."""
+    """Returns the arrays that hold a parameter's values."""
     found = [param.array]
     master = getattr(rule, "_fp32_param", None)
     if master is not None and master.array is not None:
@@ -194,21 +199,22 @@ def _weights(rule: Any, param: chainer.Parameter) -> list[Array]:
 
 
 def _nothing(shapes: Mapping[str, Sequence[int]]) -> Callable[[], None]:
-    """Finds that all sizes are right."""
+    """Returns a function that undoes nothing, as all sizes are right."""
     return lambda: None
 
 
 class Masks(HookOfParameters):
-    """The hook of an optimizer that keeps what is pruned at zero.
+    """The hook of an optimizer that keeps pruned elements at zero.
 
     Args:
         goes_back (bool): Whether a step may be taken back.
-        fit: What :meth:`fit` does.
-        watches (bool): Whether effects of some parameters are noted.
-        name (str): The name of the hook; an optimizer has one hook of each.
+        fit: Function that :meth:`fit` calls to resize layers.
+        watches (bool): Whether effects of some parameters are recorded.
+        name (str): Name of the hook; an optimizer has one hook of each name.
 
     Attributes:
-        refusal (str or None): Why the model must not be used; ``None`` if it may be.
+        refusal (str or None): Why the model must not be used; ``None`` if it may be
+            used.
     """
 
     def __init__(
@@ -223,7 +229,7 @@ class Masks(HookOfParameters):
         self.refusal: str | None = None
         self._goes_back, self._fit, self._watches = goes_back, fit, watches
         self._masks: dict[str, Mask] = {}
-        # By path the granularity whose groups' effects are watched, or None.
+        # Granularity of the recorded effects by path, or None without a record.
         self._selected: dict[str, Granularity | None] = {}
 
     def add_to(self, optimizer: Any) -> None:
@@ -232,7 +238,8 @@ class Masks(HookOfParameters):
         if self._watches:
             effects = Effects(self, optimizer)
             optimizer.add_hook(effects)
-            # Before those that clip gradients, or add the decay of weights to them.
+            # Runs before hooks that clip gradients, or add the decay of weights to
+            # them.
             hooks = optimizer._hookable._pre_update_hooks
             hooks.move_to_end(effects.name, last=False)
 
@@ -240,16 +247,16 @@ class Masks(HookOfParameters):
         """Refuses a model that was changed in part.
 
         Raises:
-            RuntimeError: With the :attr:`refusal`.
+            RuntimeError: With the :attr:`refusal`, if the model was changed in part.
         """
         if self.refusal is not None:
             raise RuntimeError(self.refusal)
 
     def select(self, watched: Mapping[str, Granularity | None]) -> None:
-        """Says which parameters may be pruned, of the whole model if that is known.
+        """Selects the parameters that may be pruned, of the whole model if it is known.
 
         Args:
-            watched: By path the granularity by which effects are noted, or ``None``.
+            watched: Granularity by which effects are recorded, or ``None``, by path.
         """
         self._selected = dict(watched)
 
@@ -259,17 +266,17 @@ class Masks(HookOfParameters):
         return {*self._selected}
 
     def state_of(self, path: str, param: chainer.Parameter) -> Mask | None:
-        """Returns the mask of a parameter; ``None`` if it is not to be pruned.
+        """Returns the mask of a parameter; ``None`` if it must not be pruned.
 
         Args:
-            path: In the model.
+            path: Path in the model.
             param: The parameter.
         """
         if path not in self._selected:
             return None
         mask = self._masks.get(path)
         shape = param.shape if param.is_initialized else None
-        # A parameter that a snapshot has resized comes with another mask.
+        # For a parameter that a snapshot has resized, the snapshot has another mask.
         if mask is None or mask.shape != shape:
             dtype = None if shape is None else param.dtype
             self._masks[path] = Mask(
@@ -280,16 +287,16 @@ class Masks(HookOfParameters):
     def fit(self, shapes: Mapping[str, Sequence[int]]) -> Callable[[], None]:
         """Gives layers the sizes that they had when a snapshot was saved.
 
-        Called before it is read, as channels may have gone.
+        Called before the snapshot is read, as channels may have been removed.
 
         Args:
-            shapes: Of parameters and persistent values of this rank, by path.
+            shapes: Shapes of parameters and persistent values of this rank, by path.
 
         Returns:
-            What sets back what has changed, if the snapshot cannot be read.
+            A function that undoes the changes, if the snapshot cannot be read.
 
         Raises:
-            RuntimeError: With the :attr:`refusal`.
+            RuntimeError: With the :attr:`refusal`, if the model was changed in part.
         """
         self.check_usable()
         masks = dict(self._masks)
@@ -302,29 +309,30 @@ class Masks(HookOfParameters):
         return set_back
 
     def take_back(self, paths: Iterable[str]) -> None:
-        """Gives parameters of this rank what the last step has taken from them.
+        """Restores the elements of this rank that the last step has pruned.
 
         Args:
-            paths: In the model, some of which this rank has.
+            paths: Paths in the model, some of which this rank has.
         """
         params = self.params()
         for path in params.keys() & {*paths}:
             self.state_of(path, params[path][0]).take_back(params[path])
 
     def clear(self) -> None:
-        """Sets what is pruned to zero, in all parameters of this rank."""
+        """Sets pruned elements to zero, in all parameters of this rank."""
         for path, params in self.params().items():
             for param in params:
                 self.state_of(path, param).clear(param.update_rule, param)
 
     def taking_away(self, left: Mapping[str, Sequence[Left]]) -> list[Assignment]:
-        """Makes the masks of what stays of parameters, and changes nothing yet.
+        """Makes the masks of the remaining parts of parameters; changes nothing yet.
 
         Args:
-            left: By path what stays of each, which may be on another rank.
+            left: Remaining parts of each parameter by path, which may be on another
+                rank.
 
         Returns:
-            The assignments that put them in their places.
+            The assignments that replace the masks.
         """
         found = []
         for path in left.keys() & self._masks.keys():
@@ -333,10 +341,10 @@ class Masks(HookOfParameters):
         return found
 
     def __call__(self, rule: Any, param: chainer.Parameter) -> None:
-        """Keeps the zeros of a parameter that has been updated.
+        """Sets the pruned elements of an updated parameter to zero.
 
         Raises:
-            RuntimeError: With the :attr:`refusal`.
+            RuntimeError: With the :attr:`refusal`, if the model was changed in part.
         """
         self.check_usable()
         path = self.path_of(param)
@@ -345,22 +353,22 @@ class Masks(HookOfParameters):
         self.state_of(path, param).clear(rule, param)
 
     def note(self, param: chainer.Parameter) -> None:
-        """Notes what a minibatch says of a parameter, if that is watched."""
+        """Records the effects of a parameter in a minibatch, if its rule needs them."""
         path = self.path_of(param)
         if self._selected.get(path) is not None:
             self.state_of(path, param).note(param)
 
 
 class Effects:
-    """The hook that notes the effects of parameters on the loss.
+    """The hook that records the effects of parameters on the loss.
 
-    It comes before the update and all other hooks, while the gradients are those of the
-    loss at the weights that there are.
+    The hook comes before the update and all other hooks, while the gradients are those
+    of the loss at the present weights.
 
     Args:
-        masks (Masks): What keeps them.
-        optimizer (chainer.Optimizer): The owner of the hook. Chainer's own optimizers
-            call hooks also in an update that they skip.
+        masks (Masks): Masks that store the effects.
+        optimizer (chainer.Optimizer): Owner of the hook. Chainer's own optimizers call
+            hooks also in an update that they skip.
     """
 
     name = "Effects"
@@ -371,6 +379,6 @@ class Effects:
         self._masks, self._optimizer = masks, optimizer
 
     def __call__(self, rule: Any, param: chainer.Parameter) -> None:
-        """Notes those of a parameter that is to be updated."""
+        """Records the effects of a parameter that is to be updated."""
         if not has_skipped(self._optimizer):
             self._masks.note(param)

@@ -1,4 +1,4 @@
-"""Pictures of what layers can lose, and of a model that becomes smaller."""
+"""Pictures of sensitivities of layers, and of a model that becomes smaller."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def plot_sensitivity(found: Any, path: str | os.PathLike | None = None) -> Any:
     """Draws the metric over the degrees, a line a layer; methods side by side.
 
     Args:
-        found (Sensitivity): What was measured.
-        path: Where to write; the ending gives the format. ``None`` for nowhere.
+        found (Sensitivity): Measured sensitivities.
+        path: Path of the picture; the ending gives the format. ``None`` to write none.
 
     Returns:
         matplotlib.figure.Figure: The picture.
@@ -50,16 +50,18 @@ def plot_sensitivity(found: Any, path: str | os.PathLike | None = None) -> Any:
 
 
 def plot_progress(log: str | os.PathLike, metric: str, path: str | os.PathLike) -> None:
-    """Draws a metric and how small the model was while it trained; needs matplotlib.
+    """Draws a metric and the size of the model during training; needs matplotlib.
 
     Args:
-        log: The file that Chainer's ``LogReport`` writes.
-        metric (str): A name in it, such as ``'validation/main/accuracy'``.
-        path: Where to write; the ending gives the format.
+        log: File that Chainer's ``LogReport`` writes.
+        metric (str): Name of the metric in the file, such as
+            ``'validation/main/accuracy'``.
+        path: Path of the picture; the ending gives the format.
 
     Raises:
         OSError: If the log cannot be read.
-        ValueError: If it is none, or has no such metric, or nothing of a compression.
+        ValueError: If the file is not such a log, or lacks the metric or the reports of
+            a compression.
     """
     with open(log, encoding="utf-8") as file:
         entries = _checked(file.read(), log)
@@ -77,7 +79,7 @@ def plot_progress(log: str | os.PathLike, metric: str, path: str | os.PathLike) 
     above.set_xlabel("iteration")
     for number, name in enumerate(sizes):
         beside = above.twinx()
-        # A second scale stands outside the first.
+        # A second scale is drawn outside the first.
         beside.spines["right"].set_position(("axes", 1 + 0.16 * number))
         _line(beside, entries, name, f"C{number + 1}", drawstyle="steps-post")
         beside.set_ylim(0, 1 if name == "compress/sparsity" else 33)

@@ -23,7 +23,7 @@ from model_compression.selection import (
 )
 
 Rule = Union[Prune, Quantize]
-#: By the word in a file what makes a rule of its settings.
+#: Classes of rules, and functions that make rules from settings, by the name in a file.
 _KINDS = {"prune": (Prune, prune_of), "quantize": (Quantize, quantize_of)}
 _KIND = "compression plan"
 
@@ -32,15 +32,15 @@ class CompressionPlan:
     """Rules for making a model smaller: layers, methods, degrees, moments.
 
     Args:
-        rules (list): Each a :class:`Prune` or :class:`Quantize`. No two may change the
-            same of a layer, such as the zeros of its weights.
+        rules (list): Rules, each a :class:`Prune` or :class:`Quantize`. No two may
+            change the same part of a layer, such as the zeros of its weights.
 
     Attributes:
-        rules (tuple): Those.
+        rules (tuple): The rules.
 
     Raises:
-        TypeError: If one is no rule.
-        ValueError: If there are none.
+        TypeError: If one is not a rule.
+        ValueError: If there are no rules.
 
     Example:
         >>> plan = CompressionPlan([Prune("l2", "/0", to=0.5, granularity="row")])
@@ -67,11 +67,11 @@ class CompressionPlan:
         self.rules = rules
 
     def __eq__(self, other: object) -> bool:
-        """Whether the rules are the same ones in the same order."""
+        """Returns whether the rules are the same in the same order."""
         return isinstance(other, CompressionPlan) and self.rules == other.rules
 
     def __hash__(self) -> int:
-        """Returns a number that equal plans have in common."""
+        """Returns a hash that equal plans share."""
         return hash(self.rules)
 
     def layers_of_rules(
@@ -80,13 +80,13 @@ class CompressionPlan:
         """Returns for each rule the paths of the layers that it changes.
 
         Args:
-            layers: Of the model, by path.
-            is_part: Whether there are more of them elsewhere, among which a rule may
-                find its layers.
+            layers: Layers of the model, by path.
+            is_part: Whether these are a part of the layers, and a rule may find its
+                layers elsewhere.
 
         Raises:
-            ValueError: If a rule means no layer, or not all that use a weight, or two
-                rules have one target.
+            ValueError: If a rule names no layer, or not all layers that use a weight,
+                or two rules have one target.
         """
         found, users = [], {}
         for number, rule in enumerate(self.rules):
@@ -105,20 +105,20 @@ class CompressionPlan:
         return found
 
     def prepare(self, model: chainer.Link) -> chainer.Link:
-        """Gives the layers of a model what they keep under quantization rules.
+        """Adds the values of quantization rules to the layers of a model.
 
-        That are the ranges of activations, and whether these are in force. A file of a
-        model that was trained under the plan then loads whole, and layers may move
+        These are the ranges of activations, and whether the rules are in force. A file
+        of a model that was trained under the plan then loads whole, and layers may move
         between ranks: ``Rebalance(lambda: plan.prepare(build()))``.
 
         Args:
-            model (chainer.Link): The undivided one. Its layers need not be made yet.
+            model (chainer.Link): Undivided model. Its layers need not be made yet.
 
         Returns:
             chainer.Link: The model.
 
         Raises:
-            ValueError: If a rule means no layer of the model.
+            ValueError: If a rule names no layer of the model.
 
         Example:
             >>> import chainer.links as L
@@ -136,7 +136,7 @@ class CompressionPlan:
         return model
 
     def settings(self) -> list[dict[str, Any]]:
-        """Returns the rules as JSON has them."""
+        """Returns the rules in the form for JSON."""
         words = {kind: word for word, (kind, _) in _KINDS.items()}
         return [{"rule": words[type(rule)], **rule.settings()} for rule in self.rules]
 
@@ -150,7 +150,7 @@ class CompressionPlan:
 
         Raises:
             OSError: If the file cannot be read.
-            ValueError: If it holds something else, or a rule is wrong.
+            ValueError: If the file holds something else, or a rule is wrong.
         """
         with reading_json(path, f"a {_KIND}") as content:
             take_kind(content, _KIND)
@@ -171,7 +171,7 @@ class CompressionPlan:
 
 
 def _rule(row: Any, number: int) -> Rule:
-    """Makes a rule of its settings in a file."""
+    """Makes a rule from its settings in a file."""
     try:
         _, make = _KINDS[row["rule"]]
         return make({name: value for name, value in row.items() if name != "rule"})

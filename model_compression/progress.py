@@ -1,4 +1,4 @@
-"""The course of a compression: from when to when, in how many steps, along which curve.
+"""The course of a compression: its begin, its end, its steps and its curve.
 
 ::
 
@@ -17,9 +17,10 @@ import math
 from numbers import Integral, Real
 from typing import Any, Callable, NamedTuple
 
-#: Of the part of the way that is behind, the part of the degree that is reached.
+#: Curves: functions from the elapsed part of the time to the reached part of the
+#: degree.
 CURVES: dict[str, Callable[[float], float]] = {
-    # Equation (1) of Zhu and Gupta, To prune, or not to prune (2017), from nothing.
+    # Equation (1) of Zhu and Gupta, To prune, or not to prune (2017), starting at 0.
     "cubic": lambda way: 1 - (1 - way) ** 3,
     "linear": lambda way: way,
 }
@@ -28,14 +29,14 @@ _STEPS = 10
 
 
 class Progress(NamedTuple):
-    """When a rule takes its steps, and how far each goes.
+    """The moments at which a rule takes its steps, and the degree after each.
 
     Attributes:
-        begin: When the first step is taken: a number and ``'epoch'`` or
-            ``'iteration'``, as a trigger's.
-        end: When the last one is, in the same unit; ``None`` for one step only.
-        steps: How many there are.
-        curve: A key of :data:`CURVES`.
+        begin: Moment of the first step: a number and ``'epoch'`` or ``'iteration'``, as
+            for a trigger.
+        end: Moment of the last step, in the same unit; ``None`` for one step only.
+        steps: Number of steps.
+        curve: Key of :data:`CURVES`.
     """
 
     begin: tuple[float, str]
@@ -47,18 +48,19 @@ class Progress(NamedTuple):
     def checked(
         cls, begin: Any, end: Any, steps: int | None, curve: str, rule: str
     ) -> Progress:
-        """Returns a course that can be followed.
+        """Returns a course with valid arguments.
 
         Args:
-            begin: See :class:`Progress`.
-            end: Likewise.
-            steps: ``None`` for 10, or 1 where there is no end.
-            curve: Likewise.
-            rule: Whose it is, for the error.
+            begin: Moment of the first step.
+            end: Moment of the last step; ``None`` for one step only.
+            steps: Number of steps; ``None`` for 10, or for 1 without an end.
+            curve: Key of :data:`CURVES`.
+            rule: The rule, for the error message.
 
         Raises:
-            ValueError: If a moment is no number and unit, the units differ, the end is
-                not after the beginning, there are no steps, or no such curve.
+            ValueError: If a moment is not a number and a unit, the units differ, the
+                end is not after the beginning, there are no steps, or there is no such
+                curve.
         """
         begin = _moment(begin, "begin", rule)
         if not isinstance(curve, str) or curve not in CURVES:
@@ -91,11 +93,11 @@ class Progress(NamedTuple):
         return cls(begin, end, int(steps), curve)
 
     def due(self, iteration: int, epoch: float) -> int:
-        """Returns how many steps are to have been taken by now.
+        """Returns the number of steps that should have been taken by now.
 
         Args:
-            iteration: The minibatches so far.
-            epoch: The epochs so far, with their part: ``updater.epoch_detail``.
+            iteration: Number of minibatches so far.
+            epoch: Number of epochs so far, with a fraction: ``updater.epoch_detail``.
 
         Example:
             >>> course = Progress((2, "iteration"), (6, "iteration"), 3, "linear")
@@ -108,7 +110,7 @@ class Progress(NamedTuple):
         if self.end is None:
             return 1
         way = (now - self.begin[0]) / (self.end[0] - self.begin[0])
-        # A step on the mark counts, however its moment was rounded.
+        # A step exactly at its moment counts, even if the moment was rounded.
         return min(self.steps, 1 + math.floor(way * (self.steps - 1) + 1e-9))
 
     def share(self, step: int) -> float:
@@ -122,7 +124,7 @@ class Progress(NamedTuple):
         return CURVES[self.curve](step / self.steps)
 
     def __str__(self) -> str:
-        """Returns the course in words."""
+        """Returns the course as text."""
         if self.end is None:
             return f"at {_words(self.begin)}"
         return (
@@ -144,7 +146,7 @@ def _moment(value: Any, name: str, rule: str) -> tuple[float, str]:
             f"{rule}: {name} must be a number and 'epoch' or 'iteration', as (2,"
             f" 'epoch'), not {value!r}"
         )
-    # Numbers of NumPy are none of JSON's.
+    # JSON does not accept NumPy's numbers.
     return (int if isinstance(number, Integral) else float)(number), unit
 
 

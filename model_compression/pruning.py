@@ -31,18 +31,18 @@ from model_compression.shrinking import (
     taking_from_masters,
 )
 
-#: Returns what all ranks give.
+#: Returns a list of the values that all ranks give.
 Gather = Callable[[Any], list]
 _Params = Mapping[str, Sequence[chainer.Parameter]]
 
 
 class Gone(NamedTuple):
-    """Channels of a layer that a rule has pruned, and that may go.
+    """Channels of a layer that a rule has pruned, and that may be removed.
 
     Attributes:
-        channels: All that the layer gives.
-        kept: The numbers of those that stay, ascending.
-        n: How many go.
+        channels: All channels that the layer outputs.
+        kept: Numbers of the channels that stay, ascending.
+        n: Number of channels that go.
     """
 
     channels: Channels
@@ -51,11 +51,11 @@ class Gone(NamedTuple):
 
 
 class Pruner:
-    """The pruning rules of a plan, and how far they are.
+    """The pruning rules of a plan, and their progress.
 
     Args:
-        rules: By their number in the plan.
-        optimizers: Of this rank, set up.
+        rules: Rules by their number in the plan.
+        optimizers: Optimizers of this rank, set up.
         goes_back (bool): Whether a step may be taken back.
     """
 
@@ -66,11 +66,12 @@ class Pruner:
         self._optimizers = list(optimizers)
         self._masks = Masks(goes_back, self._fit, watches=bool(self.watches(rules)))
         # Columns of quantized weights that read pruned channels: their values have no
-        # effect, and would have one on scales and codebooks.
+        # effect on outputs, but would have one on scales and codebooks.
         self._unread = Masks(goes_back, name="Unread")
         self._weights: dict[int, list[str]] = {}
         self._channels: dict[str, Channels] = {}
-        # Of all ranks, as they are, and as they were before channels went.
+        # The shapes of all ranks' weights now, and their sizes before channels were
+        # removed.
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._sizes: dict[str, int] = {}
         for each in optimizers if rules else []:
@@ -78,11 +79,11 @@ class Pruner:
 
     @property
     def follows_channels(self) -> bool:
-        """Whether it has to know the layers of all ranks."""
+        """Whether the layers of all ranks must be known."""
         return any(rule.granularity == "channel" for rule in self._rules.values())
 
     def words(self) -> dict[Place, Note]:
-        """Returns what other ranks have to know of this one's layers."""
+        """Returns the descriptions of this rank's layers that other ranks need."""
         if not self.follows_channels:
             return {}
         return {k: v for target in self._targets for k, v in notes(target).items()}
@@ -94,16 +95,16 @@ class Pruner:
         known: Mapping[Place, Note],
         quantized: Collection[str],
     ) -> None:
-        """Learns which layers the rules mean.
+        """Records the layers that the rules name.
 
         Args:
-            chosen: By rule the paths of the layers.
-            layers: All that are known.
-            known: The words of all ranks together.
-            quantized: The paths of the weights that are, or will be.
+            chosen: Paths of the layers, by rule.
+            layers: All known layers.
+            known: Descriptions of layers of all ranks together.
+            quantized: Paths of the weights that are quantized, or will be.
 
         Raises:
-            ValueError: If channels are needed where they cannot be taken away.
+            ValueError: If channels are needed where they cannot be removed.
         """
         for number, rule in self._rules.items():
             check_rows(chosen[number], layers, rule.granularity, str(rule))
@@ -125,18 +126,18 @@ class Pruner:
         self._unread.select(dict.fromkeys(readers & {*quantized}))
 
     def add_hooks(self) -> None:
-        """Lets the optimizers keep what is pruned at zero."""
+        """Adds the hooks that keep pruned elements at zero to the optimizers."""
         for each in self._optimizers if self._rules else []:
             self._masks.add_to(each)
             if self._unread.paths:
                 self._unread.add_to(each)
 
     def watches(self, numbers: Iterable[int]) -> list[int]:
-        """Returns which of some rules ask for the effects of weights on the loss."""
+        """Returns the rules that need the effects of weights on the loss."""
         return [n for n in numbers if self._rules[n].method == "taylor"]
 
     def has_effects(self, number: int) -> bool:
-        """Whether effects of a rule's weights are known on this rank since its step."""
+        """Returns whether effects for a rule were recorded since its last step."""
         params = self._masks.params()
         return any(
             self._masks.state_of(path, params[path][0]).n_minibatches
@@ -144,10 +145,11 @@ class Pruner:
         )
 
     def check_usable(self) -> None:
-        """Refuses a model that was changed in part, or is not kept at zero any more.
+        """Refuses a model that was changed in part, or whose hooks are gone.
 
         Raises:
-            RuntimeError: With the refusal, or if an optimizer was set up anew.
+            RuntimeError: If the model was changed in part, or an optimizer was set up
+                again.
         """
         self._masks.check_usable()
         self._masks.check_added()
@@ -157,7 +159,7 @@ class Pruner:
         """Refuses a model that was changed in part.
 
         Raises:
-            RuntimeError: With the refusal.
+            RuntimeError: If the model was changed in part.
         """
         self._masks.check_usable()
 
@@ -165,7 +167,7 @@ class Pruner:
         """Refuses each use of the model from now on.
 
         Args:
-            refusal: Why, and what to do; ``None`` to refuse none any more.
+            refusal: Cause and cure; ``None`` to allow the use again.
         """
         self._masks.refusal = refusal
 
@@ -173,8 +175,8 @@ class Pruner:
         """Prunes up to a degree; a call of all ranks where channels are followed.
 
         Args:
-            degrees: By rule how far.
-            gather: Returns what all ranks give.
+            degrees: Part to be pruned, by rule.
+            gather: Returns a list of the values that all ranks give.
         """
         params = self._masks.params()
         rows: dict[str, np.ndarray] = {}
@@ -186,7 +188,7 @@ class Pruner:
     def _prune(
         self, number: int, degree: float, params: _Params
     ) -> dict[str, np.ndarray]:
-        """Prunes weights of this rank, and returns which of their channels."""
+        """Prunes weights of this rank, and returns which of their channels go."""
         rule = self._rules[number]
         host = chainer.get_device("@numpy")
         rows = {}
@@ -209,7 +211,7 @@ class Pruner:
     def _prune_channels(
         self, rows: Mapping[str, np.ndarray], params: _Params, gather: Gather
     ) -> None:
-        """Prunes what goes with channels, some of which other ranks have chosen."""
+        """Prunes the parameters of channels, some of which other ranks have chosen."""
         chosen = {k: v for theirs in gather(rows) for k, v in theirs.items()}
         reading = self._unread.params()
         _, links = self._own()
@@ -238,7 +240,7 @@ class Pruner:
                 readers.append(self._channels[weight].reader)
             self._masks.take_back(paths)
             self._unread.take_back(readers)
-        # An element that one rule gives back may be one that another rule has pruned.
+        # An element that one rule restores may be pruned by another rule as well.
         self._masks.clear()
         self._unread.clear()
 
@@ -248,11 +250,11 @@ class Pruner:
         """Returns the channels that rules have pruned; a call of all ranks.
 
         Args:
-            numbers: Of rules whose channels may go.
-            gather: Returns what all ranks give.
+            numbers: Numbers of the rules whose channels may go.
+            gather: Returns a list of the values that all ranks give.
 
         Returns:
-            On all ranks alike, those of layers of which some go.
+            The channels of each layer that loses some, the same on all ranks.
         """
         params, _ = self._own()
         mine = {}
@@ -274,14 +276,14 @@ class Pruner:
     def taking_away(
         self, gone: Sequence[Gone], left: Mapping[str, Sequence[Left]]
     ) -> list[Assignment]:
-        """Makes what stays on this rank where channels go, and changes nothing yet.
+        """Makes the remaining arrays of this rank; changes nothing yet.
 
         Args:
-            gone: The channels.
-            left: By path what stays of each parameter.
+            gone: Channels to remove.
+            left: Remaining parts of each parameter, by path.
 
         Returns:
-            The assignments that put it in its place.
+            The assignments that replace the arrays.
         """
         params, links = self._own()
         removed = [(each.channels, each.kept) for each in gone]
@@ -296,7 +298,7 @@ class Pruner:
         ]
 
     def _note_sizes(self, left: Mapping[str, Sequence[Left]]) -> None:
-        """Learns what has become of weights of all ranks."""
+        """Records the new sizes of weights of all ranks."""
         for path in left.keys() & self._shapes.keys():
             for part in left[path]:
                 self._shapes[path] = part.shape_of(self._shapes[path])
@@ -338,10 +340,10 @@ class Pruner:
         return set_back
 
     def prepare(self, model: chainer.Link) -> None:
-        """Gives a model as it was built the sizes that this one has now.
+        """Gives a model as it was built the present sizes of this one.
 
         Args:
-            model: The undivided one. Its layers need not be made yet.
+            model: Undivided model. Its layers need not be made yet.
         """
         params = {path: [param] for path, param in model.namedparams()}
         links = dict(model.namedlinks())
@@ -361,9 +363,9 @@ class Pruner:
         return {path: [*same.values()] for path, same in params.items()}, links
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Returns by weight of this rank how many elements are zero, and its size.
+        """Returns the number of zeros and the size of this rank's weights, by path.
 
-        What was taken away counts as if it were there.
+        Removed elements count as zeros.
         """
         of_rules = {path for weights in self._weights.values() for path in weights}
         found = {}
@@ -375,12 +377,12 @@ class Pruner:
         return found
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes what is pruned."""
+        """Reads or writes the pruned elements."""
         self._masks.serialize_states(serializer["masks"])
         self._unread.serialize_states(serializer["unread"])
 
     def serialize_sizes(self, serializer: Any) -> None:
-        """Reads or writes how many channels layers of all ranks have."""
+        """Reads or writes the numbers of channels of layers on all ranks."""
         weights = sorted(self._channels)
         sizes = np.array([self._shapes[weight][0] for weight in weights])
         for weight, n in zip(weights, serializer("n_channels", sizes)):

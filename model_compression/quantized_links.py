@@ -1,4 +1,4 @@
-"""Links that compute with few bits and learn as if they did not.
+"""Links that compute with few bits, and learn as with full precision.
 
 A link keeps its parameters, its path and its name; it gets a subclass of its class::
 
@@ -33,18 +33,18 @@ CLASSES = (
     L.EmbedID,
 )
 NAMES = tuple(each.__name__ for each in CLASSES)
-#: How much of a range is that of the minibatches before.
+#: Weight of the earlier minibatches in a range.
 _MOMENTUM = 0.9
-#: What of a link says so that a rule is in force; 0 is not yet, 1 is now.
+#: Value of a link's flag for a rule that was taken back; 0 is not yet, 1 is in force.
 _TAKEN_BACK = -1
 
 
 class Ranges:
-    """The quantization of one link, as its rules say, and what minibatches showed.
+    """The quantization of one link by its rules, and the ranges seen in minibatches.
 
     Attributes:
-        rules: By target, of those that are in force or will be.
-        seen: By target from where to where values reached since the last move.
+        rules: Rules that are in force or will be, by target.
+        seen: Ranges of values since the last move, by target.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Ranges:
         self.seen: dict[str, Extent] = {}
 
     def look(self, target: str, array: Any) -> None:
-        """Notes what a microbatch shows."""
+        """Records the range of a microbatch."""
         percentile = self.rules[target].percentile
         if percentile is not None:
             array = chainer.get_device("@numpy").send(array)
@@ -62,18 +62,18 @@ class Ranges:
 
 
 class FewBits:
-    """A subclass's part of a link: rounds on the way in, within, and on the way out."""
+    """A subclass's part of a link: rounds inputs, parameters and outputs."""
 
     ranges: Ranges
     plain_kind: type
 
     def __reduce_ex__(self, protocol: int) -> tuple:
-        """Lets copies and pickles find the class, which no module has by its name."""
+        """Tells copies and pickles how to make the class, which has no module."""
         _, _, *rest = super().__reduce_ex__(max(2, protocol))
         return _new, (self.plain_kind,), *rest
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Computes what the class computes, with few bits."""
+        """Computes the forward of the class, with few bits."""
         # A forward within F.forget, or of a pipeline that recomputes it, runs again.
         looks = chainer.config.train and not chainer.config._will_recompute
         x = rounded_activation(self, "input", x, looks)
@@ -90,7 +90,7 @@ def _few_bits(kind: type) -> type:
 
 
 def _new(kind: type) -> chainer.Link:
-    """Returns a link of few bits without anything in it, to be filled by a pickle."""
+    """Returns an empty link of few bits, to be filled by a pickle."""
     few = _few_bits(kind)
     return few.__new__(few)
 
@@ -109,13 +109,13 @@ def check_kind(path: str, kinds: Sequence[str], rule: Quantize) -> None:
 
 
 def add_rule(link: chainer.Link, rule: Quantize) -> None:
-    """Lets a link follow a rule, from when :func:`set_active` says so.
+    """Adds a rule to a link; :func:`set_active` puts it in force.
 
-    The same rule a second time changes nothing; another one takes the place of that of
-    an earlier plan.
+    The same rule a second time changes nothing; another rule replaces that of an
+    earlier plan.
 
     Args:
-        link: Of one of :data:`CLASSES`.
+        link: Link of one of :data:`CLASSES`.
         rule: The rule, for whole numbers.
     """
     if not isinstance(link, FewBits):
@@ -128,7 +128,7 @@ def add_rule(link: chainer.Link, rule: Quantize) -> None:
             if before != rule:
                 getattr(link, f"{target}_is_quantized")[...] = 0
             continue
-        # Values of the link: they go with it, into snapshots and to other ranks.
+        # Values of the link: they move with it, into snapshots and to other ranks.
         link.add_persistent(f"{target}_is_quantized", np.zeros(1, np.int32))
         if target in ACTIVATIONS:
             link.add_persistent(f"{target}_range", np.zeros(2, np.float32))
@@ -136,36 +136,36 @@ def add_rule(link: chainer.Link, rule: Quantize) -> None:
 
 
 def begin(link: chainer.Link, rule: Quantize) -> None:
-    """Begins to quantize what a rule says, while the link trains.
+    """Puts a rule in force, while the link trains.
 
-    Ranges that the rule of an earlier plan has left are found anew.
+    Ranges that the rule of an earlier plan has left are found again from nothing.
     """
     for target in {*rule.targets} & {*ACTIVATIONS}:
-        # A rule that was in force when the model was saved goes on with its range.
+        # A rule that was in force when the model was saved continues with its range.
         if not is_active(link, target):
             getattr(link, f"{target}_n_seen")[...] = 0
     set_active(link, rule, True)
 
 
 def set_active(link: chainer.Link, rule: Quantize, is_active: bool) -> None:
-    """Begins to quantize what a rule says, or takes it back."""
+    """Puts a rule in force, or takes it back."""
     for target in rule.targets:
         getattr(link, f"{target}_is_quantized")[...] = 1 if is_active else _TAKEN_BACK
 
 
 def is_active(link: chainer.Link, target: str) -> bool:
-    """Whether a link quantizes a target of one of its rules now."""
+    """Returns whether a link quantizes a target of one of its rules now."""
     return int(getattr(link, f"{target}_is_quantized")[0]) > 0
 
 
 def is_taken_back(link: chainer.Link, rule: Quantize) -> bool:
-    """Whether a rule was in force on a link, and cost too much."""
+    """Returns whether a rule was in force on a link, and cost too much."""
     names = (f"{target}_is_quantized" for target in rule.targets)
     return any(int(getattr(link, n, np.zeros(1))[0]) == _TAKEN_BACK for n in names)
 
 
 def is_moving(link: chainer.Link, target: str) -> bool:
-    """Whether the range of a link's inputs or outputs follows minibatches now."""
+    """Returns whether the range of inputs or outputs follows minibatches now."""
     rule = link.ranges.rules.get(target)
     if rule is None or not is_active(link, target):
         return False
@@ -174,7 +174,7 @@ def is_moving(link: chainer.Link, target: str) -> bool:
 
 
 def has_moving_range(link: chainer.Link) -> bool:
-    """Whether the range of some activation of a link follows minibatches now."""
+    """Returns whether the range of some activation follows minibatches now."""
     # Integers, which embeddings read, have no range.
     has_floats = not isinstance(link, L.EmbedID)
     targets = [each for each in ACTIVATIONS if has_floats or each != "input"]
@@ -182,13 +182,13 @@ def has_moving_range(link: chainer.Link) -> bool:
 
 
 def move_ranges(link: chainer.Link, seen: Mapping[str, Extent]) -> None:
-    """Moves the ranges of activations towards what a minibatch has shown.
+    """Moves the ranges of activations towards those of a minibatch.
 
     Values that are not finite move nothing, and do not count as a minibatch.
 
     Args:
-        link: With :class:`FewBits`.
-        seen: By target from where to where values reached, on all replicas.
+        link: Link with :class:`FewBits`.
+        seen: Ranges of the minibatch's values on all replicas, by target.
     """
     for target, extent in seen.items():
         if not is_finite(extent):
@@ -205,7 +205,7 @@ def move_ranges(link: chainer.Link, seen: Mapping[str, Extent]) -> None:
 
 
 def range_of(link: chainer.Link, target: str, rule: Quantize) -> Affine | None:
-    """Returns how inputs or outputs are written; ``None`` before a minibatch."""
+    """Returns the mapping of inputs or outputs; ``None`` before a minibatch."""
     if not int(getattr(link, f"{target}_n_seen")[0]):
         return None
     low, high = (float(value) for value in getattr(link, f"{target}_range"))
@@ -213,20 +213,21 @@ def range_of(link: chainer.Link, target: str, rule: Quantize) -> Affine | None:
 
 
 def weight_of(link: chainer.Link, array: Any, rule: Quantize) -> Affine:
-    """Returns how a weight of a link, or its bias, is written."""
+    """Returns the mapping of a link's weight or bias to whole numbers."""
     is_each = rule.per_channel and array.ndim > 1
     axis = output_axis(kinds_of(link))
     return Affine.of_weight(array, rule.bits, rule.symmetric, is_each, axis)
 
 
 def rounded_activation(link: Any, target: str, value: Any, looks: bool) -> Any:
-    """Returns an input or an output as the link's rule rounds it.
+    """Returns an input or an output, rounded by the link's rule.
 
     Args:
-        link: With ranges.
+        link: Link with ranges.
         target: ``'input'`` or ``'output'``.
-        value: Integers, as of an embedding, stay as they are.
-        looks: Whether the range may move by it.
+        value: Input or output; integers, such as an embedding's input, stay as they
+            are.
+        looks: Whether the value may move the range.
     """
     rule = link.ranges.rules.get(target)
     if rule is None or not is_active(link, target):
@@ -242,7 +243,7 @@ def rounded_activation(link: Any, target: str, value: Any, looks: bool) -> Any:
 
 @contextlib.contextmanager
 def _rounded(link: Any) -> Iterator[None]:
-    """Gives the forward of a class the parameters as they are rounded."""
+    """Replaces the parameters by their rounded values for a forward of the class."""
     own = {}
     for target, name in (("weight", "W"), ("bias", "b")):
         rule, param = link.ranges.rules.get(target), getattr(link, name, None)
@@ -251,7 +252,7 @@ def _rounded(link: Any) -> Iterator[None]:
         if is_active(link, target):
             own[name] = param
             affine = weight_of(link, param.array, rule)
-            # Past the link's own setting of attributes, which would register it.
+            # Bypasses the link's own setting of attributes, which would register it.
             link.__dict__[name] = fake_quantize(param, affine)
     try:
         yield

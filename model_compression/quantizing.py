@@ -26,11 +26,11 @@ from model_compression.shrinking import Assignment, Left
 
 
 class Quantizer:
-    """The quantization rules of a plan, and how far they are.
+    """The quantization rules of a plan, and their progress.
 
     Args:
-        rules: By their number in the plan.
-        optimizers: Of this rank, set up.
+        rules: Rules by their number in the plan.
+        optimizers: Optimizers of this rank, set up.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Quantizer:
         self._weights: dict[int, list[str]] = {}
         self._active: set[int] = set()
         # Whether ranges of activations may follow minibatches. Replicas find out when
-        # the last one is frozen. Other ranks may get layers that bring ranges.
+        # the last range is frozen. Other ranks may get layers that bring ranges.
         self._may_move = False
         self._books = Codebooks()
         for each in optimizers if self._has_codebooks else []:
@@ -53,29 +53,29 @@ class Quantizer:
         return any(rule.has_codebook for rule in self._rules.values())
 
     def add_hooks(self) -> None:
-        """Lets the optimizers keep the values of codebooks."""
+        """Adds the hooks that keep the values of codebooks to the optimizers."""
         for each in self._optimizers if self._has_codebooks else []:
             self._books.add_to(each)
 
     def check_usable(self) -> None:
-        """Refuses optimizers that do not keep them any more.
+        """Refuses optimizers that have lost the hooks.
 
         Raises:
-            RuntimeError: If one was set up anew.
+            RuntimeError: If an optimizer was set up again.
         """
         self._books.check_added()
 
     def choose(
         self, chosen: Mapping[int, Sequence[str]], layers: Mapping[str, Weighted]
     ) -> None:
-        """Learns which layers the rules mean, and prepares those of this rank.
+        """Records the layers that the rules name, and prepares those of this rank.
 
         Args:
-            chosen: By rule the paths of the layers.
-            layers: All that are known.
+            chosen: Paths of the layers, by rule.
+            layers: All known layers.
 
         Raises:
-            ValueError: If one is of no class that can compute with few bits.
+            ValueError: If the class of a layer cannot compute with few bits.
         """
         for number, rule in self._rules.items():
             for path in chosen[number]:
@@ -92,7 +92,7 @@ class Quantizer:
         self._books.select(bits)
 
     def _links(self, number: int) -> Iterator[chainer.Link]:
-        """Yields the links of this rank that a rule means."""
+        """Yields the links of this rank that a rule names."""
         paths = {*self._layers[number]}
         for target in self._targets:
             for path, link in target.namedlinks():
@@ -100,7 +100,7 @@ class Quantizer:
                     yield link
 
     def take(self, numbers: Iterable[int]) -> None:
-        """Begins to quantize what rules say."""
+        """Puts rules in force."""
         for number in numbers:
             rule = self._rules[number]
             self._active.add(number)
@@ -127,7 +127,7 @@ class Quantizer:
                     book.average(param.update_rule, param)
 
     def take_back(self, numbers: Iterable[int]) -> None:
-        """Ends what rules have begun; parameters learn on from where they are."""
+        """Ends rules; their parameters learn on from their present values."""
         for number in numbers:
             rule = self._rules[number]
             self._active.discard(number)
@@ -140,7 +140,7 @@ class Quantizer:
                     set_active(link, rule, False)
 
     def join(self) -> None:
-        """Gives elements the nearest of few values that pruning has given back."""
+        """Gives elements whose pruning was taken back the nearest of few values."""
         for path, params in self._books.params().items():
             book = self._books.state_of(path, params[0])
             if book.is_active:
@@ -149,14 +149,14 @@ class Quantizer:
                     book.average(param.update_rule, param)
 
     def updated(self, gather: Callable[[Any], list], has_replicas: bool) -> None:
-        """Moves the ranges of activations; to be called after each update.
+        """Moves the ranges of activations; call it after each update.
 
-        A minibatch that an optimizer has skipped, as gradients were not finite, moves
-        none. Each range counts its own minibatches. Once the last one is frozen,
-        replicas exchange nothing any more.
+        A minibatch that an optimizer has skipped, because gradients were not finite,
+        moves no range. Each range counts its own minibatches. Once the last range is
+        frozen, replicas exchange nothing any more.
 
         Args:
-            gather: Returns what all ranks give.
+            gather: Returns a list of the values that all ranks give.
             has_replicas: Whether other ranks have seen other samples.
         """
         if not self._may_move:
@@ -183,11 +183,11 @@ class Quantizer:
             move_ranges(link, seen[path])
 
     def taking_away(self, left: Mapping[str, Sequence[Left]]) -> list[Assignment]:
-        """Makes what is kept of weights that stay; see :meth:`.Masks.taking_away`."""
+        """Makes the codebooks of remaining weights; see :meth:`.Masks.taking_away`."""
         return self._books.taking_away(left)
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Returns by weight of this rank its bits, all together, and its elements."""
+        """Returns the total bits and the size of this rank's weights, by path."""
         found = {}
         params = {
             path: param
@@ -207,7 +207,7 @@ class Quantizer:
         return found
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes what is quantized; the links' values go with the model."""
+        """Reads or writes which rules are in force; the model has the links' values."""
         active = np.zeros(max(self._rules, default=-1) + 1, np.int32)
         active[[*self._active]] = 1
         active = serializer("active", active)
@@ -217,5 +217,5 @@ class Quantizer:
             self._may_move = bool(targets & {*ACTIVATIONS})
 
     def serialize_books(self, serializer: Any) -> None:
-        """Reads or writes the few values of weights."""
+        """Reads or writes the codebooks of weights."""
         self._books.serialize_states(serializer["codebooks"])

@@ -1,4 +1,4 @@
-"""Rules of a compression: which layers, by which method, how far and when."""
+"""Rules of a compression: layers, method, degree and course."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from model_compression.progress import Progress
 from model_compression.scores import METHODS, Granularity, check_granularity
 
-#: What of a layer can be quantized.
+#: Parts of a layer that can be quantized.
 TARGETS = ("weight", "bias", "input", "output")
 #: The targets whose range is not known before minibatches show it.
 ACTIVATIONS = TARGETS[2:]
@@ -23,9 +23,9 @@ ACTIVATIONS = TARGETS[2:]
 class Prune:
     """Sets the least important weights of layers to zero, and keeps them there.
 
-    Weights are the parameters of two or more dimensions. What is pruned together is a
-    *group*: an element, a block, a row or a channel. In each step the groups with the
-    lowest scores go, of each weight as many as its degree says::
+    Weights are the parameters of two or more dimensions. Elements that are pruned
+    together are a *group*: an element, a block, a row or a channel. In each step the
+    groups with the lowest scores go, in each weight as many as the degree requires::
 
         score of a group      elements w, gradients g of the loss
         'magnitude'           the mean of |w|
@@ -35,34 +35,35 @@ class Prune:
                               the last step: what the loss would lose, to first order
 
     The weights of ``'taylor'`` are those before an update, and the gradients those of
-    the loss alone, before hooks such as ``WeightDecay``. Its step waits for a minibatch
-    that updates weights; what has no gradient has no effect, and goes first.
+    the loss alone, before hooks such as ``WeightDecay``. A step waits for a minibatch
+    that updates weights. Groups without a gradient have no effect, and go first.
     ``'taylor'`` is the criterion of Molchanov et al., *Pruning Convolutional Neural
     Networks for Resource Efficient Inference* (2017).
 
     Args:
-        method (str): One of the four.
-        layers (str or list of str): The class of a link, its path, a pattern of paths
-            such as ``'/block*'``, or a list of these.
-        to (float): The degree: the part of each weight's groups that is zero in the
-            end, from 0 to 1, both left out. One group of each weight remains.
-        granularity (str or tuple): ``'element'``; ``(h, w)``, blocks of the weight as
-            a matrix of outputs and inputs, as of its first axis and all others;
-            ``'row'``, an output's weights, of an embedding a word's;
-            ``'channel'``, an output's weights, its bias, and what the batch
-            normalization behind it does to it, so that :func:`apply` can take the
-            channel away.
-        begin (tuple): When the first step is taken, as a trigger's ``(1, 'epoch')``.
-        end (tuple or None): When the last one is; ``None`` for one step only.
-        steps (int or None): How many, at equal distances from ``begin`` to ``end``; 10
-            by default.
-        curve (str): ``'cubic'``, most at first, or ``'linear'``: after step k of n the
-            degree is ``to * (1 - (1 - k / n) ** 3)``, as of Zhu and Gupta, *To prune,
-            or not to prune* (2017), or ``to * k / n``. So the first step, at ``begin``,
-            prunes already.
+        method (str): Method, one of the four.
+        layers (str or list of str): Class of a link, its path, a pattern of paths such
+            as ``'/block*'``, or a list of these.
+        to (float): Degree: the part of each weight's groups that is zero at the end,
+            between 0 and 1. One group of each weight remains.
+        granularity (str or tuple): Shape of a group: ``'element'``, ``(h, w)``,
+            ``'row'`` or ``'channel'``. ``(h, w)`` are blocks of the weight as a matrix
+            of outputs (its first axis) and inputs (all others). A row has the weights
+            of an output, or of a word in an embedding. A channel is a row, its bias,
+            and its parameters in the batch normalization after the layer, so that
+            :func:`apply` can remove the channel.
+        begin (tuple): Moment of the first step, such as ``(1, 'epoch')``, as for a
+            trigger.
+        end (tuple or None): Moment of the last step; ``None`` for one step only.
+        steps (int or None): Number of steps, at equal distances from ``begin`` to
+            ``end``; 10 by default.
+        curve (str): ``'cubic'``, with larger steps first, or ``'linear'``. After step k
+            of n the degree is ``to * (1 - (1 - k / n) ** 3)``, as in Zhu and Gupta, *To
+            prune, or not to prune* (2017), or ``to * k / n``. So the first step, at
+            ``begin``, prunes already.
 
     Raises:
-        ValueError: If an argument is wrong; it names the rule.
+        ValueError: If an argument is wrong; the message names the rule.
 
     Example:
         >>> Prune("magnitude", layers="Linear", to=0.9)
@@ -88,7 +89,7 @@ class Prune:
     ) -> None:
         rule = f"Prune({method!r}, layers={layers!r})"
         if method not in METHODS:
-            raise ValueError(f"{rule}: the method is none of {', '.join(METHODS)}")
+            raise ValueError(f"{rule}: the method must be one of {', '.join(METHODS)}")
         is_number = isinstance(to, Real) and not isinstance(to, bool)
         if not is_number or not 0 < to < 1:
             raise ValueError(f"{rule}: to must be between 0 and 1, not {to!r}")
@@ -101,12 +102,12 @@ class Prune:
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """The parts of a layer that it changes; no two rules may share one."""
+        """The parts of a layer that the rule changes; no two rules may share one."""
         return ("the zeros of the weights",)
 
     @property
     def columns(self) -> tuple[str, str, str]:
-        """Its method, degree and granularity, in words."""
+        """Method, degree and granularity of the rule, as texts."""
         words = granularity_words(self.granularity)
         return f"prune {self.method}", f"{self.to:.0%}", words
 
@@ -130,47 +131,49 @@ class Prune:
 
 @dataclasses.dataclass(frozen=True, init=False, repr=False)
 class Quantize:
-    """Lets layers compute with numbers of few bits, and learn that way.
+    """Makes layers compute with numbers of few bits, and learn that way.
 
     ``'int8'``, or fewer bits down to ``'int2'``, are whole numbers times a scale. The
-    layer computes with what these can say, and its parameters learn as if they had not
-    been rounded (straight-through gradients, Bengio et al. 2013)::
+    layer computes with such numbers, and its parameters learn as if they had not been
+    rounded (straight-through gradients, Bengio et al. 2013)::
 
         symmetric      q = round(w / s),        s = max|w| / (2^(bits-1) - 1)
         otherwise      q = round(w / s) + z,    s = (max - min) / (2^bits - 1)
         computed with  s q,                     s (q - z)
 
-    Scales of weights follow the weights, one for each output, of embeddings one for
-    each word. Those of inputs and outputs are moving averages of what minibatches have
-    shown; the first minibatch is computed as it is. A minibatch whose update is
-    skipped, because gradients overflow, moves no range. Values that are not finite move
-    none either. Weights that read a pruned channel, see :class:`Prune`, are set to zero
-    with it, so that neither scales nor codebooks depend on them.
+    Scales of weights follow the weights: one for each output, in embeddings one for
+    each word. Scales of inputs and outputs are moving averages over minibatches; the
+    first minibatch is computed without rounding. A minibatch whose update is skipped,
+    because gradients overflow, moves no range, nor do values that are not finite.
+    Weights that read a pruned channel, see :class:`Prune`, are set to zero with it, so
+    that neither scales nor codebooks depend on them.
 
-    ``'codebook4'``, or any number of bits from 2 to 8, lets each weight have 2^bits
-    values only: found by k-means, and moved by the mean gradient of those that have
-    them (Han, Mao and Dally, *Deep Compression*, 2016). Zero is one value more, which
-    does not move. What is zero when the rule begins stays zero: pruned weights, the row
-    of an embedding's padding, and also that of a word which no minibatch had yet.
+    ``'codebook4'``, or any number of bits from 2 to 8, allows each weight only 2^bits
+    values. They are found by k-means, and each is moved by the mean gradient of its
+    elements (Han, Mao and Dally, *Deep Compression*, 2016). Zero is one more value,
+    which does not move. Elements that are zero when the rule begins stay zero: pruned
+    weights, the row of an embedding's padding, and the row of a word that has not
+    occurred yet.
 
     Args:
         method (str): ``'int2'`` to ``'int8'``, or ``'codebook2'`` to ``'codebook8'``.
-        layers (str or list of str): As of :class:`Prune`: linear layers, convolutions
-            and embeddings.
-        targets (list of str): What of a layer: ``'weight'``, ``'bias'``, ``'input'``,
-            ``'output'``. Of codebooks ``'weight'`` alone.
-        begin (tuple): From when on, as a trigger's ``(8, 'epoch')``; otherwise at once.
+        layers (str or list of str): Layers as in :class:`Prune`: linear layers,
+            convolutions and embeddings.
+        targets (list of str): Parts of a layer: ``'weight'``, ``'bias'``, ``'input'``,
+            ``'output'``. Codebooks have ``'weight'`` only.
+        begin (tuple): Moment of the only step, such as ``(8, 'epoch')``, as for a
+            trigger; at once by default.
         symmetric (bool): Whether zero is in the middle of the range of weights and
-            biases. Those of inputs and outputs are as minibatches show.
+            biases. Ranges of inputs and outputs follow minibatches.
         per_channel (bool): Whether each output's weights have a scale of their own.
         percentile (float or None): The percentile of a minibatch's values at which a
-            range of inputs or outputs ends, such as 99.9, to 0.2 % of a value; as many
-            are left out at the lower end. ``None`` for all values.
-        freeze_after (int or None): After how many minibatches such a range stays. Each
-            range counts those that have moved it.
+            range of inputs or outputs ends, such as 99.9, exact to 0.2 % of a value.
+            The same part is left out at the lower end. ``None`` for all values.
+        freeze_after (int or None): Number of minibatches after which a range of inputs
+            or outputs stays. Each range counts the minibatches that have moved it.
 
     Raises:
-        ValueError: If an argument is wrong; it names the rule.
+        ValueError: If an argument is wrong; the message names the rule.
 
     Example:
         >>> Quantize("int8", layers="Linear", targets=("weight", "input"))
@@ -225,22 +228,22 @@ class Quantize:
 
     @property
     def bits(self) -> int:
-        """How many a number has."""
+        """Bits of a number."""
         return int(self.method[-1])
 
     @property
     def has_codebook(self) -> bool:
-        """Whether values are any numbers, few of them, instead of whole ones."""
+        """Whether the numbers are a few arbitrary values, not whole numbers."""
         return self.method.startswith("codebook")
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """The parts of a layer that it changes; no two rules may share one."""
+        """The parts of a layer that the rule changes; no two rules may share one."""
         return tuple(f"the bits of the {target}" for target in self.targets)
 
     @property
     def columns(self) -> tuple[str, str, str]:
-        """Its method, degree and granularity, in words."""
+        """Method, bits and targets of the rule, as texts."""
         is_each = self.per_channel and not self.has_codebook
         words = ", ".join(self.targets) + (", each output" if is_each else "")
         return f"quantize {self.method}", f"{self.bits} bits", words
@@ -270,7 +273,7 @@ def _check_targets(targets: Any, has_codebook: bool, rule: str) -> tuple[str, ..
     found = [targets] if isinstance(targets, str) else targets
     known = TARGETS[:1] if has_codebook else TARGETS
     is_some = isinstance(found, (list, tuple, set, frozenset)) and len(found) > 0
-    # Always in one order, as a set has another one in each process.
+    # Always in one order: a set has a different one in each process.
     ordered = tuple(each for each in known if is_some and each in found)
     if not is_some or len(ordered) != len(found):
         raise ValueError(
@@ -291,7 +294,7 @@ def _check_percentile(percentile: Any, rule: str) -> float | None:
 
 
 def course(begin: Any, end: Any, steps: int | None, curve: str, rule: str) -> Progress:
-    """Returns the course of a rule; one without a beginning begins at once."""
+    """Returns the course of a rule; without ``begin`` the course begins at once."""
     if begin is None:
         unit = end[1] if isinstance(end, (tuple, list)) and len(end) == 2 else None
         begin = (0, unit if unit in ("epoch", "iteration") else "iteration")
@@ -310,10 +313,10 @@ def settings(progress: Progress) -> dict[str, Any]:
 
 
 def check_layers(layers: Any, rule: str) -> tuple[str, ...]:
-    """Returns what a rule says of its layers, as a tuple of texts.
+    """Returns the layers of a rule as a tuple of texts.
 
     Raises:
-        ValueError: If it is none, or empty.
+        ValueError: If ``layers`` is empty, or not a text or a list of texts.
     """
     entries = (layers,) if isinstance(layers, str) else layers
     is_some = isinstance(entries, (list, tuple)) and len(entries) > 0
@@ -326,7 +329,7 @@ def check_layers(layers: Any, rule: str) -> tuple[str, ...]:
 
 
 def named(layers: Sequence[str]) -> str:
-    """Returns the layers of a rule as they are typed."""
+    """Returns the layers of a rule in the form of the argument."""
     return repr(layers[0]) if len(layers) == 1 else repr(list(layers))
 
 
@@ -343,12 +346,12 @@ def granularity_words(granularity: Granularity) -> str:
 
 
 def quantize_of(saved: Mapping[str, Any]) -> Quantize:
-    """Returns the rule that :meth:`Quantize.settings` are of."""
+    """Returns the rule with the settings of :meth:`Quantize.settings`."""
     return Quantize(**{**saved, "begin": tuple(saved["begin"])})
 
 
 def prune_of(saved: Mapping[str, Any]) -> Prune:
-    """Returns the rule that :meth:`Prune.settings` are of."""
+    """Returns the rule with the settings of :meth:`Prune.settings`."""
     moments = {
         name: None if saved[name] is None else tuple(saved[name])
         for name in ("begin", "end")

@@ -1,13 +1,13 @@
 """Scores of groups of weights, and the groups with the lowest.
 
-A weight is seen as a matrix, a row for each output. Its groups are elements, blocks,
-or rows::
+A weight is treated as a matrix with a row for each output. Its groups are elements,
+blocks, or rows::
 
     element    . . . .     block (2, 2)    a a b b     row, channel    a a a a
                . . . .                     a a b b                     b b b b
                . . . .                     c c d d                     c c c c
 
-Scores are reckoned in host memory, in float64, so that they are the same on every
+Scores are computed in host memory, in float64, so that they are the same on every
 processor that has the same weights.
 """
 
@@ -28,7 +28,7 @@ _NAMES = ("element", *ROWS)
 
 
 def check_granularity(granularity: Any, rule: str) -> Granularity:
-    """Returns a granularity, a block's as a pair of numbers.
+    """Returns a granularity; a block's as a pair of numbers.
 
     Raises:
         ValueError: If there is no such granularity.
@@ -47,7 +47,7 @@ def check_granularity(granularity: Any, rule: str) -> Granularity:
 
 
 def group_shape(shape: Sequence[int], granularity: Granularity) -> tuple[int, ...]:
-    """Returns how many groups a weight has, along its rows and its columns.
+    """Returns the numbers of groups of a weight, along its rows and its columns.
 
     Example:
         >>> group_shape((8, 3, 3, 3), "element"), group_shape((8, 3, 3, 3), (2, 10))
@@ -72,8 +72,8 @@ def sums(values: np.ndarray, granularity: Granularity) -> np.ndarray:
     """Returns the sums over groups, of shape :func:`group_shape`, in float64.
 
     Args:
-        values: Of the shape of the weight.
-        granularity: What a group is.
+        values: Values, of the shape of the weight.
+        granularity: Shape of a group.
     """
     matrix = values.reshape(len(values), -1).astype(np.float64)
     height, width = _sides(matrix.shape, granularity)
@@ -87,12 +87,12 @@ def sums(values: np.ndarray, granularity: Granularity) -> np.ndarray:
 
 
 def score(method: str, weight: np.ndarray, granularity: Granularity) -> np.ndarray:
-    """Returns the scores of a weight's groups by what the weight is.
+    """Returns the scores of a weight's groups by the weight's values.
 
     Args:
         method: ``'magnitude'``, ``'l1'`` or ``'l2'``.
-        weight: In host memory, of two or more dimensions.
-        granularity: What a group is.
+        weight: Weight, in host memory, of two or more dimensions.
+        granularity: Shape of a group.
 
     Example:
         >>> score("l2", np.array([[3.0, 4.0], [0.0, 1.0]]), "row").ravel().tolist()
@@ -107,18 +107,18 @@ def score(method: str, weight: np.ndarray, granularity: Granularity) -> np.ndarr
 
 
 def lowest(scores: np.ndarray, pruned: np.ndarray, degree: float) -> np.ndarray:
-    """Returns which groups to prune beyond those that are.
+    """Returns which groups to prune in addition to those already pruned.
 
-    Of equal scores the first group goes first. One group remains, whatever the degree
-    of a weight of few groups: nothing passes a weight of zeros, and no gradient.
+    Among equal scores the first group goes first. One group remains for any degree,
+    even if a weight has few groups: nothing passes a weight of zeros, and no gradient.
 
     Args:
-        scores: One for each group.
-        pruned: Of the same shape, whether the group is pruned already.
-        degree: The part of all groups that is to be pruned, from 0 to 1.
+        scores: Score of each group.
+        pruned: Whether each group is pruned already, of the shape of ``scores``.
+        degree: Part of all groups that is to be pruned, from 0 to 1.
 
     Returns:
-        Boolean, of the same shape, ``False`` where ``pruned`` is.
+        Boolean, of the shape of ``scores``, ``False`` where ``pruned`` is.
 
     Example:
         >>> lowest(np.array([3.0, 1.0, 2.0, 0.0]), np.array([False] * 4), 0.5)
@@ -137,12 +137,12 @@ def lowest(scores: np.ndarray, pruned: np.ndarray, degree: float) -> np.ndarray:
 def spread(
     groups: np.ndarray, shape: Sequence[int], granularity: Granularity
 ) -> np.ndarray:
-    """Returns for each element of a weight what its group has.
+    """Returns for each element of a weight the value of its group.
 
     Args:
-        groups: Of shape :func:`group_shape`.
-        shape: Of the weight.
-        granularity: What a group is.
+        groups: Values of the groups, of shape :func:`group_shape`.
+        shape: Shape of the weight.
+        granularity: Shape of a group.
 
     Example:
         >>> spread(np.array([[True], [False]]), (2, 3), "row").astype(int).tolist()

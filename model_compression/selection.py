@@ -1,7 +1,7 @@
-"""Layers that a rule means, and the weights that they have.
+"""Layers that a rule names, and their weights.
 
-A layer is a link with parameters of two or more dimensions, its weights. It is known by
-its path in the model, so on every rank of a pipeline by the same one.
+A layer is a link with parameters of two or more dimensions, its weights. A layer is
+known by its path in the model, which is the same on every rank of a pipeline.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ import chainer
 _PATTERN = "*?["
 #: Classes whose weights have inputs along the first axis, and outputs along the second.
 _INPUTS_FIRST = frozenset({"Deconvolution2D", "DeconvolutionND"})
-#: Those, and one whose first axis has a part of each input's outputs.
+#: Classes whose first axis is not the outputs; a depthwise convolution has a part of
+#: each input's outputs there.
 _NO_ROWS = _INPUTS_FIRST | {"DepthwiseConvolution2D"}
 
 
 class Weighted(NamedTuple):
-    """A layer that has weights, as all ranks are told of it.
+    """A layer that has weights, in the form that all ranks exchange.
 
     Attributes:
-        kinds: The names of its class and of those it is derived from.
-        weights: The paths of its weights, and their shapes; where several layers use
-            one, the path is that by the first.
-        unsized: The paths of parameters that have no shape yet.
+        kinds: Names of the layer's class and of its base classes.
+        weights: Paths and shapes of the layer's weights. Where several layers use one
+            weight, the path is that of the first layer.
+        unsized: Paths of parameters that have no shape yet.
     """
 
     kinds: tuple[str, ...]
@@ -49,7 +50,7 @@ def weighted_layers(model: chainer.Link) -> dict[str, Weighted]:
         weights, unsized = {}, []
         for name in sorted(link._params):
             param = vars(link)[name]
-            # A parameter that a stage shares has another path there than its link.
+            # A parameter that a stage shares has a path that is not its link's.
             known = paths.get(id(param), f"{path.rstrip('/')}/{name}")
             if param.array is None:
                 unsized.append(known)
@@ -61,14 +62,15 @@ def weighted_layers(model: chainer.Link) -> dict[str, Weighted]:
 
 
 def kinds_of(link: chainer.Link) -> tuple[str, ...]:
-    """Returns the names of the class of a link and of those it is derived from."""
+    """Returns the names of the class of a link and of its base classes."""
     kinds = [kind.__name__ for kind in type(link).__mro__]
-    # A link of no class of its own, as in NStepLSTM, is known by that of all.
+    # A link without a class of its own, as in NStepLSTM, has the name of the base
+    # class.
     return tuple(kinds[: kinds.index("Link")]) or ("Link",)
 
 
 def output_axis(kinds: Sequence[str]) -> int:
-    """Returns the axis of a weight along which its outputs are.
+    """Returns the axis of a weight that stands for the outputs.
 
     Example:
         >>> output_axis(("Linear",)), output_axis(("Deconvolution2D",))
@@ -80,10 +82,10 @@ def output_axis(kinds: Sequence[str]) -> int:
 def check_rows(
     chosen: Sequence[str], layers: Mapping[str, Weighted], granularity: Any, rule: str
 ) -> None:
-    """Refuses to prune rows of weights whose rows are no outputs.
+    """Refuses to prune rows of weights whose rows are not outputs.
 
     Raises:
-        ValueError: If a layer has such weights; it names the layer.
+        ValueError: If a layer has such weights; the message names the layer.
     """
     for path in chosen if granularity == "row" else ():
         if _NO_ROWS & {*layers[path].kinds}:
@@ -105,16 +107,16 @@ def matching(
     rule: str,
     is_part: bool = False,
 ) -> list[str]:
-    """Returns the paths of the layers that a rule means, made or not.
+    """Returns the paths of the layers that a rule names, made or not.
 
     Args:
-        entries: Of the rule, as :class:`~model_compression.Prune` describes them.
-        layers: Of the whole model.
-        rule: What the rule is, for errors.
+        entries: Entries of the rule, in the form of :class:`~model_compression.Prune`.
+        layers: Layers of the whole model.
+        rule: Text of the rule, for errors.
         is_part: Whether there are more layers elsewhere.
 
     Raises:
-        ValueError: If an entry means no layer.
+        ValueError: If an entry names no layer.
     """
     found: dict[str, None] = {}
     for entry in entries:
@@ -137,10 +139,10 @@ def select(
     rule: str,
     is_part: bool = False,
 ) -> list[str]:
-    """Returns the paths of the layers that a rule changes: of :func:`matching`.
+    """Returns the paths of layers with weights that a rule names, see :func:`matching`.
 
     Raises:
-        ValueError: If an entry means no layer, or one that has no shape yet.
+        ValueError: If an entry names no layer, or a layer that has no shape yet.
     """
     found = matching(entries, layers, rule, is_part)
     for path in found:
@@ -155,7 +157,7 @@ def select(
 def _means(entry: str, path: str, layer: Weighted) -> bool:
     if any(character in entry for character in _PATTERN):
         return fnmatchcase(path, entry)
-    # A path of a chain means all that is in it.
+    # A path of a chain stands for all layers in it.
     below = entry.rstrip("/") + "/"
     return entry in layer.kinds or path == entry or f"{path}/".startswith(below)
 
@@ -173,7 +175,7 @@ def weights_of(
 def check_users(
     chosen: Sequence[str], layers: Mapping[str, Weighted], rule: str
 ) -> None:
-    """Refuses a rule that does not mean all layers that use a weight.
+    """Refuses a rule that does not name all layers that use a weight.
 
     Raises:
         ValueError: If another layer of the model uses one as well.

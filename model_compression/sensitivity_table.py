@@ -1,4 +1,4 @@
-"""The table of what a metric loses by each layer, method and degree."""
+"""The table of losses of a metric by layer, method and degree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from model_compression.rules import Prune, Quantize
 from model_compression.rules import course as course_of
 from model_compression.scores import check_granularity
 
-#: How files of a table begin.
+#: Kind that files of a table begin with.
 KIND = "sensitivity table"
 BETTER = ("higher", "lower")
 _COURSE = ("begin", "end", "steps", "curve")
@@ -39,11 +39,11 @@ class Trial(NamedTuple):
     Attributes:
         layer: The path of the layer.
         method: The method of :class:`Prune` or :class:`Quantize`.
-        degree: The part that is pruned; 0 of a method that quantizes.
+        degree: Part that is pruned; 0 for a method that quantizes.
         metric: The value that ``evaluate`` returned.
-        bytes: The size of the layer's weights then: those that are not zero, in their
-            bits.
-        seconds: How long ``evaluate`` took.
+        bytes: Size of the layer's weights after the change: those that are not zero, in
+            their bits.
+        seconds: Seconds that ``evaluate`` took.
     """
 
     layer: str
@@ -55,7 +55,7 @@ class Trial(NamedTuple):
 
     @property
     def column(self) -> str:
-        """The method and degree, as the head of a column."""
+        """Method and degree, as the head of a column."""
         return f"{self.method} {self.degree:.0%}" if self.degree else self.method
 
 
@@ -63,11 +63,11 @@ class Sensitivity:
     """The table that :func:`sensitivity` returns: a row a layer, a column a degree.
 
     Attributes:
-        base (float): The metric of the model as it is.
-        trials (list of Trial): All of the table, layer by layer.
-        sizes (dict): By layer the bytes of its weights.
-        better (str): ``'higher'`` or ``'lower'``.
-        granularity: The groups in which elements were pruned.
+        base (float): Metric of the unchanged model.
+        trials (list of Trial): All trials of the table, layer by layer.
+        sizes (dict): Bytes of the weights, by layer.
+        better (str): The better direction of the metric, ``'higher'`` or ``'lower'``.
+        granularity: Groups in which elements were pruned.
     """
 
     def __init__(
@@ -89,23 +89,23 @@ class Sensitivity:
     def choose(self, budget: float, **course: Any) -> CompressionPlan:
         """Returns the plan that saves most bytes within a loss of the metric.
 
-        Each layer gets one method and degree, or none. Losses of layers are taken to
-        add up, those that are gains to be nothing; the best choice is found by mixed
-        integer programming.
+        Each layer gets one method and degree, or none. Losses of layers are assumed to
+        add up, and gains to be zero; the best choice is found by mixed integer
+        programming.
 
         Args:
-            budget (float): By how much the metric may become worse, all layers
+            budget (float): Amount by which the metric may become worse, for all layers
                 together.
-            **course: ``begin``, and for pruning ``end``, ``steps``, ``curve``, as of
-                :class:`Prune`.
+            **course: Course of the rules: ``begin``, and for pruning ``end``,
+                ``steps``, ``curve``, as in :class:`Prune`.
 
         Returns:
             CompressionPlan: A rule for each layer that is changed.
 
         Raises:
-            TypeError: If the course has something else.
-            ValueError: If nothing can be changed within the budget, or there is no such
-                course.
+            TypeError: If ``course`` has another argument.
+            ValueError: If nothing can be changed within the budget, or the course is
+                not valid.
         """
         others = course.keys() - {*_COURSE}
         if others:
@@ -113,14 +113,14 @@ class Sensitivity:
                 f"choose takes budget, {', '.join(_COURSE)}, not"
                 f" {', '.join(sorted(others))}"
             )
-        # Also where no rule that is chosen looks at all of it.
+        # Checked even if no rule that is chosen uses all of it.
         checked = {"curve": "cubic", **course}
         course_of(*(checked.get(name) for name in _COURSE), f"choose({budget!r})")
         if not isinstance(budget, Real) or not budget >= 0:
             raise ValueError(f"budget must be 0 or more, not {budget!r}")
         saved = np.array([self.sizes[t.layer] - t.bytes for t in self.trials])
         losses = np.array([self.loss(t) for t in self.trials])
-        # A loss that is no number is more than any budget.
+        # A loss that is not a number is more than any budget.
         losses = np.where(np.isfinite(losses), losses.clip(0), budget + 1)
         layers = list(self.sizes)
         once = np.array([[t.layer == layer for t in self.trials] for layer in layers])
@@ -131,7 +131,7 @@ class Sensitivity:
             bounds=Bounds(0, 1),
             constraints=[
                 LinearConstraint(once.astype(float), 0, 1),
-                # A sum of floats may be more than the budget by a rounding.
+                # A sum of floats may exceed the budget by a rounding.
                 LinearConstraint(losses[None], 0, budget * (1 + 1e-9)),
             ],
         )
@@ -157,10 +157,11 @@ class Sensitivity:
         """Draws the metric over the degrees, a line a layer; needs matplotlib.
 
         Args:
-            path: Where to write; the ending gives the format. ``None`` for nowhere.
+            path: Path of the picture; the ending gives the format. ``None`` to write
+                none.
 
         Returns:
-            matplotlib.figure.Figure: The picture, as a notebook shows it.
+            matplotlib.figure.Figure: The picture, which a notebook shows.
         """
         return plot_sensitivity(self, path)
 
@@ -169,7 +170,7 @@ class Sensitivity:
         write_json(path, {"divisible": KIND, **self.fields()})
 
     def fields(self) -> dict[str, Any]:
-        """Returns what files have of the table."""
+        """Returns the fields of the table that files have."""
         return {**vars(self), "trials": [each._asdict() for each in self.trials]}
 
     @classmethod
@@ -178,7 +179,7 @@ class Sensitivity:
 
         Raises:
             OSError: If the file cannot be read.
-            ValueError: If it holds something else.
+            ValueError: If the file holds something else.
         """
         with reading_json(path, f"a {KIND}") as content:
             take_kind(content, KIND)
@@ -201,7 +202,7 @@ class Sensitivity:
 
 
 def _checked(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a table in a file, having looked at each."""
+    """Returns the fields of a table in a file after checking each."""
     names = {"base", "trials", "sizes", "better", "granularity"}
     if names != fields.keys():
         wrong = min(names ^ fields.keys())

@@ -1,4 +1,4 @@
-"""Channels that are taken away: from weights, and from all that is kept beside them.
+"""The removal of channels, from weights and from all states beside them.
 
 ::
 
@@ -6,12 +6,12 @@
     /1  normalization   gamma[kept], beta[kept], avg_mean[kept], avg_var[kept]
     /3  linear          W[:, kept h w : ...], in_size
 
-    with each parameter: its gradient, its float32 master, and what the update rule
-    keeps for each element, as momentum
+    with each parameter: its gradient, its float32 master, and the update rule's state
+    of each element, such as momentum
 
-A rank of a pipeline may have any of these layers; each takes away what it has. First
-all arrays are made, on all ranks, then they are put in their places: where there is no
-memory for one, nothing has changed.
+A rank of a pipeline may have any of these layers; each removes its own part. First all
+new arrays are made, on all ranks, then they replace the old ones: if memory is too
+small for one, nothing has changed.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import numpy as np
 from divisible.optimizer_wrapper import each_within
 from model_compression.channels import Channels
 
-#: By path a parameter; several where a rank has equal copies of it.
+#: Parameters by path; several where a rank has equal copies of one.
 Params = Mapping[str, Sequence[chainer.Parameter]]
 Links = Mapping[str, chainer.Link]
-#: Puts what was made in its place, and makes no array.
+#: Replaces arrays by new ones that were made before, and makes no array.
 Assignment = Callable[[], None]
 
 #: Values of each channel that a normalization keeps beside its parameters.
@@ -37,24 +37,24 @@ _AVERAGES = ("avg_mean", "avg_var")
 
 
 class Left(NamedTuple):
-    """The part of a parameter that stays.
+    """The part of a parameter that remains.
 
     Attributes:
-        axis: Along which axis elements go.
-        kept: The positions along it that stay, in host memory.
+        axis: Axis along which elements are removed.
+        kept: Positions along the axis that remain, in host memory.
     """
 
     axis: int
     kept: np.ndarray
 
     def of(self, array: Any) -> Any:
-        """Returns what stays of an array of the parameter's shape, as a new one."""
+        """Returns the remaining part of an array as a new array."""
         xp = chainer.backend.get_array_module(array)
         found = xp.take(array, xp.asarray(self.kept), axis=self.axis)
         return xp.ascontiguousarray(found)
 
     def shape_of(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Returns the shape that is left of one.
+        """Returns the shape of the remaining part of an array.
 
         Example:
             >>> Left(1, np.array([0, 2])).shape_of((4, 3, 5))
@@ -64,11 +64,11 @@ class Left(NamedTuple):
 
 
 def parts_left(channels: Channels, kept: np.ndarray) -> dict[str, Left]:
-    """Returns by path what stays of each parameter, where some channels stay.
+    """Returns by path the remaining part of each parameter, where some channels remain.
 
     Args:
-        channels: All that a layer gives.
-        kept: The numbers of those that stay.
+        channels: All channels that a layer outputs.
+        kept: Numbers of the channels that remain.
 
     Example:
         >>> channels = Channels("/0/W", ("/0/b",), (), "/2/W", 2, "/0", "/2")
@@ -82,10 +82,10 @@ def parts_left(channels: Channels, kept: np.ndarray) -> dict[str, Left]:
 
 
 def joined(parts: Iterable[Mapping[str, Left]]) -> dict[str, tuple[Left, ...]]:
-    """Returns by path what stays of each parameter, of the channels of several layers.
+    """Returns by path the remaining parts of parameters, for several layers.
 
     Args:
-        parts: The result of :func:`parts_left` for the channels of each layer.
+        parts: Results of :func:`parts_left` for the channels of each layer.
 
     Example:
         >>> rows = {"/0/W": Left(0, np.array([1]))}
@@ -101,7 +101,7 @@ def joined(parts: Iterable[Mapping[str, Left]]) -> dict[str, tuple[Left, ...]]:
 
 
 def what_stays(array: Any, parts: Iterable[Left]) -> Any:
-    """Returns what stays of an array of a parameter's shape, as a new one."""
+    """Returns the remaining part of an array of a parameter's shape, as a new array."""
     for part in parts:
         array = part.of(array)
     return array
@@ -110,11 +110,11 @@ def what_stays(array: Any, parts: Iterable[Left]) -> Any:
 def take_away(
     channels: Channels, kept: np.ndarray, params: Params, links: Links
 ) -> None:
-    """Takes channels away from the parameters and links of a model.
+    """Removes channels from the parameters and links of a model.
 
     Args:
-        channels: All that a layer gives.
-        kept: The numbers of those that stay, ascending, in host memory.
+        channels: All channels that a layer outputs.
+        kept: Numbers of the channels that remain, ascending, in host memory.
         params: All parameters of the model.
         links: All links of the model.
     """
@@ -129,21 +129,21 @@ def taking_away(
     params: Params,
     links: Links,
 ) -> list[Assignment]:
-    """Makes what stays where channels go, and changes nothing yet.
+    """Makes the remaining arrays without some channels, and changes nothing yet.
 
     Args:
-        removed: All the channels that a layer gives, and the numbers of those that
-            stay, ascending, in host memory; for each layer.
-        left: By path what stays of each parameter.
-        params: Some or all of the model.
-        links: Some or all of the model.
+        removed: For each layer all channels that it outputs, and the numbers of those
+            that remain, ascending, in host memory.
+        left: Remaining parts of each parameter, by path.
+        params: Parameters of the model, or some of them.
+        links: Links of the model, or some of them.
 
     Returns:
-        The assignments that put it in its place. All arrays are made.
+        The assignments that replace the arrays. All new arrays are made.
 
     Raises:
         ValueError: If an update rule keeps an array of another shape than the
-            parameter's, of which nobody knows what goes.
+            parameter's, which cannot be divided.
     """
     found = [
         _taking_from(path, param, parts)
@@ -164,7 +164,7 @@ def taking_away(
 def _taking_from(
     path: str, param: chainer.Parameter, left: Sequence[Left]
 ) -> Assignment:
-    """Makes what stays of a parameter, and of what its update rule keeps."""
+    """Makes the remaining arrays of a parameter and of its update rule's state."""
     rule = param.update_rule
     _check_state(path, param)
     with chainer.using_device(param.device):
@@ -195,11 +195,11 @@ def _taking_from(
 
 
 def _check_state(path: str, param: chainer.Parameter) -> None:
-    """Refuses what an update rule keeps of which nobody knows what stays."""
+    """Refuses a state of an update rule that cannot be divided."""
     rule = param.update_rule
     for name, value in ((rule and rule.state) or {}).items():
         shape = getattr(value, "shape", ())
-        # One number is of all elements, as a count is.
+        # One number, such as a count, belongs to all elements.
         if shape != param.shape and getattr(value, "size", 1) != 1:
             raise ValueError(
                 f"{type(rule).__name__} keeps {name} of {shape} for {path} of"
@@ -211,15 +211,16 @@ def _check_state(path: str, param: chainer.Parameter) -> None:
 def taking_from_masters(
     optimizer: Any, left: Mapping[str, Sequence[Left]]
 ) -> list[Assignment]:
-    """Makes what stays of the float32 masters that an optimizer keeps by itself.
+    """Makes the remaining parts of the float32 masters that an optimizer keeps itself.
 
     Args:
-        optimizer: Set up. It, or one within it, may have the methods ``masters`` and
-            ``change_masters``, as :class:`~mixed_precision.MixedPrecision` has.
-        left: By path what stays of parameters.
+        optimizer: Optimizer that is set up. The optimizer, or one within it, may have
+            the methods ``masters`` and ``change_masters``, as
+            :class:`~mixed_precision.MixedPrecision` has.
+        left: Remaining parts of parameters, by path.
 
     Returns:
-        The assignments that put it in its place.
+        The assignments that replace the masters.
     """
     found = []
     for each in each_within(optimizer):
@@ -234,15 +235,15 @@ def taking_from_masters(
 
 
 def n_channels(channels: Channels, shapes: Mapping[str, Sequence[int]]) -> int | None:
-    """Returns how many channels there are, by the shapes of some parameters.
+    """Returns the number of channels, by the shapes of some parameters.
 
     Args:
-        channels: All that belongs to them.
-        shapes: By path; also of running averages.
+        channels: The channels, with all that belongs to them.
+        shapes: Shapes of parameters and running averages, by path.
 
     Returns:
-        int or None: ``None`` if the shapes say nothing of them, as those of a
-        damaged file may.
+        int or None: Number of channels; ``None`` if the shapes do not tell, as in a
+        damaged file.
 
     Example:
         >>> channels = Channels("/0/W", ("/0/b",), (), "/2/W", 2, "/0", "/2")
@@ -259,19 +260,19 @@ def n_channels(channels: Channels, shapes: Mapping[str, Sequence[int]]) -> int |
 
 
 def make_room(channels: Channels, n: int, params: Params, links: Links) -> None:
-    """Gives layers the sizes for so many channels; the values are to be read then.
+    """Gives layers the sizes for a number of channels, but not the values.
 
     Args:
-        channels: All that a layer gives.
-        n: How many there are to be.
-        params: As of :func:`take_away`. They may be not made yet.
-        links: Likewise.
+        channels: All channels that a layer outputs.
+        n: New number of channels.
+        params: All parameters of the model, which may be not made yet.
+        links: All links of the model.
     """
     left = parts_left(channels, np.arange(n))
     for path, part in left.items():
         for param in params.get(path, ()):
             if not param.is_initialized:
-                # A layer that is sized at its first call, or by what it reads.
+                # A layer that is sized at its first call, or by its input.
                 continue
             shape, dtype = part.shape_of(param.shape), param.dtype
             param.cleargrad()
@@ -288,7 +289,7 @@ def make_room(channels: Channels, n: int, params: Params, links: Links) -> None:
 
 
 def _resize_links(channels: Channels, n: int, links: Links) -> None:
-    """Lets links know how many channels there are."""
+    """Records the number of channels in links."""
     _resize(links.get(channels.layer), n, "out_channels", "out_size")
     n_read = n * channels.n_each
     _resize(links.get(channels.reading), n_read, "in_channels", "in_size")

@@ -20,16 +20,16 @@ _BETTER = ("higher", "lower")
 
 
 class Steps:
-    """How far each rule is, by its number in the plan.
+    """The progress of each rule, by its number in the plan.
 
     Args:
-        courses: When each takes its steps.
-        metric (str): The name of what judges steps; ``None`` for none.
-        tolerance (float): By how much it may become worse; ``None`` for nothing.
-        better (str): Whether it is better ``'higher'`` or ``'lower'``.
+        courses: Course of each rule.
+        metric (str): Name of the metric that judges steps; ``None`` for none.
+        tolerance (float): Amount by which the metric may become worse; ``None`` for 0.
+        better (str): Whether a metric is better ``'higher'`` or ``'lower'``.
 
     Attributes:
-        taken: The steps of each rule.
+        taken: Number of steps that each rule has taken.
 
     Raises:
         TypeError, ValueError: If the metric, the tolerance or ``better`` is wrong.
@@ -57,23 +57,23 @@ class Steps:
         self._tolerance = 0.0 if tolerance is None else float(tolerance)
         n = len(self._courses)
         self.taken = [0] * n
-        # Those before the last one, whether a rule was ended before its course is, and
-        # whether its last step waits to be judged.
+        # The number of steps of each rule before the last one; whether a rule was ended
+        # before its course is; whether the last step of a rule waits to be judged.
         self._taken_before = [0] * n
         self._has_ended, self._awaits = [False] * n, [False] * n
         self._base = float("nan")
 
     @property
     def has_base(self) -> bool:
-        """Whether it is known what the metric was before the first step."""
+        """Whether the metric before the first step is known."""
         return not np.isnan(self._base)
 
     def due(self, iteration: int, epoch: float) -> dict[int, int]:
         """Returns by rule the step up to which it is to go now.
 
         Args:
-            iteration (int): The minibatches so far.
-            epoch (float): The epochs so far, with their part.
+            iteration (int): Number of minibatches so far.
+            epoch (float): Number of epochs so far, with a fraction.
         """
         if self._has_metric and (any(self._awaits) or not self.has_base):
             return {}
@@ -81,12 +81,13 @@ class Steps:
         for number, course in enumerate(self._courses):
             step = course.due(iteration, epoch)
             if step > self.taken[number] and not self._has_ended[number]:
-                # The moments of several may have passed, each to be judged for itself.
+                # The moments of several steps may have passed; each step is judged for
+                # itself.
                 found[number] = self.taken[number] + 1 if self._has_metric else step
         return found
 
     def take(self, steps: Mapping[int, int]) -> None:
-        """Notes that rules have gone up to a step."""
+        """Records that rules have gone up to a step."""
         for number, step in steps.items():
             self._taken_before[number], self.taken[number] = self.taken[number], step
             self._awaits[number] = self._has_metric
@@ -95,14 +96,14 @@ class Steps:
         """Returns the rules whose last step is to be taken back; they are over then.
 
         Args:
-            value (float): What the metric is now.
+            value (float): Present value of the metric.
         """
         if not any(self.taken) and not any(self._has_ended):
             self._base = value
         judged = [number for number, awaits in enumerate(self._awaits) if awaits]
         self._awaits = [False] * len(self._awaits)
         worse = self._base - value if self._better == "higher" else value - self._base
-        # Also if the metric is no number.
+        # Steps are also taken back if the metric is NaN.
         if worse <= self._tolerance:
             return []
         for number in judged:
@@ -111,7 +112,7 @@ class Steps:
         return judged
 
     def are_over(self, number: int) -> bool:
-        """Whether a rule takes no more steps, and none is taken back."""
+        """Returns whether a rule takes no more steps, and none is taken back."""
         is_last = self.taken[number] == self._courses[number].steps
         return (is_last or self._has_ended[number]) and not self._awaits[number]
 

@@ -1,8 +1,8 @@
-"""Links whose parameters are stored in few bits: what a quantized model becomes.
+"""Links whose parameters are stored in few bits: the links of an applied model.
 
 A link keeps its path and its name. In the place of a parameter it has persistent
-values, of which each call makes the parameter's array anew, unless it multiplies them
-as they are::
+values. Each call makes the parameter's array from them, unless it multiplies them
+directly::
 
     W    ->    W_whole    int8 or uint8, W_scale, W_zero    float32
     W    ->    W_numbers  uint8, W_values                   float32      a codebook
@@ -36,12 +36,12 @@ class Stored:
     stored_kind: type
 
     def __reduce_ex__(self, protocol: int) -> tuple:
-        """Lets copies and pickles find the class, which no module has by its name."""
+        """Tells copies and pickles how to make the class, which has no module."""
         _, _, *rest = super().__reduce_ex__(max(2, protocol))
         return _new, (self.stored_kind, self.stored_names), *rest
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Computes what the class computes."""
+        """Computes the forward of the class."""
         if not hasattr(self, "ranges"):
             return super().forward(x, *args, **kwargs)
         y = whole_layers.output(self, x, *args, **kwargs)
@@ -52,10 +52,10 @@ class Stored:
 
 
 def store(link: chainer.Link, rule: Quantize) -> None:
-    """Lets a link keep in few bits what a rule says.
+    """Stores the parameters of a link in few bits, as a rule requires.
 
     Args:
-        link: Of a class that can be quantized. It is changed.
+        link: Link of a class that can be quantized; it is changed.
         rule: The rule.
     """
     names = [_PARAMETERS[each] for each in rule.targets if each in _PARAMETERS]
@@ -82,7 +82,7 @@ def store(link: chainer.Link, rule: Quantize) -> None:
 
 def _store_codebook(link: chainer.Link, name: str, weight: Any, bits: int) -> None:
     host = chainer.get_device("@numpy").send(weight)
-    # Zero is one more than a codebook has.
+    # Zero is one more value than those of the codebook.
     size = 2**bits + 1
     values, numbers = np.unique(host, return_inverse=True)
     if len(values) > size:
@@ -105,13 +105,13 @@ def _stored(kind: type, names: tuple[str, ...]) -> type:
 
 
 def _new(kind: type, names: tuple[str, ...]) -> chainer.Link:
-    """Returns a link without anything in it, to be filled by a pickle."""
+    """Returns an empty link, to be filled by a pickle."""
     stored = _stored(kind, names)
     return stored.__new__(stored)
 
 
 def _parameter(link: chainer.Link, name: str) -> chainer.Variable:
-    """Makes the array of a parameter of what is stored."""
+    """Makes the array of a parameter from the stored values."""
     dtype = getattr(link, f"{name}_dtype").dtype
     if f"{name}_values" in link._persistent:
         array = getattr(link, f"{name}_values")[getattr(link, f"{name}_numbers")]

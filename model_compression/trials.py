@@ -1,4 +1,4 @@
-"""Trials of what a metric loses by each layer, method and degree."""
+"""Trials of how much a metric loses by each layer, method and degree."""
 
 from __future__ import annotations
 
@@ -36,29 +36,31 @@ def sensitivity(
     better: str = "higher",
     path: str | os.PathLike | None = None,
 ) -> Sensitivity:
-    """Measures what each layer can lose: pruned or quantized alone, without training.
+    """Measures how much of each layer can be pruned or quantized, without training.
 
     Args:
-        model (chainer.Link): The undivided model, trained. Its weights are changed
-            for each trial, and set back.
-        evaluate: Takes the model, and returns the metric as a float.
-        methods (str or list of str): ``'magnitude'``, ``'l1'``, ``'l2'``, each tried
-            with all degrees; ``'int2'`` to ``'int8'``, ``'codebook2'`` to
-            ``'codebook8'``.
-        degrees (float or list of float): Between 0 and 1, as ``to`` of :class:`Prune`.
-        layers (str or list of str): As of :class:`Prune`.
-        granularity: Likewise; not ``'channel'``, which reaches into other layers.
+        model (chainer.Link): Undivided model, trained. Its weights are changed for each
+            trial, and restored.
+        evaluate: Function that takes the model, and returns the metric as a float.
+        methods (str or list of str): Methods to try: ``'magnitude'``, ``'l1'``,
+            ``'l2'``, each with all degrees; ``'int2'`` to ``'int8'``, ``'codebook2'``
+            to ``'codebook8'``.
+        degrees (float or list of float): Degrees to try, between 0 and 1; see ``to`` of
+            :class:`Prune`.
+        layers (str or list of str): Layers to try, in the form of :class:`Prune`.
+        granularity: Granularity of :class:`Prune`; not ``'channel'``, which changes
+            other layers too.
         better (str): Whether a ``'higher'`` metric is better, or a ``'lower'`` one.
-        path: A file that has the trials so far. A run that was interrupted goes on
-            from there. If it cannot be written, a warning says so once.
+        path: File of the trials so far. A run that was interrupted continues from it.
+            If it cannot be written, a warning is given once.
 
     Returns:
         Sensitivity: The table.
 
     Raises:
-        TypeError: If ``evaluate`` is no function, or returns no number.
-        ValueError: If an argument is wrong, or the file is of another model or of
-            other trials.
+        TypeError: If ``evaluate`` is not a function, or does not return a number.
+        ValueError: If an argument is wrong, or the file is of another model or of other
+            trials.
 
     Example:
         >>> import chainer.links as L
@@ -123,7 +125,7 @@ def _metric(evaluate: Callable[[chainer.Link], float], model: chainer.Link) -> f
 
 
 def _trials(methods: Any, degrees: Any, granularity: Any) -> list[Rule]:
-    """Returns a rule for each column, which checks it."""
+    """Returns a rule for each column, which checks the arguments."""
     degrees = [degrees] if isinstance(degrees, Real) else degrees
     if granularity == "channel":
         raise ValueError(
@@ -164,7 +166,7 @@ def _try(
 
 
 def _change(param: chainer.Parameter, rule: Rule, axis: int) -> float:
-    """Changes a weight, and returns the bytes that it needs then."""
+    """Changes a weight, and returns the bytes that it needs afterwards."""
     weight = chainer.get_device("@numpy").send(param.array)
     if isinstance(rule, Prune):
         scores = score(rule.method, weight, rule.granularity)
@@ -194,7 +196,7 @@ def _checksum(params: Mapping[str, chainer.Parameter]) -> int:
 
 
 def _resume(result: Sensitivity, path: str | os.PathLike, checksum: int) -> None:
-    """Takes over the trials of an interrupted run."""
+    """Reads the trials of an interrupted run."""
     with reading_json(path, f"a {KIND}") as content:
         saved = content.get("model")
     before = Sensitivity.load(path)

@@ -1,7 +1,7 @@
 """Layers of weights and inputs of 8 bits, computed in whole numbers.
 
 A stored layer computes so in inference, where the processor has products of whole
-numbers: with kernels in force, on arrays of NumPy, and in ``no_backprop_mode``, for
+numbers. This needs kernels in force, arrays of NumPy, and ``no_backprop_mode``, for
 there is no backward.
 """
 
@@ -27,10 +27,10 @@ _FORWARDS = {L.Linear.forward: "Linear", L.Convolution2D.forward: "Convolution2D
 
 
 class WholeNumbers(FunctionNode):
-    """A layer's function of inputs that it rounds itself, as hooks see it.
+    """The function of a layer that rounds its inputs itself, for hooks.
 
     Args:
-        compute: Takes inputs and returns outputs.
+        compute: Function from inputs to outputs.
     """
 
     def __init__(self, compute: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -43,12 +43,13 @@ class WholeNumbers(FunctionNode):
 
 
 def output(link: chainer.Link, x: Any, n_batch_axes: int = 1) -> Any:
-    """Returns what a stored layer gives, or ``None`` where it computes otherwise.
+    """Returns the outputs of a stored layer; ``None`` where it computes otherwise.
 
     Args:
-        link: With parameters that are stored in few bits.
-        x: Its inputs, as they come.
-        n_batch_axes: Of a linear layer, how many axes are those of samples.
+        link: Link with parameters that are stored in few bits.
+        x: Inputs of the link, not rounded.
+        n_batch_axes: Number of the inputs' axes that stand for samples, for a linear
+            layer.
     """
     array = x.array if isinstance(x, chainer.Variable) else x
     if (
@@ -60,7 +61,7 @@ def output(link: chainer.Link, x: Any, n_batch_axes: int = 1) -> Any:
     ):
         return None
     b = None if link.b is None else link.b.array
-    # Numba takes long to load, and training needs nothing of this.
+    # Numba takes long to load, and training needs nothing of this module.
     from chainer_kernels.functions import whole_layers
 
     floats = (array,) if b is None else (array, b)
@@ -96,7 +97,7 @@ def output(link: chainer.Link, x: Any, n_batch_axes: int = 1) -> Any:
 
 
 def _note(link: chainer.Link, shape: tuple[int, ...]) -> None:
-    """Lets a layer remember the shapes of its inputs, for :func:`int8_report`."""
+    """Records the shapes of a layer's inputs, for :func:`int8_report`."""
     link.__dict__.setdefault("whole_shapes", {})[shape] = None
 
 
@@ -112,13 +113,13 @@ def _geometry(link: chainer.Link) -> Geometry | None:
 
 
 def _reads(link: chainer.Link, x: tuple[int, ...], geometry: Geometry) -> bool:
-    """Says whether a convolution can read inputs of a shape."""
+    """Returns whether a convolution can read inputs of a shape."""
     n_channels = link.W_whole.shape[1] * geometry.groups
     return len(x) == 4 and x[1] == n_channels and min(geometry.output_sizes(x[2:])) > 0
 
 
 def why_not(link: chainer.Link) -> str:
-    """Returns why a stored layer never computes in whole numbers, if it does not."""
+    """Returns why a stored layer never computes in whole numbers; "" if it may."""
     if type(link).stored_kind.forward not in _FORWARDS:
         return f"only {' and '.join(_FORWARDS.values())} compute in whole numbers"
     if "W_whole" not in link._persistent or link.W_dtype.dtype != np.float32:
@@ -136,13 +137,13 @@ def why_not(link: chainer.Link) -> str:
 def int8_report(model: chainer.Link) -> str:
     """Returns a line for each layer of few bits: whether it computes in int8.
 
-    Layers measure it at their first call with a shape of inputs, in
-    :func:`chainer.no_backprop_mode`, as ``pipe.predict`` has it. Milliseconds are those
-    of products, by whole numbers and in float32, where the weights are made float32
-    first.
+    Layers measure this at their first call with a shape of inputs, in
+    :func:`chainer.no_backprop_mode`, which ``pipe.predict`` uses. Milliseconds are
+    those of the products: by whole numbers, and in float32 including the conversion of
+    the weights.
 
     Args:
-        model (chainer.Link): What :func:`apply` has returned, after it ran.
+        model (chainer.Link): Model that :func:`apply` has returned, after it ran.
 
     Example:
         >>> import numpy as np
@@ -161,7 +162,7 @@ def int8_report(model: chainer.Link) -> str:
 
 
 def _words(link: chainer.Link) -> Iterator[str]:
-    """Generates what is to say of a layer, for each shape of inputs."""
+    """Yields the report of a layer, for each shape of inputs."""
     from chainer_kernels import whole_numbers
     from chainer_kernels.functions import whole_layers
 

@@ -107,7 +107,7 @@ def test_a_stage_alone_is_not_usable():
     assert not compression.is_checked
     with pytest.raises(RuntimeError, match="this rank has a stage of it"):
         compression.check_usable()
-    with pytest.raises(ValueError, match="who reads a channel may be on another rank"):
+    with pytest.raises(ValueError, match="reads a channel may be on another rank"):
         compressed(CHANNELS, model=make_model().divide(0, 2))
     whole, _, _ = compressed()
     assert whole.is_checked

@@ -172,7 +172,7 @@ def test_pictures_are_drawn(tmp_path):
     "options, words",
     [
         ({"methods": "taylor"}, "needs gradients"),
-        ({"methods": "random"}, "none of magnitude"),
+        ({"methods": "random"}, "must be one of magnitude"),
         ({"methods": []}, "no method"),
         ({"degrees": [1.5]}, "to must be between 0 and 1"),
         ({"granularity": "channel"}, "reaches into other layers"),

@@ -33,8 +33,10 @@ from tests.support.processes import ROOT
 
 #: Files and folders whose text obeys the rules, relative to the root of the repository.
 CHECKED = (
+    "chainer_compat",
     "heterogeneous",
     "mixed_precision",
+    "model_compression",
     "tests/support/plain_words.py",
 )
 
@@ -196,6 +198,9 @@ def _paragraphs(lines: list[str], start: int) -> Iterator[Passage]:
             words += line[prefix.end() if prefix else 0 :].split()
         if line.endswith("::") or re.match(r"\s*\.\. .*::", line):
             literal = indentation
+            if words:
+                yield Passage(kind, first, " ".join(words))
+                words = []
 
 
 def _without_code(lines: list[str]) -> Iterator[str]:
