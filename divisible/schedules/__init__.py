@@ -7,26 +7,26 @@
     schedule            for each rank its actions, in order
     grid                as text, and back
     dependencies        what each action waits for
-    validation          complete, in order, free of deadlock
-    absences            when what is held waits on a disk
-    held                what is held meanwhile, moment by moment
+    validation          proof that a schedule is complete, in order, free of deadlock
+    absences            when microbatches wait on a disk
+    held                the microbatches that are held in memory, moment by moment
     generators          GPipe, 1F1B, interleaved, looped BFS
-    zero_bubble         those that split the backward, and run W where others wait
-    catalogue           by name, with all that is known of each
-    list_scheduling     one made for given costs
-    recomputation       the same with forwards that run again
+    zero_bubble         schedules that split the backward, and run W where others wait
+    catalogue           schedules by name, with all that is known of each
+    list_scheduling     a schedule made for given costs
+    recomputation       a schedule in which forwards run again
     lowering            the sends and receives between the actions
     rank_program        actions and messages as one rank sees them
     costs               what stages and edges cost
-    simulator           how long all that takes
+    simulator           how long a schedule takes
     events              one event, and its categories
     event_table         the events of all ranks as columns
     timeline            what ran when, predicted or measured
-    critical_path       what decided how long it took
+    critical_path       the chain of events that decides how long a step takes
     comparison          where a measured step lost time against its prediction
     trace               timelines as files
     plot, bars          timelines as pictures, and the bars in them
-    automatic           the schedule that the first minibatches choose
+    automatic           the schedule that is chosen by the first minibatches
     paper_model         the paper's equations
 
 Nothing in here imports Chainer or MPI. Names are imported when they are first used.
@@ -43,7 +43,7 @@ _MODULES = {
     "divisible.schedules.schedule": ["Schedule"],
     "divisible.schedules.timeline": ["Timeline"],
 }
-# The generators are those of the catalogue.
+# The names of the generators come from the catalogue.
 for _entry in CATALOGUE.values():
     _MODULES.setdefault(_entry.make.__module__, []).append(_entry.make.__name__)
 

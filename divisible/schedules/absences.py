@@ -1,15 +1,15 @@
-"""When microbatches are on disk between forward and backward, and what waits for that.
+"""When microbatches are on disk between forward and backward, and who waits for them.
 
-The schedule says when each is needed again. It is asked for one action earlier, so that
-reading it overlaps with that action::
+The schedule says when each microbatch is needed again. The disk is asked to read it
+one action earlier, so that reading overlaps with that action::
 
     actions    F0      F1      F2      B0      B1      B2
     disk               write 0 write 1 write 2
                                read 0  read 1  read 2
 
-One whose backward is the next action on its rank stays in memory. Only one is written
-at a time: a second one waits for the first. A rank's disk does one thing at a time, in
-the order in which it is asked to.
+A microbatch whose backward is the next action on its rank stays in memory. Only one
+microbatch is written at a time: a second one waits for the first. A rank's disk does
+one thing at a time, in the order of the requests.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from divisible.schedules.table import Table
 
 
 class Absences(NamedTuple):
-    """Microbatches that leave memory, each as two numbers of actions.
+    """Microbatches that leave memory, each as the numbers of two actions.
 
     Attributes:
-        leaves: Of the forward after which it leaves.
-        returns: Of the first action that needs it again.
+        leaves: The number of the forward after which each microbatch leaves.
+        returns: The number of the first action that needs the microbatch again.
     """
 
     leaves: np.ndarray
@@ -35,11 +35,11 @@ class Absences(NamedTuple):
 
 
 def absences(schedule: Table, stages: np.ndarray | None = None) -> Absences:
-    """Returns when microbatches are elsewhere.
+    """Returns when microbatches are outside memory.
 
     Args:
-        schedule: A valid schedule; without backwards nothing leaves.
-        stages: For each stage whether it holds what it holds elsewhere; all by default.
+        schedule: A valid schedule. Without backwards no microbatch leaves.
+        stages: For each stage whether its activations move to the disk; all by default.
 
     Example:
         >>> from divisible.schedules import gpipe
@@ -57,10 +57,10 @@ def absences(schedule: Table, stages: np.ndarray | None = None) -> Absences:
 
 
 def absences_on(schedule: Table, rank: int) -> Absences:
-    """Returns those of one rank, as positions among its own actions.
+    """Returns the absences of one rank, as positions among its own actions.
 
     Args:
-        schedule: As of :func:`absences`.
+        schedule: A valid schedule. Without backwards no microbatch leaves.
         rank: The rank.
 
     Example:
@@ -76,14 +76,14 @@ def absences_on(schedule: Table, rank: int) -> Absences:
 
 
 def away(schedule: Table, stages: np.ndarray) -> Absences:
-    """Returns from which action on, and until which one, memory has nothing of them.
+    """Returns the actions between which a microbatch takes no memory at all.
 
-    A microbatch is written while the action behind its forward runs, and read while the
-    one before its return does.
+    A microbatch is written while the action behind its forward runs. It is read while
+    the action before its return runs.
 
     Args:
         schedule: A valid schedule.
-        stages: For each stage whether it holds what it holds elsewhere.
+        stages: For each stage whether its activations move to the disk.
 
     Example:
         >>> from divisible.schedules import gpipe
@@ -100,9 +100,10 @@ class Disks:
     """The disks of the ranks, in a simulation.
 
     Args:
-        schedule: A valid one.
-        write: For each stage the seconds to write what it holds of a microbatch.
-        read: To read it; where both are 0 nothing leaves.
+        schedule: A valid schedule.
+        write: Seconds to write the activations of a microbatch, for each stage.
+        read: Seconds to read them, for each stage. No microbatch leaves a stage for
+            which both times are 0.
     """
 
     def __init__(self, schedule: Table, write: np.ndarray, read: np.ndarray) -> None:
@@ -112,14 +113,14 @@ class Disks:
         self._write = dict(zip(leaves.tolist(), write[stage].tolist()))
         self._read = dict(zip(returns.tolist(), read[stage].tolist()))
         self._left = dict(zip(returns.tolist(), leaves.tolist()))
-        # By rank: when the disk is idle, and when what was written last is there.
+        # For each rank: when its disk is idle, and when its last write is complete.
         self._idle = [0.0] * schedule.n_ranks
         self._written = [0.0] * schedule.n_ranks
-        # When what was asked for is in memory, by the action that needs it.
+        # For each action: when the microbatch that it needs is in memory again.
         self._back: dict[int, float] = {}
 
     def before(self, action: int, now: float) -> float:
-        """Returns when an action can begin that is the next one of its rank."""
+        """Returns when a rank can begin its next action."""
         if action in self._read:
             self._fetch(action, now)
             now = max(now, self._back.pop(action))
@@ -129,7 +130,7 @@ class Disks:
         return now
 
     def after(self, action: int, now: float) -> float:
-        """Returns when a rank can go on whose action has ended."""
+        """Returns when a rank whose action has ended can go on."""
         if action in self._write:
             rank = self._ranks[action]
             now = max(now, self._written[rank])

@@ -2,8 +2,8 @@
 
 An action is one computation, written ``2F0``: stage 2, forward, microbatch 0. A
 message carries the result of an action to or from another rank, written ``2F0>3``
-(sent to rank 3) and ``2F0<1`` (received from rank 1). What goes over a skip connection
-is named: ``0F0.a>3`` is what stage 0 hands past others to rank 3 under the name ``a``.
+(sent to rank 3) and ``2F0<1`` (received from rank 1). A message over a skip connection
+has its name: with ``0F0.a>3`` stage 0 sends tensor ``a`` to rank 3, past other stages.
 Code, logs, tests, error messages and pictures share this notation.
 
 ====  =======================================================================
@@ -13,7 +13,7 @@ F     forward
 B     whole backward: I, then W
 I     gradients with respect to the stage's input, which the stage before needs
 W     gradients with respect to the stage's parameters, which nobody waits for
-R     forward again, for the backward, of what F computed and did not keep
+R     forward again, before the backward, where the result of F was not kept
 ====  =======================================================================
 """
 
@@ -34,7 +34,7 @@ _MESSAGE = re.compile(rf"({_WORD})(?:\.([^\s<>.]+))?([<>])({NUMBER})")
 
 
 class ScheduleError(ValueError):
-    """A schedule that cannot run; the message shows its grid and the fault."""
+    """A schedule that cannot run. The message shows its grid and the fault."""
 
 
 class Action(NamedTuple):
@@ -85,13 +85,13 @@ class Transfer(NamedTuple):
     """The result of an action on its way between two ranks.
 
     The output of an F goes to the rank of the next stage, the input gradient of a B
-    or I to the rank of the stage before. What a skip connection carries goes to and
-    from the stages at its ends.
+    or I to the rank of the stage before. A tensor of a skip connection, or its
+    gradient, goes from the rank of one end to the rank of the other.
 
     Attributes:
         action: The action whose result travels.
         peer: The rank at the other end.
-        direction: ``'send'`` or ``'receive'``, seen from the rank that holds this.
+        direction: ``'send'`` or ``'receive'``, as seen by the rank that runs it.
         skip: The name of the skip connection, or ``''``.
 
     Example:
@@ -139,9 +139,9 @@ class Route(NamedTuple):
     """A skip connection between two stages.
 
     Attributes:
-        name: What it is called.
-        source: The stage that hands a tensor over.
-        target: The later stage that takes it.
+        name: Name of the connection.
+        source: The stage that stashes a tensor.
+        target: The later stage that uses the tensor.
     """
 
     name: str
@@ -149,7 +149,7 @@ class Route(NamedTuple):
     target: int
 
 
-#: What a rank's lowered program consists of.
+#: One entry of a rank's lowered program.
 Operation = Union[Action, Transfer]
 
 

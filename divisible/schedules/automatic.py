@@ -1,13 +1,13 @@
-"""Chooses the schedule of a pipeline by what its stages take: ``schedule='auto'``.
+"""Chooses the schedule of a pipeline by the times of its stages: ``schedule='auto'``.
 
 ::
 
     minibatch 1           agrees on shapes, and takes memory from the system
     minibatches 2 to 4    are timed: each stage's F, I and W, and the messages
-    from then on          what is fastest by simulation of these times
+    from then on          the schedule that is fastest in simulations with these times
 
-Until then, stages are taken to be equal. Gradients of microbatches are added up in the
-same order under any schedule, so the choice does not change what is computed.
+Until then, the schedule is made for equal stages. Gradients of microbatches are added
+up in the same order under any schedule, so the choice does not change any result.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from divisible.schedules.schedule import Schedule
 from divisible.schedules.simulator import simulate
 from divisible.schedules.timeline import Timeline
 
-#: What a user gives as the name of the schedule.
+#: The name of the schedule by which a user asks for this choice.
 AUTO = "auto"
-#: Minibatches that are not timed, and those that are.
+#: Number of minibatches that are not timed, and number of those that are.
 N_WARM, N_TIMED = 1, 3
 
 
 def first_schedule(stage_ranks: Sequence[int], n_microbatches: int) -> Schedule:
-    """Returns what runs until stages have been timed: a schedule for equal ones.
+    """Returns the schedule that runs until stages have been timed, for equal stages.
 
-    Its backwards are split, so that the times of I and W are known.
+    The backwards are split, so that I and W are timed separately.
 
     Args:
         stage_ranks: For each stage the rank that holds it.
@@ -61,8 +61,8 @@ class Trial:
     Args:
         stage_ranks: For each stage the rank that holds it.
         n_microbatches: Number of microbatches.
-        when: Which of them are recomputed, see
-            `divisible.schedules.recomputation`.
+        when: The microbatches that are recomputed, one of
+            `divisible.schedules.recomputation.RECOMPUTATIONS`.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class Trial:
         self._timelines: list[Timeline] = []
 
     def note(self, timeline: Callable[[], Timeline]) -> bool:
-        """Takes note of a minibatch.
+        """Records a minibatch, if it is to be timed.
 
         Args:
-            timeline: Returns when it ran; called if it is one to be timed.
+            timeline: Returns the timeline of the minibatch; called only if it is timed.
 
         Returns:
-            Whether there are enough of them to choose.
+            Whether enough minibatches were timed to choose.
         """
         self._n_seen += 1
         if self._n_seen > N_WARM:
@@ -89,16 +89,16 @@ class Trial:
         return len(self._timelines) == N_TIMED
 
     def choose(self) -> Schedule:
-        """Returns what is fastest by simulation.
+        """Returns the schedule that is fastest by simulation.
 
-        Candidates are those that have a name, if they suit the placement of the
-        stages, the one that has been running, and what is made for the measured times;
-        a rank may hold as many microbatches as the first one does in 1F1B.
+        Candidates are the schedules of the catalogue that suit the placement of the
+        stages, the one that has been running, and one made for the measured times. A
+        rank may hold as many microbatches as the first rank does in 1F1B.
         """
         costs = measured_costs(self._timelines, len(self._stage_ranks))
         where = self._stage_ranks, self._n_microbatches
-        # Of those that are as fast, the first: one that is known by a name, then the
-        # one that runs.
+        # The first of several equally fast candidates is chosen. So a schedule of the
+        # catalogue comes first, then the one that runs.
         candidates = [*self._named(), first_schedule(*where)]
         candidates.append(_list_schedule(costs, *where))
         if self._when != "never":
@@ -128,14 +128,14 @@ def measured_costs(timelines: Iterable[Timeline], n_stages: int) -> Costs:
     """Returns what stages and messages cost in measured timelines of one schedule.
 
     Args:
-        timelines: Of several minibatches.
+        timelines: The timelines of several minibatches.
         n_stages: Number of stages.
 
     Returns:
-        Mean seconds of each stage; of a backward that was not split only the whole is
-        known, which counts as I. A message takes as long as idle ranks waited for one
-        that had been sent, in the median of each edge; nothing is known of an edge
-        behind which ranks were busy, which is taken to be as fast as the others.
+        Mean seconds of each stage. A backward that was not split counts as I. A
+        message takes as long as idle ranks waited for one that had been sent: the
+        median of each edge. Where ranks behind an edge were busy, it is taken to be as
+        fast as the others.
 
     Example:
         >>> first = [(0, "0F0", 0, 2), (0, "0I0", 7, 9), (0, "0W0", 9, 10)]
@@ -179,7 +179,7 @@ def _add_delays(timeline: Timeline, delays: Sequence[list[float]]) -> None:
     for category, *what, label, start, end in events:
         if category < len(KINDS):
             ends[tuple(what)] = end
-        # What is named came over a skip connection.
+        # Messages with a label came over skip connections.
         elif category == CATEGORIES.index("wait") and label < 0:
             waits.append((what, start, end))
     for (stage, kind, microbatch), start, end in waits:
@@ -190,7 +190,7 @@ def _add_delays(timeline: Timeline, delays: Sequence[list[float]]) -> None:
 
 
 def _recomputing(costs: Costs) -> Costs:
-    """Lets the forward run again as a part of each backward."""
+    """Adds the time of the forward that runs again to each backward."""
     again = np.add(costs.forward, costs.backward_input).tolist()
     return replace(costs, backward_input=again)
 
@@ -203,5 +203,5 @@ def _list_schedule(
 
 
 def _limit(stage_ranks: Sequence[int], n_microbatches: int) -> int:
-    """Returns how many microbatches a rank may hold, as the first one does in 1F1B."""
+    """Returns how many microbatches a rank may hold: as many as the first in 1F1B."""
     return min(n_microbatches, len(set(stage_ranks)))

@@ -1,4 +1,4 @@
-"""The bars of a timeline, and what is written on them."""
+"""The bars of a timeline, and the text on them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from divisible.schedules.actions import KINDS
 from divisible.schedules.event_table import EventTable
 from divisible.schedules.events import CATEGORIES
 
-# Blue forward, green backward in a strong (input) and a light tone (weight); what is
-# not computation is kept pale. Readable for colour-blind eyes and in grey.
+# Blue forward, green backward in a strong (input) and a light tone (weight); events
+# that are no computations are pale. Readable for colour-blind eyes and in grey.
 COLORS = {
     "F": "#4477aa",
     "B": "#228833",
@@ -24,31 +24,31 @@ COLORS = {
     "wait": "#e4e4e4",
     "other": "#aa88bb",
 }
-# The width of the axes, about, in inches and in points.
+# The approximate width of the axes, in inches and in points.
 WIDTH = 12
 _WIDTH_POINTS = 0.85 * 72 * WIDTH
-# Lines along the beginnings of bars: how wide and how dark they are, and how wide a bar
-# with a line is at least.
+# Lines along the beginnings of bars: their width in points, their brightness, and the
+# least width of a bar that has one.
 _LINE, _DARKER, _LINED = 0.5, 0.6, 4.0
-# Points of a digit at font size 7. Bars are clearly wider than others by this factor.
+# Points of a digit at font size 7; the ratio of widths that differ clearly.
 _DIGIT, _CLEARLY = 4.6, 1.08
 _MOST_TEXTS = 3000
-# Half the height of a bar, its middle below that of the row, and what it lies upon.
+# Half the height of a bar, its middle below the middle of the row, and its z-order.
 _COMPUTATION = 0.42, 0.0, 2
-# Messages are drawn lower, so that what they overlap with stays visible. What else
-# goes on, such as an exchange of gradients, is a strip along the foot of the row.
+# Messages are drawn lower, so that computations that overlap them stay visible. Other
+# events, such as an exchange of gradients, are a strip along the foot of the row.
 _HEIGHTS = {
     **dict.fromkeys(("send", "receive", "wait"), (0.24, 0.0, 1)),
     "other": (0.07, 0.35, 3),
 }
-# Lies below bars that follow each other without a pause.
+# The colour below bars that follow each other without a pause.
 _UNDERLAY = "#777777"
 # How much white goes into the colours of a rank's last stage.
 _MOST_WHITE = 0.5
 
 
 def chunks(timeline: EventTable) -> np.ndarray:
-    """Places each computation's stage among its rank's: 0 the first, 1 the last."""
+    """Returns the place of each computation's stage on its rank: 0 first, 1 last."""
     place = np.zeros(len(timeline))
     for begin, end in zip(timeline.offsets[:-1], timeline.offsets[1:]):
         compute = timeline.category[begin:end] < len(KINDS)
@@ -62,11 +62,11 @@ def chunks(timeline: EventTable) -> np.ndarray:
 
 
 class Written(NamedTuple):
-    """The widths from which on bars have texts, in points.
+    """The least widths of bars with texts, in points.
 
     Attributes:
-        microbatch: The width from which on it is the microbatch.
-        full: The width from which on it is stage, kind and microbatch.
+        microbatch: The least width of a bar with the number of its microbatch.
+        full: The least width of a bar with its stage, kind and microbatch.
     """
 
     microbatch: float
@@ -74,7 +74,7 @@ class Written(NamedTuple):
 
     @classmethod
     def of(cls, timelines: Collection[EventTable], span: float) -> Written:
-        """Chooses widths for all timelines of a picture.
+        """Chooses the widths for all timelines of a picture.
 
         Args:
             timelines: The timelines, which are drawn on one scale.
@@ -99,12 +99,12 @@ def draw_bars(
     span: float,
     written: Written,
 ) -> None:
-    """Draws each event as a bar, as wide as it is long.
+    """Draws each event as a bar, as wide as the event is long.
 
-    Nothing but a bar's own colour lies on it, and nothing of it beside it: where a rank
-    computes without a pause there is no white, however narrow its bars are. So bars
-    have no outlines. A bar that is wide enough has a dark line along its beginning, to
-    tell it from one of the same colour before it.
+    A bar covers its own time exactly, in one colour: where a rank computes without a
+    pause there is no white, however narrow its bars are. So bars have no outlines. A
+    bar that is wide enough has a dark line along its beginning, which separates it from
+    a bar of the same colour before it.
     """
     # matplotlib is optional.
     from matplotlib.collections import LineCollection, PolyCollection
@@ -134,7 +134,7 @@ def draw_bars(
         color = np.array(to_rgb(COLORS[category]))
         lighter = white[chosen, None]
         faces = color * (1 - lighter) + lighter
-        # Antialiased, two neighbours would let white through where they meet.
+        # With antialiasing, white would shine through where two neighbours meet.
         axes.add_collection(
             PolyCollection(
                 _rectangles(middle, x0, x1, half),
@@ -176,8 +176,8 @@ def _busy_times(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns when ranks compute without a pause: ranks, beginnings and ends.
 
-    Programs that show vector formats let what lies below shine through where two bars
-    meet. That must not look like a pause.
+    Programs that show vector formats let the background shine through where two bars
+    meet. A pause must not seem to be there.
     """
     compute = timeline.category < len(KINDS)
     rank, x0, x1 = timeline.rank[compute], left[compute], right[compute]
@@ -195,14 +195,14 @@ def bar_points(timeline: EventTable, span: float) -> np.ndarray:
 def _write_microbatches(
     axes, timeline: EventTable, middle: np.ndarray, points: np.ndarray, written: Written
 ) -> None:
-    """Writes the microbatches of computations on those bars that have room for it.
+    """Writes the microbatches of computations on bars that have room for them.
 
     Args:
         axes: The axes with the bars.
         timeline: The timeline of the bars.
-        middle: Where the middle of each bar is.
-        points: The width of each bar.
-        written: The widths from which on there is room.
+        middle: The middle of each bar, in units of the time axis.
+        points: The width of each bar, in points.
+        written: The least widths of bars with texts.
     """
     compute = timeline.category < len(KINDS)
     chosen = np.flatnonzero(compute & (points >= written.microbatch))
@@ -220,7 +220,7 @@ def _write_microbatches(
             ha="center",
             va="center_baseline",
             fontsize=7 if timeline.n_ranks <= 24 else 4,
-            # White would look like a rank that waits.
+            # White text would look like a pause.
             color="black",
         )
 
@@ -231,7 +231,7 @@ def _room_for(texts: Sequence[str]) -> float:
 
 
 def least_width(widths: np.ndarray, needed: float) -> float:
-    """Returns the width from which on bars are written on.
+    """Returns the least width of bars that have a text.
 
     Bars that look alike are treated alike: the widest bar without a text is clearly
     narrower than the narrowest one with a text.
@@ -241,7 +241,7 @@ def least_width(widths: np.ndarray, needed: float) -> float:
         needed: The width that a text needs.
 
     Returns:
-        ``needed`` or more; infinite if there are no such bars.
+        ``needed`` or more; infinite if no bar is wide enough.
 
     Example:
         >>> least_width(np.array([4.99, 5.0, 5.01, 7.0]), needed=5.0)

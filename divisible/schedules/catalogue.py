@@ -1,8 +1,9 @@
-"""Schedules by name: everything that is known of each, in one entry.
+"""Schedules by name: one entry has everything that is known of a schedule.
 
-Names, the command line's choices, what `divisible.best_plan` tries, the tables of the
-documentation and the tests' matrices follow from `CATALOGUE`. A new schedule is one
-function, one `Entry` here and one paragraph in ``docs/explanation/schedules.rst``.
+The names, choices on the command line, default candidates of `divisible.best_plan`,
+tables of the documentation and matrices of the tests follow from `CATALOGUE`. A new
+schedule is one function, one `Entry` here and one paragraph in
+``docs/explanation/schedules.rst``.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from divisible.schedules.zero_bubble import (
 
 
 class Placement(enum.Enum):
-    """How stages lie on ranks; the value says how many a rank has."""
+    """How stages lie on ranks; the value has the number of stages on each, in words."""
 
     LINE = "one"
     LOOP = "several, in turn"
     V = "two, in the shape of a V"
 
     def ranks(self, n_ranks: int, n_stages: int) -> tuple[int, ...]:
-        """Tells which rank holds which stage.
+        """Returns the rank of each stage.
 
         Args:
             n_ranks: Number of ranks.
@@ -56,13 +57,15 @@ class Entry(NamedTuple):
     """One schedule.
 
     Attributes:
-        name: What users call it.
-        make: Makes it from the number of ranks, with `Placement.LOOP` that of the
-            stages on each, and the number of microbatches.
-        summary: When to take it, in reStructuredText.
-        stages_per_rank: How many stages a rank has, or with `Placement.LOOP` usually.
+        name: The name that users give.
+        make: Function that makes the schedule. Its arguments are the number of ranks,
+            with `Placement.LOOP` the number of stages on each rank, and the number of
+            microbatches.
+        summary: When to use the schedule, in reStructuredText.
+        stages_per_rank: Number of stages on a rank; with `Placement.LOOP` the usual
+            one.
         placement: How stages lie on ranks.
-        tried_by_default: Whether `divisible.best_plan` tries it unasked.
+        tried_by_default: Whether `divisible.best_plan` tries the schedule by default.
     """
 
     name: str
@@ -117,15 +120,15 @@ _ENTRIES = (
     ),
     Entry("gpipe", gpipe, "To compare with."),
 )
-# Forwards of a schedule; it takes a gigabyte or more, and seconds to make.
+# Limit of the forwards of a schedule, which takes a gigabyte and seconds to make.
 _MOST = 2**22
-#: All of them by name.
+#: All entries by name.
 CATALOGUE = {entry.name: entry for entry in _ENTRIES}
 #: The names that `create` knows.
 NAMES = tuple(CATALOGUE)
-#: Those with one stage on each rank.
+#: Names of the schedules with one stage on each rank.
 ONE_PER_RANK = tuple(n for n, e in CATALOGUE.items() if e.placement is Placement.LINE)
-#: Those that `divisible.best_plan` tries unasked.
+#: Names of the schedules that `divisible.best_plan` tries by default.
 TRIED_BY_DEFAULT = tuple(n for n, e in CATALOGUE.items() if e.tried_by_default)
 
 
@@ -138,7 +141,8 @@ def create(
         name: One of `NAMES`.
         n_stages: Number of stages on all ranks together.
         n_microbatches: Number of microbatches.
-        n_ranks: Number of ranks. Left out, as many as have the usual number of stages.
+        n_ranks: Number of ranks. By default each has the schedule's usual number of
+            stages.
 
     Returns:
         The schedule.

@@ -13,19 +13,19 @@ from divisible.schedules.event_table import EventTable
 from divisible.schedules.events import OTHER, RECEIVE, SEND, WAIT
 from divisible.schedules.plot import describe, plot_timelines, time_unit
 
-#: What a step loses time by, in the order in which it is reckoned: where two go on at
-#: once, the time is the first one's.
+#: Causes of lost time, the first ones first: where events of two causes overlap, the
+#: time counts for the first cause.
 CAUSES = ("computing", "other", "messages", "waiting", "between")
 
 
 class StageTime(NamedTuple):
-    """The computation of one stage, of all microbatches together.
+    """The computation time of one stage, for all microbatches together.
 
     Attributes:
-        stage: Its number.
-        rank: Where it runs.
-        measured: Seconds.
-        predicted: Seconds.
+        stage: Position of the stage, from 0.
+        rank: The rank that runs it.
+        measured: Measured seconds.
+        predicted: Predicted seconds.
     """
 
     stage: int
@@ -43,11 +43,12 @@ class Comparison:
         measured   |computing|other|messages|waiting|between|
         predicted  |computing|messages|waiting (the bubble)|
 
-    ``computing`` is the time by which the rank's stages were slower. ``other`` is what
-    is neither computed nor sent, such as an exchange of gradients. ``messages`` are
-    packed, copied and sent. ``waiting`` is for other ranks, beyond what was predicted.
-    ``between`` is the time between two actions, when Python decides what is next. Time
-    is negative where the measured step was faster.
+    The stages of the rank took ``computing`` seconds more. An exchange of gradients,
+    and any event that is no computation or message, took ``other``. Messages took
+    ``messages``: they are packed, copied and sent. The rank waited for other ranks for
+    ``waiting`` seconds more than the predicted bubble. Between two actions, Python took
+    ``between`` to find what is next. Time is negative where the measured step was
+    faster.
 
     Args:
         measured: The timeline of a step.
@@ -56,11 +57,11 @@ class Comparison:
     Attributes:
         measured, predicted (EventTable): The arguments.
         lost (numpy.ndarray): Seconds, of shape ``(n_ranks, len(CAUSES))``.
-        stages (list[StageTime]): By stage and rank.
+        stages (list[StageTime]): The times of each stage, by stage and rank.
 
     Raises:
-        ValueError: If the two have not the same stages and microbatches on the same
-            ranks; the message names the first that is missing.
+        ValueError: If the two timelines have not the same stages and microbatches on
+            the same ranks. The message names the first microbatch that is missing.
 
     Example:
         >>> from divisible.schedules import Timeline
@@ -87,11 +88,11 @@ class Comparison:
         ]
 
     def __str__(self) -> str:
-        """Says in a line what was lost, as means over the ranks."""
+        """Returns the lost time by cause in one line, as means over the ranks."""
         scale, unit = time_unit(self.measured.makespan)
         lost = self.lost.mean(axis=0) * scale
-        # Three digits of the largest, and no more places for the others. An added
-        # zero takes the sign from a negative one.
+        # Three digits of the largest number, and no more decimals for the others.
+        # Adding zero removes the sign of a negative zero.
         largest = max(np.abs(lost).max(), abs(lost.sum()))
         places = 2 - math.floor(math.log10(largest)) if largest else 0
         total, *by_cause = (np.round([lost.sum(), *lost], places) + 0.0).tolist()
@@ -104,7 +105,7 @@ class Comparison:
         """Draws both timelines on one scale of time; needs matplotlib.
 
         Args:
-            path: Where to write; the ending gives the format (``.png``, ``.svg`` …).
+            path: The file to write. Its ending gives the format (``.png``, ``.svg`` …).
 
         Raises:
             ImportError: If matplotlib is not installed.
@@ -154,7 +155,7 @@ def _stage_seconds(timeline: EventTable) -> dict[tuple[int, int], float]:
 
 
 def _seconds_by_cause(timeline: EventTable) -> np.ndarray:
-    """Gives each moment of each rank to one of `CAUSES`."""
+    """Returns how many seconds of each rank have each of `CAUSES`."""
     seconds = np.zeros((timeline.n_ranks, len(CAUSES)))
     if not len(timeline):
         return seconds
@@ -179,8 +180,8 @@ def _seconds_by_cause(timeline: EventTable) -> np.ndarray:
             covered = _covers(edges, start[chosen[here]], stop[chosen[here]]) & ~taken
             seconds[rank, CAUSES.index(cause)] = length[covered].sum()
             taken |= covered
-        # Before its first event and after its last one a rank has nothing to do. Where
-        # no waits were recorded, as in a prediction, it waits whenever it is idle.
+        # Before its first event and after its last one a rank has nothing to do. In a
+        # timeline without waits, such as a prediction, a rank waits whenever it idles.
         first, last = start.min(initial=end), stop.max(initial=begin)
         within = (edges[:-1] >= first) & (edges[1:] <= last) & recorded
         seconds[rank, between] = length[within & ~taken].sum()
@@ -189,7 +190,7 @@ def _seconds_by_cause(timeline: EventTable) -> np.ndarray:
 
 
 def _covers(edges: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-    """Says of each piece between two edges whether one of some intervals covers it."""
+    """Returns for each piece between two edges whether some interval covers it."""
     steps = np.zeros(len(edges), np.int64)
     np.add.at(steps, np.searchsorted(edges, start), 1)
     np.add.at(steps, np.searchsorted(edges, stop), -1)

@@ -27,24 +27,25 @@ Values = Union[float, Sequence[float], np.ndarray]
 class Costs:
     """The costs of the stages and of the edges between them, in seconds.
 
-    Each value is a number for all, or one for each stage (edge). Stage costs may also
-    have the shape ``(n_stages, n_microbatches)``, for microbatches of unequal size.
-    Edge ``e`` joins the stages ``e`` and ``e + 1``; an edge between stages on one
-    rank costs nothing.
+    A value is a number for all stages (or edges), or a sequence with one for each.
+    Times of stages may also have the shape ``(n_stages, n_microbatches)``, for
+    microbatches of unequal size. Edge ``e`` joins the stages ``e`` and ``e + 1``; an
+    edge between stages on one rank costs nothing.
 
     Attributes:
         forward: Time of F, per stage.
         backward_input: Time of I, per stage.
         backward_weight: Time of W, per stage. B takes I + W.
         transfer: Bytes over bandwidth of one message, per edge, in either direction.
-        latency: What a message takes on top, per edge.
-        activation_bytes: Held per microbatch from F to B or I, per stage.
-        pending_bytes: Held per microbatch from I to W, per stage.
-        checkpoint_bytes: Held per microbatch from F to R where a forward is recomputed,
-            per stage; R takes as long as F.
-        write: Time to write what is held of a microbatch to a disk, per stage. Where
-            this or ``read`` is not 0, microbatches wait there for their backward.
-        read: Time to read it again, per stage.
+        latency: Time of a message in addition to ``transfer``, per edge.
+        activation_bytes: Bytes held per microbatch from F to B or I, per stage.
+        pending_bytes: Bytes held per microbatch from I to W, per stage.
+        checkpoint_bytes: Bytes held per microbatch from F to R where a forward is
+            recomputed, per stage. R takes as long as F.
+        write: Time to write the activations of a microbatch to a disk, per stage. Where
+            ``write`` or ``read`` is not 0, microbatches wait on the disk for their
+            backward.
+        read: Time to read the activations of a microbatch again, per stage.
 
     Raises:
         TypeError: If a value is no number.
@@ -88,7 +89,7 @@ class Costs:
         return None
 
     def durations(self, n_stages: int, n_microbatches: int) -> np.ndarray:
-        """Spreads the compute times.
+        """Returns the computation time of each kind, stage and microbatch.
 
         Args:
             n_stages: Number of stages.
@@ -111,7 +112,7 @@ class Costs:
         return table
 
     def edges(self, n_stages: int) -> tuple[np.ndarray, np.ndarray]:
-        """Spreads the message times.
+        """Returns the message times of each edge.
 
         Args:
             n_stages: Number of stages.
@@ -126,7 +127,7 @@ class Costs:
         return transfer, latency
 
     def units(self, n_stages: int) -> tuple[np.ndarray, ...]:
-        """Spreads the sizes.
+        """Returns the sizes for each stage.
 
         Args:
             n_stages: Number of stages.
@@ -141,7 +142,7 @@ class Costs:
         return tuple(self._spread(name, (n_stages,)) for name in _PER_STAGE[3:6])
 
     def disk(self, n_stages: int) -> tuple[np.ndarray, np.ndarray]:
-        """Spreads the times of the disk.
+        """Returns the times of the disk for each stage.
 
         Args:
             n_stages: Number of stages.

@@ -17,23 +17,24 @@ _MESSAGES = SEND, RECEIVE
 def critical_path(timeline: EventTable) -> list[int]:
     """Finds the chain of events that decides the makespan.
 
-    From the event that ends last it goes back to what held each event up: the
-    one before it on the same rank, or, where the rank had to wait, the one whose
-    result it needed. In a timeline without any waits, such as a predicted one, a
-    rank had to wait where it was idle. A measured one has a wait for every message,
-    also for one that was there already; what ended later held the rank up then::
+    The search begins at the event that ends last, and goes back to the cause of each
+    delay. That is the event before it on the same rank. Where the rank had to wait, the
+    cause is the event whose result it needed. In a timeline without any waits, such as
+    a predicted one, a rank had to wait where it was idle. A measured timeline has a
+    wait for every message, even if the message was there already. The cause is then the
+    one of the two events that ended later::
 
         rank 0  0F0 0F1
         rank 1      1F0 . . . 1F1     1F0, not 0F1: the path is 0F0, 1F0, 1F1
 
     Returns:
-        The positions of its events, from first to last.
+        The positions of the events of the chain, from first to last.
     """
     return _Search(timeline).run()
 
 
 class _Search:
-    """One walk back through a timeline."""
+    """One search back through a timeline."""
 
     def __init__(self, timeline: EventTable) -> None:
         self._timeline = timeline
@@ -49,7 +50,7 @@ class _Search:
         recorded = bool((timeline.category == WAIT).any())
         # Sums of the same numbers in another order differ by rounding.
         slack = None if recorded else 1e-9 * timeline.makespan
-        # A dictionary for its order; clocks that disagree could lead into a circle.
+        # A dictionary keeps the order. Clocks that disagree could lead into a circle.
         path: dict[int, None] = {}
         at: int | None = int(np.argmax(timeline.end))
         while at is not None and at not in path:
@@ -76,13 +77,13 @@ class _Search:
         return before if was_there else cause
 
     def _cause(self, at: int) -> int | None:
-        """Finds the event on another rank that an event needed or met."""
+        """Finds the event on another rank that an event waited for."""
         timeline = self._timeline
         category, stage = timeline.category[at], int(timeline.stage[at])
         microbatch, start = int(timeline.microbatch[at]), float(timeline.start[at])
         if category in (SEND, RECEIVE):
-            # The other side came later: what did it do before? If it has recorded no
-            # message, the receiver waited for the computation.
+            # The other rank came later, so the cause is its event before. If it
+            # recorded no message, the receiver waited for the computation.
             peer, end = int(timeline.peer[at]), float(timeline.end[at])
             action = stage, (int(timeline.kind[at]),), microbatch
             twin = self._last(_MESSAGES, peer, *action, end)
@@ -111,7 +112,7 @@ class _Search:
         microbatch: int,
         latest: float,
     ) -> int | None:
-        """Finds the last event of an action that had started by a time."""
+        """Finds the last event of an action that had started at a given time."""
         timeline = self._timeline
         begin, end = timeline.offsets[rank], timeline.offsets[rank + 1]
         fits = (

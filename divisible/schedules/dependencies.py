@@ -20,15 +20,15 @@ NONE = -1
 
 
 def locate(schedule: Table) -> np.ndarray:
-    """Finds every action by what it does.
+    """Finds the number of every action.
 
     Args:
         schedule: Any schedule, complete or not.
 
     Returns:
-        Integers of shape ``(4, n_stages, n_microbatches)``: the number of the F, of
-        the B or I, of the W and of the R of each stage and microbatch; `NONE` where
-        there is none, the last one where there are several.
+        Integers of shape ``(4, n_stages, n_microbatches)``. The first axis is F, B or
+        I, W, and R. An entry is the number of the action of this stage and microbatch:
+        the last one where there are several, `NONE` where there is none.
     """
     table = np.full((4, schedule.n_stages, schedule.n_microbatches), NONE, np.int64)
     row = np.array([0, 1, 1, 2, 3])[schedule.kind]
@@ -37,7 +37,7 @@ def locate(schedule: Table) -> np.ndarray:
 
 
 def suppliers(schedule: Table, table: np.ndarray | None = None) -> np.ndarray:
-    """Tells which neighbouring stage's result each action needs.
+    """Returns for each action the action whose result it needs.
 
     ::
 
@@ -46,10 +46,10 @@ def suppliers(schedule: Table, table: np.ndarray | None = None) -> np.ndarray:
         W of stage s   needs   its own I
         R of stage s   needs   its own F
 
-    A B or I also needs its own F, and its own R if there is one. Those are on the same
+    A B or I also needs its own F, and its own R if there is one. Both are on the same
     rank, where only the position in the rank's list counts;
-    `divisible.schedules.validation` checks it. What a skip connection carries needs no
-    entry: it is sent before what the stages between pass on.
+    `divisible.schedules.validation` checks it. A tensor of a skip connection needs no
+    entry: it is sent before the results that the stages between pass on.
 
     Args:
         schedule: Any schedule, complete or not.
@@ -80,14 +80,14 @@ def suppliers(schedule: Table, table: np.ndarray | None = None) -> np.ndarray:
 
 
 def receivers(schedule: Table) -> np.ndarray:
-    """Tells which rank each action's result is sent to.
+    """Returns the rank to which each action's result is sent.
 
     Args:
         schedule: Any schedule, complete or not.
 
     Returns:
-        For each action the rank of the stage that needs its result, or `NONE` where
-        that is the same rank or nobody.
+        For each action the rank of the stage that needs its result. `NONE` where that
+        is the same rank, or where no stage needs it.
     """
     kind, stage = schedule.kind, schedule.stage
     step = np.array([1, -1, -1, 0, 0])[kind]
@@ -102,7 +102,7 @@ def receivers(schedule: Table) -> np.ndarray:
 def unit_steps(
     schedule: Table, needed: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Unfolds a schedule in which every action takes one step of time.
+    """Finds the step of each action if every action takes one step of time.
 
     In each step every rank runs its next action if what that action needs was
     computed in an earlier step, and idles otherwise.
@@ -112,8 +112,8 @@ def unit_steps(
         needed: The result of `suppliers`, if at hand.
 
     Returns:
-        The step of each action, `NONE` for those that are never reached; and for
-        each rank the number of its first action never reached, or `NONE` where the
+        The step of each action, `NONE` for actions that are never reached. Then, for
+        each rank, the number of its first action never reached, or `NONE` where the
         rank finishes. A rank that does not finish is in a cyclic wait.
     """
     if needed is None:
@@ -138,15 +138,15 @@ def earliest_starts(
 
     Args:
         schedule: A valid schedule.
-        duration: What each action takes.
-        delay: What each action's result takes to another rank; 0 by default.
+        duration: The duration of each action.
+        delay: The time that each action's result takes to another rank; 0 by default.
 
     Returns:
-        The start of each action.
+        The start of each action, in the unit of ``duration``.
     """
     needed = other_rank_suppliers(schedule)
     start = np.empty(needed.size)
-    # An action that needs nothing looks at the extra entry.
+    # An action that needs no other one reads the extra entry.
     arrival = np.zeros(needed.size + 1)
     free = np.zeros(schedule.n_ranks)
     after = duration if delay is None else duration + delay
@@ -161,14 +161,14 @@ def earliest_starts(
 def _rounds(
     schedule: Table, needed: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Lets every rank run its next action in each round, if it can.
+    """Yields the actions that can run in each round, in which ranks advance by one.
 
     Yields:
-        The actions that run in a round, and their ranks. Actions are left out if they
-        never can.
+        The actions that run in a round, and their ranks. Actions that never can run
+        are left out.
     """
     done = np.zeros(schedule.stage.size + 1, bool)
-    # An action that needs nothing looks at the extra entry, which is always done.
+    # An action that needs no other one reads the extra entry, which is always done.
     done[-1] = True
     cursor, end = schedule.offsets[:-1].copy(), schedule.offsets[1:]
     running = np.flatnonzero(cursor < end)
@@ -185,7 +185,7 @@ def _rounds(
 
 
 def other_rank_suppliers(schedule: Table) -> np.ndarray:
-    """Leaves out of `suppliers` what the order of a rank's actions sees to.
+    """Returns `suppliers` without those on the same rank, where the order ensures them.
 
     Args:
         schedule: A valid schedule.

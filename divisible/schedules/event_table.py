@@ -33,13 +33,13 @@ COLUMNS = {
 class EventTable:
     """Events of all ranks on one clock, and how long ranks compute and wait.
 
-    Events are kept as columns and made when they are looked at.
+    Events are kept as columns, and become objects only when they are read.
 
     Args:
         columns: An array of shape ``(n_events,)`` for each of `COLUMNS`.
         n_ranks: Number of ranks. Left out, it is read from the columns.
         name: Name of the table in files and pictures.
-        labels: Texts, to which the column ``label`` points.
+        labels: Texts; the column ``label`` has positions in them.
 
     Raises:
         ValueError: If an event ends before it starts, or a rank does not exist.
@@ -109,10 +109,10 @@ class EventTable:
         """Returns the events of one rank.
 
         Args:
-            rank: From 0.
+            rank: The rank, from 0.
 
         Returns:
-            Its events by start.
+            The events of the rank, by start.
         """
         return [self[k] for k in range(self.offsets[rank], self.offsets[rank + 1])]
 
@@ -143,16 +143,16 @@ class EventTable:
 
     @property
     def peak_in_flight(self) -> np.ndarray:
-        """For each rank the most microbatches between F and B or I.
+        """For each rank the largest number of microbatches between F and B or I.
 
-        The unit is that of :class:`divisible.schedules.held.Report`: of a rank's ``n``
-        stages each holds an ``n``-th of a microbatch.
+        The unit is that of :class:`divisible.schedules.held.Report`: each of a rank's
+        ``n`` stages holds an ``n``-th of a microbatch.
         """
         return self._peak([1, -1, -1, 0, 0])
 
     @property
     def peak_held(self) -> np.ndarray:
-        """For each rank the most microbatches in flight or with a pending W.
+        """For each rank the largest number of microbatches in flight or with pending W.
 
         The unit is that of ``peak_in_flight``.
         """

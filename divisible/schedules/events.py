@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from divisible.schedules.actions import KINDS, Action, Transfer
 
-#: What an event can be. The computations come first, in the order of `KINDS`.
+#: Categories of events. The computations come first, in the order of `KINDS`.
 CATEGORIES = (*KINDS, "send", "receive", "wait", "other")
-#: The positions of the others in it.
+#: The positions of the other categories in `CATEGORIES`.
 SEND, RECEIVE, WAIT, OTHER = range(len(KINDS), len(CATEGORIES))
 
-#: What a move of layers is called, before their positions.
+#: Name of an event in which layers move. Their positions follow it.
 MOVE = "move of layers"
 
 
@@ -19,10 +19,10 @@ class Event(NamedTuple):
     """One bar of a timeline.
 
     Attributes:
-        rank: Where it happened.
+        rank: The rank on which it happened.
         what: The action, the message, or any other text.
-        start: Seconds.
-        end: Seconds.
+        start: Start in seconds.
+        end: End in seconds.
         category: One of `CATEGORIES`. A wait for a message names that message.
     """
 

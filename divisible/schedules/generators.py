@@ -1,8 +1,9 @@
 """Generators of pipeline schedules; :mod:`divisible.schedules.zero_bubble` has others.
 
-In the formulas ``d`` is the number of stages (with several stages on a rank, the
-number of ranks), ``v`` the number of stages on a rank (chunks), ``m`` the number of
-microbatches; F, I and W are the times of one stage on one microbatch, and B = I + W.
+The formulas use ``d`` for the number of stages, or the number of ranks if a rank has
+several stages. The number of stages on a rank (chunks) is ``v``, and the number of
+microbatches is ``m``. F, I and W are the times of one stage on one microbatch, and
+B = I + W.
 
 ================  ===================  ======================================
 schedule          bubble               held on rank ``i`` at most
@@ -16,9 +17,9 @@ schedule          bubble               held on rank ``i`` at most
 `zero_bubble_v`   (d - 1) F            min(m, d)
 ================  ===================  ======================================
 
-With ``v`` chunks a stage is ``v`` times smaller: so are its F and B in this table, and
-the bubble. A unit of what is held is one microbatch in all layers of a rank, whatever
-``v`` is. The docstrings say when a formula holds.
+With ``v`` chunks a stage is ``v`` times smaller, and so are its F and B in this table,
+and the bubble. The last column counts microbatches in all layers of a rank, for any
+``v``. The docstrings say when a formula holds.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ from divisible.schedules.table import CODES
 
 
 def check_positive(**numbers: int) -> None:
-    """Refuses numbers of something that are less than 1.
+    """Checks that numbers are at least 1.
 
     Raises:
-        ScheduleError: With the name of the first one.
+        ScheduleError: If one is less; the message has the name of the first such
+            number.
     """
     for name, number in numbers.items():
         if number < 1:
@@ -84,8 +86,8 @@ def one_f_one_b(n_stages: int, n_microbatches: int) -> Schedule:
     """One forward, one backward in turn, once the pipeline is full (1F1B).
 
     Each stage runs only as many microbatches ahead as the pipeline needs to fill and
-    then alternates. It takes as long as `gpipe`, but what a stage holds no longer
-    grows with the number of microbatches.
+    then alternates. This takes as long as `gpipe`, but the activations that a stage
+    holds do not grow with the number of microbatches.
 
     With ``d`` stages, ``m`` microbatches and times F and B of one stage on one
     microbatch: makespan ``(m + d - 1) (F + B)``, of which ``(d - 1) (F + B)`` is
@@ -122,19 +124,20 @@ def one_f_one_b(n_stages: int, n_microbatches: int) -> Schedule:
 def interleaved(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
     """1F1B with several small stages on each rank.
 
-    Stage ``s`` is on rank ``s % n_ranks``, so that a microbatch goes round the ranks
-    ``n_chunks`` times and the pipeline fills with stages that are so many times
+    Stage ``s`` is on rank ``s % n_ranks``. A microbatch goes round the ranks
+    ``n_chunks`` times, and the pipeline fills with stages that are ``n_chunks`` times
     shorter. Each rank takes ``n_ranks`` microbatches through one chunk before it
     turns to the next.
 
-    With ``m`` a multiple of ``d`` ranks, ``v`` chunks, and times F and B of one
-    stage: makespan ``(v m + d - 1) (F + B)``; the bubble ``(d - 1) (F + B)`` is
-    ``1 / v`` of that of 1F1B on the same ranks, whose stages take ``v F`` and
-    ``v B``. In flight on rank ``i``: ``min(v m, (v - 1) d + 2 (d - i) - 1) / v``
-    microbatches. Each edge carries ``v`` times the messages.
+    The following holds if ``m`` is a multiple of ``d`` ranks, with ``v`` chunks and
+    times F and B of one stage. The makespan is ``(v m + d - 1) (F + B)``. The bubble
+    ``(d - 1) (F + B)`` is ``1 / v`` of the bubble of 1F1B on the same ranks, whose
+    stages take ``v F`` and ``v B``. Rank ``i`` has
+    ``min(v m, (v - 1) d + 2 (d - i) - 1) / v`` microbatches in flight. Each edge
+    carries ``v`` times the messages.
 
-    For any other ``m`` it is the schedule of the next multiple of ``d`` without the
-    surplus microbatches: leaving whole microbatches out of an order breaks no
+    For any other ``m`` the schedule is the one for the next multiple of ``d``, without
+    the surplus microbatches. Leaving whole microbatches out of an order breaks no
     dependency and cannot lengthen it, but the bubble is larger than the formula.
 
     Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU
@@ -161,7 +164,7 @@ def interleaved(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
     check_positive(n_ranks=n_ranks, n_chunks=n_chunks, n_microbatches=n_microbatches)
     p, v = n_ranks, n_chunks
     groups = -(-n_microbatches // p)
-    # The chunk of each forward in turn; backwards take them the other way round.
+    # The chunk of each forward in turn; backwards use the chunks in reverse order.
     chunk = np.tile(np.repeat(np.arange(v), p), groups)
     rows = []
     for rank in range(p):
@@ -176,12 +179,12 @@ def interleaved(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
 
 
 def looped_bfs(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
-    """Several small stages on each rank, all microbatches through one after another.
+    """Several small stages on each rank, and the whole minibatch through each in turn.
 
     As in `interleaved`, stage ``s`` is on rank ``s % n_ranks``, but each rank takes
     the whole minibatch through one chunk before it turns to the next (breadth
-    first). What is done once per stage and minibatch, such as gathering its
-    parameters or reducing its gradients, then overlaps with the other chunks.
+    first). Work that is done once per stage and minibatch, such as gathering the
+    stage's parameters or reducing its gradients, then overlaps with the other chunks.
 
     With ``m >= d`` ranks and times F and B of one stage: makespan
     ``(v m + d - 1) (F + B)``, bubble ``(d - 1) (F + B)``, ``1 / v`` of GPipe's. In
@@ -227,10 +230,10 @@ def collect(
     """Builds a schedule in which every stage takes the microbatches in order.
 
     Args:
-        rows: For each rank the kinds of its actions in order, and their stages; one
-            number, if all are of the same.
-        n_microbatches: Number of microbatches; those beyond are left out.
-        name: What to call it.
+        rows: For each rank the stages of its actions in order, and the letters of their
+            kinds. One number may stand for equal stages.
+        n_microbatches: Number of microbatches. Surplus microbatches are left out.
+        name: Name of the schedule.
     """
     kind = np.array([CODES[letter] for _, kinds in rows for letter in kinds], np.int8)
     stage = np.concatenate([np.broadcast_to(at, len(kinds)) for at, kinds in rows])

@@ -12,7 +12,7 @@ from divisible.schedules.dependencies import NONE, unit_steps
 from divisible.schedules.table import Table
 
 _IDLE = "."
-# Nobody draws more columns, and each microbatch takes memory in every check.
+# No larger grid can be read, because each microbatch takes memory in every check.
 _MICROBATCHES = "[0-9]{1,6}"
 _HEADER = re.compile(
     rf"(?P<name>.*): (?P<microbatches>{_MICROBATCHES}) microbatch(?:es)?, "
@@ -29,8 +29,8 @@ def draw(
 ) -> str:
     """Draws a schedule as a rank-by-step grid.
 
-    A rank that waits for ever shows its remaining actions side by side from the step
-    on in which all ranks have come to rest.
+    If a rank waits forever, its remaining actions stand side by side. They begin at
+    the step in which all ranks have stopped.
 
     Args:
         schedule: Any schedule, valid or not.
@@ -39,7 +39,7 @@ def draw(
         steps: The half-open range of steps to show; all of them by default.
 
     Returns:
-        Lines of text; with ``ranks`` and ``steps`` left out, `read` reads them.
+        Lines of text, which `read` reads if ``ranks`` and ``steps`` were left out.
     """
     step = grid_steps(schedule)
     marked = set(marked)
@@ -77,14 +77,14 @@ def draw(
 
 
 def grid_steps(schedule: Table) -> np.ndarray:
-    """Gives the grid column of every action.
+    """Returns the grid column of every action.
 
     Args:
         schedule: Any schedule, valid or not.
 
     Returns:
-        For each action its column: its step when all actions take one step; after
-        the last such step for actions that are never reached.
+        For each action its column: its step when all actions take one step. Actions
+        that are never reached have columns after the last such step.
     """
     step, stuck = unit_steps(schedule)
     rest = int(step.max(initial=-1)) + 1
@@ -102,7 +102,8 @@ def read(text: str) -> tuple[list[list[str]], list[int], int, str]:
 
     Returns:
         For each rank its actions as text, for each stage its rank, the number of
-        microbatches, and the name: what `divisible.schedules.schedule.Schedule` takes.
+        microbatches, and the name. These are the arguments of
+        `divisible.schedules.schedule.Schedule`.
 
     Raises:
         ScheduleError: If a line cannot be read.

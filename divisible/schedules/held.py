@@ -1,15 +1,16 @@
 """The microbatches that a schedule holds in memory, moment by moment.
 
 From its F to its B or I a microbatch is *in flight*: its stage holds the input. From F,
-or R where there is one, it holds the activations, the *graph* of the backward, as well.
-From I to W it keeps what the weight gradients need, which are *pending*::
+or R where there is one, the stage also holds the activations, the *graph* of the
+backward. From I to W it holds the arrays that weight gradients need, the *pending* W::
 
                  F ..... R ..... I ..... W
     in flight    =================
     graph                =========            without R from F on
     pending                       ========
 
-What waits on a disk is in neither of them meanwhile (`divisible.schedules.absences`).
+While a microbatch waits on a disk, nothing of it counts
+(`divisible.schedules.absences`).
 """
 
 from __future__ import annotations
@@ -24,26 +25,27 @@ from divisible.schedules.actions import FORWARD, RECOMPUTE
 from divisible.schedules.dependencies import NONE
 from divisible.schedules.table import Table
 
-# What an action of each kind adds to those in flight, to the graphs and to the pending.
+# Rows: in flight, graph, pending. Columns: the change by an action of each kind.
 _CHANGES = np.array([[1, -1, -1, 0, 0], [1, -1, -1, 0, 1], [0, 0, 1, -1, 0]])
 
 
 class Report(NamedTuple):
     """The peaks of a valid schedule's memory.
 
-    A unit is one microbatch in all layers of a rank: of a rank's ``n`` stages each
+    A unit is one microbatch in all layers of a rank: each of a rank's ``n`` stages
     holds an ``n``-th of it. So schedules with one stage on a rank and with several
-    compare. A whole backward (B) or input gradient (I) frees the activations; an I
+    compare. A whole backward (B) or input gradient (I) frees the activations. An I
     leaves its W pending, which keeps the stage's inputs and output gradients. Where the
-    forward is recomputed (R), only the stage's input is held between the two.
+    forward is recomputed, only the stage's input is held between F and R.
 
     Attributes:
         in_flight: For each rank the peak of held activations, from F, or R where
             there is one, to B or I.
         stage_in_flight: For each stage the peak of held activations, in microbatches of
-            its own.
+            that stage.
         pending: For each rank the peak of pending weight gradients, from I to W.
-        held: For each rank the peak of both together.
+        held: For each rank the peak of activations and pending weight gradients
+            together.
         inputs: For each rank the peak of inputs that wait for R, from F on.
     """
 
@@ -57,13 +59,14 @@ class Report(NamedTuple):
 class Moments(NamedTuple):
     """The moments at which the stages of a schedule may hold most.
 
-    Whatever an input, a graph and a pending W take, a stage never holds more than at
-    the worst of these moments. None of a stage's is as much as another in all three.
-    Stages that have fewer of them than others have empty ones.
+    Whatever the sizes of an input, a graph and a pending W, a stage never holds more
+    than at the worst of these moments. A moment is left out if another one has at
+    least as many of all three. Stages with fewer moments than others have zeros in
+    the last rows.
 
     Attributes:
         in_flight: Microbatches from F to B or I, of shape (n_moments, n_stages).
-        graphs: Those of them whose activations are held, of that shape.
+        graphs: Microbatches in flight whose activations are held, of that shape.
         pending: Microbatches from I to W, of that shape.
     """
 
@@ -73,7 +76,7 @@ class Moments(NamedTuple):
 
 
 def report(schedule: Table) -> Report:
-    """Counts what a schedule holds at its peak.
+    """Counts the microbatches that a schedule holds at its peak.
 
     Args:
         schedule: A valid schedule. With forward actions only, nothing is held.
@@ -99,10 +102,10 @@ def report(schedule: Table) -> Report:
 
 
 def in_layers_of_ranks(counts: ArrayLike, n_stages: ArrayLike) -> np.ndarray:
-    """Returns stages' microbatches in the unit of :class:`Report`.
+    """Converts microbatches of stages to the unit of :class:`Report`.
 
     Args:
-        counts: For each rank how many microbatches its stages hold, added up.
+        counts: For each rank the sum of the microbatches that its stages hold.
         n_stages: For each rank the number of its stages.
 
     Example:
@@ -119,14 +122,14 @@ def peaks(
     checkpoint: np.ndarray,
     on_disk: np.ndarray | None = None,
 ) -> tuple[int, ...]:
-    """Weighs what each rank holds at its peak.
+    """Returns the sizes that each rank holds at its peak.
 
     Args:
         schedule: A valid schedule.
         activation: For each stage the size of a microbatch's input and activations.
-        pending: For each stage the size of what a pending W keeps.
+        pending: For each stage the size of the arrays that a pending W keeps.
         checkpoint: For each stage the size of the input alone.
-        on_disk: For each stage whether its microbatches wait there.
+        on_disk: For each stage whether its microbatches wait on a disk.
 
     Returns:
         For each rank the peak, rounded to an integer.
@@ -146,10 +149,10 @@ def moments(schedule: Table, on_disk: np.ndarray | None = None) -> Moments:
 
     Args:
         schedule: A valid schedule.
-        on_disk: For each stage whether its microbatches wait there.
+        on_disk: For each stage whether its microbatches wait on a disk.
 
     Returns:
-        For each stage the moments that no other one outdoes.
+        For each stage the moments at which it may hold most.
 
     Example:
         >>> from divisible.schedules import zero_bubble_h1
@@ -164,13 +167,13 @@ def moments(schedule: Table, on_disk: np.ndarray | None = None) -> Moments:
     stage, change = schedule.stage[order], _changes(schedule)[:, order]
     if on_disk is not None and np.any(on_disk):
         absent = _absent(schedule, on_disk)
-        # From the first action of the same stage on that sees it gone.
+        # A change counts from the first action of the same stage that comes after it.
         places = stage * order.size + order
         for sign, action in ((-1, absent.gone), (1, absent.back)):
             at = np.searchsorted(places, absent.stage * order.size + action)
             for row, count in enumerate(absent.counts):
                 np.add.at(change[row], at, sign * count)
-    # In between what is held only grows, until an action frees something.
+    # Between two actions that free something, a stage only holds more and more.
     full = np.flatnonzero((change < 0).any(axis=0)) - 1
     rows = np.stack([stage[full], *np.cumsum(change, axis=1)[:, full]], axis=1)
     rows = np.unique(rows, axis=0)
@@ -183,13 +186,14 @@ def moments(schedule: Table, on_disk: np.ndarray | None = None) -> Moments:
 
 
 class _Absent(NamedTuple):
-    """Microbatches that are on disk, each from one action on until another.
+    """Microbatches that are on disk, each between two actions.
 
     Attributes:
-        stage: Whose they are.
-        gone: The number of the first action without it.
-        back: The number of the first action with it again.
-        counts: For the input and for the graph, whether it is held at all.
+        stage: The stage of each microbatch.
+        gone: The number of the first action during which it is away.
+        back: The number of the first action during which it is back.
+        counts: 1 or 0 for its input and for its graph: whether the stage holds it
+            otherwise.
     """
 
     stage: np.ndarray
@@ -200,14 +204,14 @@ class _Absent(NamedTuple):
 
 def _absent(schedule: Table, on_disk: np.ndarray) -> _Absent:
     gone, back = away(schedule, on_disk)
-    # Until its forward runs again, of a microbatch there is only the input.
+    # Only the input of a microbatch is held until its forward runs again.
     has_graph = schedule.kind[back + 1] != RECOMPUTE
     counts = np.stack([np.ones_like(gone), has_graph.astype(gone.dtype)])
     return _Absent(schedule.stage[back + 1], gone, back, counts)
 
 
 def _changes(schedule: Table) -> np.ndarray:
-    """Returns what each action adds, of shape (3, n_actions)."""
+    """Returns by how much each action changes the counts, of shape (3, n_actions)."""
     kind, stage, microbatch = schedule.kind, schedule.stage, schedule.microbatch
     change = _CHANGES[:, kind]
     if kind.max(initial=FORWARD) == FORWARD:
@@ -221,7 +225,7 @@ def _changes(schedule: Table) -> np.ndarray:
 
 
 def _peaks(change: np.ndarray, owner: np.ndarray, n_owners: int) -> tuple[int, ...]:
-    """Adds up changes; each owner's lie side by side, and end with nothing held."""
+    """Returns the peak of each owner, whose changes are adjacent and sum up to zero."""
     first = np.flatnonzero(np.diff(owner, prepend=NONE))
     peak = np.zeros(n_owners)
     if first.size:
@@ -230,8 +234,8 @@ def _peaks(change: np.ndarray, owner: np.ndarray, n_owners: int) -> tuple[int, .
 
 
 def _largest(rows: np.ndarray) -> np.ndarray:
-    """Leaves out of different rows those that another one outdoes."""
-    # None outdoes the one with the largest sum, and that one most of the others.
+    """Leaves out rows that are nowhere larger than another row; no two are equal."""
+    # No other row is as large in every column as the row with the largest sum.
     left = rows[np.argsort(-rows.sum(axis=1), kind="stable")]
     largest = [left[:0]]
     while len(left):

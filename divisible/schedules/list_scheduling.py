@@ -25,7 +25,7 @@ from divisible.schedules.costs import Costs
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.simulator import simulate
 
-# What happens, in this order if at the same time: a result arrives, an action ends.
+# Kinds of events. At the same time, results arrive before actions end.
 _ARRIVAL, _END = range(2)
 
 
@@ -33,13 +33,14 @@ class _Rule(NamedTuple):
     """The preferences of a free rank.
 
     Attributes:
-        prefer: Which goes first if a forward and a backward are ready: ``'backward'``,
-            ``'forward'``, or the one that did not run last (``'other'``).
-        make_room: A pending W goes before a backward if it makes room for a forward
-            that is ready.
-        deep: Among forwards the one of the latest stage goes first, not the one of
-            the earliest microbatch.
-        patient: A W runs only if it ends before the next known arrival.
+        prefer: The action that goes first if a forward and a backward are ready:
+            ``'backward'``, ``'forward'``, or the one that did not run last
+            (``'other'``).
+        make_room: Whether a pending W goes before a backward if it makes room for a
+            forward that is ready.
+        deep: Whether the forward of the latest stage goes first, not the one of the
+            earliest microbatch.
+        patient: Whether a W runs only if it ends before the next known arrival.
     """
 
     prefer: str
@@ -58,11 +59,11 @@ def list_schedule(
 ) -> Schedule:
     """Builds a schedule for measured costs under a limit of memory.
 
-    Time runs from 0; whenever a rank is free it takes the best action that is ready:
-    an input gradient, which other ranks wait for, else a forward if the limit allows
-    it, else a pending weight gradient, which nobody waits for. This is done under
-    several orders of preference, and the schedule that `simulate` finds shortest is
-    returned::
+    Time runs from 0. Whenever a rank is free it starts the best action that is ready.
+    First comes an input gradient, for which other ranks wait. Then comes a forward, if
+    the limit allows it. A pending weight gradient comes last, because no rank waits for
+    it. All this is done with several orders of preference. The schedule that `simulate`
+    finds shortest is returned::
 
         event: rank free or result arrived
           -> I (or B) ready?   take the one of the earliest microbatch
@@ -70,8 +71,8 @@ def list_schedule(
           -> W pending?
 
     The limit never leads to a deadlock: a forward starts only if afterwards there is
-    room for one more microbatch on each later stage of the same rank. So whatever is
-    in flight can reach the last stage, and come back.
+    room for one more microbatch on each later stage of the same rank. So every
+    microbatch in flight can reach the last stage, and come back.
 
     Greedy means good, not optimal: finding the shortest schedule is NP-hard.
 
@@ -82,11 +83,11 @@ def list_schedule(
     Args:
         costs: Seconds of each stage and edge.
         n_microbatches: Number of microbatches.
-        memory_limit: How many microbatches a rank may hold at once, in flight or with a
-            pending W; one number for all ranks or one for each. Each of a rank's ``n``
-            stages holds an ``n``-th of one. No limit by default.
+        memory_limit: Number of microbatches that a rank may hold at once, in flight or
+            with a pending W; one number for all ranks or one for each. Each of a rank's
+            ``n`` stages holds an ``n``-th of a microbatch. No limit by default.
         stage_ranks: For each stage its rank; one stage on each rank by default.
-        n_stages: Number of stages, if neither ``costs`` nor ``stage_ranks`` tells.
+        n_stages: Number of stages, if neither ``costs`` nor ``stage_ranks`` has it.
         split_backward: Whether to use I and W, not B.
 
     Returns:
@@ -143,7 +144,7 @@ def _limits(
     n_ranks: int,
     n_microbatches: int,
 ) -> list[int]:
-    """Returns how many microbatches the stages of each rank may hold, added up."""
+    """Returns how many microbatches the stages of each rank may hold in total."""
     if memory_limit is None:
         memory_limit = n_microbatches
     given = numbers("memory_limit", memory_limit)
@@ -159,7 +160,7 @@ def _limits(
                 f"rank {rank}: a memory_limit of {limit:g} is too little; one "
                 f"microbatch on its way through the rank's stages needs 1"
             )
-    # A third of three stages is one of them, but for rounding.
+    # Rounding must not lose a stage: a third of three stages is one stage.
     return [
         math.floor(min(limit, n_microbatches) * stage_ranks.count(rank) + 1e-6)
         for rank, limit in enumerate(limits)
@@ -167,19 +168,19 @@ def _limits(
 
 
 class _Rank:
-    """One rank at one time: what it has done, holds, and could do next.
+    """One rank at one time: the actions that it has run, holds, and could run next.
 
     Args:
-        rule: What it prefers.
+        rule: The preferences of the rank.
         back: The kind of its backwards, `INPUT` or `BACKWARD`.
-        limit: How many microbatches its stages may hold, added up.
+        limit: Number of microbatches that its stages may hold in total.
         reserve: For each stage, how many later stages of the same rank must keep room
             for one microbatch.
         weight_seconds: The duration of each W, by stage and microbatch.
 
     Attributes:
-        actions: What it has done, in order.
-        is_busy: Whether it runs the last of them.
+        actions: The actions that the rank has started, in order.
+        is_busy: Whether the last of these actions is running.
         coming: A heap of the times at which results arrive.
     """
 
@@ -200,7 +201,7 @@ class _Rank:
         self.is_busy = False
         self.coming: list[float] = []
         self._held = 0
-        # What is ready: by stage the microbatches, and heaps, first is best.
+        # Ready actions: forwards by stage; heaps of the others, with the best first.
         self._forwards: dict[int, deque[int]] = {}
         self._backwards: list[tuple[int, int]] = []
         self._weights: list[tuple[int, int]] = []
@@ -212,7 +213,7 @@ class _Rank:
         elif kind == WEIGHT:
             heapq.heappush(self._weights, (microbatch, stage))
         else:
-            # Of one microbatch that of the latest stage, which others need first.
+            # The latest stage of a microbatch comes first: earlier stages need it.
             heapq.heappush(self._backwards, (microbatch, -stage))
 
     def choose(self, now: float) -> tuple[int, int, int] | None:
@@ -226,7 +227,7 @@ class _Rank:
         return chosen
 
     def finish(self, kind: int, stage: int, microbatch: int) -> None:
-        """Ends the action that it runs."""
+        """Ends the action that the rank runs."""
         self.is_busy = False
         self._held -= kind in (BACKWARD, WEIGHT)
         if kind == INPUT:
@@ -260,7 +261,7 @@ class _Rank:
         return (-stage, microbatch) if self._rule.deep else (microbatch, -stage)
 
     def _rather_waits(self, now: float) -> bool:
-        """Whether something arrives before the next W would end."""
+        """Returns whether something arrives before the next W would end."""
         if not self._rule.patient or self._held >= self._limit or not self.coming:
             return False
         microbatch, stage = self._weights[0]
@@ -275,7 +276,7 @@ def _build(
     split: bool,
     rule: _Rule,
 ) -> list[list[Action]]:
-    """Runs time forward and returns what each rank did."""
+    """Runs time forward and returns the actions of each rank."""
     n_stages = len(stage_ranks)
     duration = costs.durations(n_stages, n_microbatches).tolist()
     transfer, latency = costs.edges(n_stages)
@@ -323,7 +324,7 @@ def _build(
 
 
 def _user(kind: int, stage: int, last: int, back: int) -> tuple[int, int] | None:
-    """Returns the kind and the stage of what needs an action's result next."""
+    """Returns the kind and stage of the action that needs an action's result next."""
     if kind == FORWARD:
         return (back, stage) if stage == last else (FORWARD, stage + 1)
     return None if kind == WEIGHT or stage == 0 else (back, stage - 1)

@@ -1,7 +1,7 @@
 """Derives the messages of a schedule from its compute order.
 
-Nobody writes a send or a receive by hand: which results cross ranks follows from the
-stage-to-rank map, and when they do from the order of the computations.
+Sends and receives are never written by hand. The stage-to-rank map decides which
+results cross ranks, and the order of the computations decides when they do.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from divisible.schedules.table import Table
 class _Messages(NamedTuple):
     """All messages as arrays of equal length, in the order in which they are sent.
 
-    That is by the number of the action that computes them, and for one action first
-    to the neighbouring stage, then over the skip connections.
+    Messages are sorted by the number of the action that computes them. The one to the
+    neighbouring stage comes before those over skip connections.
 
     Attributes:
         action: The number of the action whose result travels.
-        user: The number of the action that needs it.
-        source: The rank it comes from.
-        target: The rank it goes to.
-        route: The skip connection, or `NONE`.
+        user: The number of the action that needs the result.
+        source: The rank that sends the result.
+        target: The rank that receives the result.
+        route: The position of the skip connection, or `NONE`.
     """
 
     action: np.ndarray
@@ -53,12 +53,12 @@ def lower(
     receive stands depends on what a send costs.
 
     With ``rendezvous=True`` both ends may block until the other one arrives
-    (``MPI_Ssend`` and ``MPI_Recv``; ChainerMN). All ranks are run step by step, and
-    each message is written into both programs at the same moment, at the end of the
-    step that computed it. So one order of all messages exists that every program
-    agrees with, and no cyclic wait can arise. Of the messages of one step the one
-    furthest along the pipeline comes first, so that a rank passes its own result on
-    before it takes the next::
+    (``MPI_Ssend`` and ``MPI_Recv``; ChainerMN). All ranks are run step by step. Each
+    message is written into both programs at the same moment, at the end of the step
+    that computed it. So one order of all messages exists that every program agrees
+    with, and no cyclic wait can arise. In one step, the message that is furthest along
+    the pipeline comes first, so that a rank passes its own result on before it
+    receives the next::
 
         rank 0  0F0 0F0>1 0F1       0F1>1 0F2 ...
         rank 1      0F0<0 1F0 1F0>2 0F1<0 1F1 1F1>2 ...
@@ -67,15 +67,15 @@ def lower(
     With ``rendezvous=False`` sends never block (receives are posted ahead, sends are
     buffered or non-blocking). A receive then stands as late as it may: right before
     the computation that needs it, or before a message that the same rank sent later
-    and that is needed earlier. There a program waits for nothing that it does not
-    need yet.
+    and that is needed earlier. There a program never waits for a message that it does
+    not need yet.
 
     Args:
         schedule: A schedule that `divisible.schedules.validation.validate` accepts.
         rendezvous: Whether sends may block until they are received.
-        routes: The skip connections between stages. What they carry is sent behind
-            what the next stage gets, straight to the rank that needs it; a gradient
-            comes back the same way.
+        routes: The skip connections between stages. A tensor is sent straight to the
+            rank that needs it, after the output for the next stage. Its gradient comes
+            back the same way.
 
     Returns:
         For each rank its computations (`Action`) and messages (`Transfer`) in order.
@@ -101,7 +101,7 @@ def lower(
         moment, message_moment = rendezvous_order(schedule)
         send_moment = receive_moment = message_moment[messages.action]
     else:
-        # Ties go to receives, then the computation, then its sends.
+        # At one place, receives come first, then the computation, then its sends.
         moment = np.arange(len(names))
         send_moment = messages.action
         receive_moment = _latest(messages, schedule.n_ranks)
@@ -132,22 +132,22 @@ def lower(
         places = np.concatenate([moment[own], send_moment[out], receive_moment[into]])
         n_own = len(operations) - out.size - into.size
         phase = np.repeat([1, 2, 0], [n_own, out.size, into.size])
-        # Where messages have moments of their own, those over skip connections share
-        # that of their action, and keep the order of sending.
+        # In rendezvous order, the messages of one action over skip connections share
+        # its moment, and keep the order of sending.
         order = np.lexsort((phase, places))
         programs.append(tuple(operations[k] for k in order.tolist()))
     return tuple(programs)
 
 
 def rendezvous_order(schedule: Table) -> tuple[np.ndarray, np.ndarray]:
-    """Gives all computations and messages their places in one common order.
+    """Returns the places of all computations and messages in one common order.
 
     Args:
         schedule: A schedule.
 
     Returns:
-        For each action an integer that places the computation, and one that places
-        the message with its result. No two of one rank's are equal.
+        For each action the place of the computation, and the place of the message with
+        its result, as integers. No two places of one rank are equal.
 
     Raises:
         ScheduleError: If the ranks wait for each other in a circle.
@@ -158,8 +158,8 @@ def rendezvous_order(schedule: Table) -> tuple[np.ndarray, np.ndarray]:
             f"schedule {schedule.name!r} cannot be lowered: its ranks wait for each "
             "other in a circle; schedule.validate() shows where"
         )
-    # In a step computations come first, then messages: the one furthest along the way
-    # forward and back through all stages first.
+    # In a step computations come first. Then come messages, the one furthest along the
+    # way forward and back through all stages first.
     n_stages = schedule.n_stages
     forward = schedule.kind == FORWARD
     way = np.where(forward, schedule.stage, 2 * n_stages - 1 - schedule.stage)
@@ -191,9 +191,9 @@ def _find_messages(schedule: Table, routes: Sequence[Route]) -> _Messages:
 
 
 def _latest(messages: _Messages, n_ranks: int) -> np.ndarray:
-    """Finds for each message the first action that must not run before it is there.
+    """Finds for each message the first action that must not run before it arrives.
 
-    That is the one that needs it, or one that needs a later message from the same rank.
+    This action needs the message, or a later message from the same rank.
     """
     place = messages.user.copy()
     pair = messages.target * n_ranks + messages.source

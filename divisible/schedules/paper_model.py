@@ -7,9 +7,10 @@ With ``d`` stages of equal time and a minibatch in ``m`` microbatches, a pipelin
     t_pipe     = (m + d - 1) * t_comp / (m * d)                         (2)
     T_pipe     = t_pipe + (m + d - 2) * t_comm(bs / m)                  (3)
 
-T_pipe is linear in the three times t_comp, t_0 and bs * dsize / bw, so three measured
-steps give them, as in Fig. 12, and more give them by least squares. The model knows no
-unequal stages and no messages that overlap with computation; `divisible.simulate` does.
+T_pipe is linear in the three times t_comp, t_0 and bs * dsize / bw. So three measured
+steps determine them, as in Fig. 12, and more steps do so by least squares. The model
+has no unequal stages and no messages that overlap with computation;
+`divisible.simulate` has both.
 
 Source: Takisawa, Yazaki and Ishihata, Evaluation of an Implementation Method for
 Pipeline Parallelism Distributed Deep Learning (2022), section 6.
@@ -35,8 +36,8 @@ def t_comm(bs: Number, t_0: Number, dsize: Number, bw: Number) -> Number:
     """Returns the time of one message: equation (1).
 
     Args:
-        bs: Samples in the message.
-        t_0: Start-up of a message, in seconds.
+        bs: Number of samples in the message.
+        t_0: Start-up time of a message, in seconds.
         dsize: Bytes of a sample.
         bw: Bandwidth in bytes per second.
 
@@ -51,7 +52,7 @@ def t_comm(bs: Number, t_0: Number, dsize: Number, bw: Number) -> Number:
 
 
 def t_pipe(m: Number, d: Number, t_comp: Number) -> Number:
-    """Returns the time that a pipeline computes: equation (2).
+    """Returns the time in which a pipeline computes a minibatch: equation (2).
 
     Args:
         m: Number of microbatches.
@@ -133,15 +134,15 @@ class PerformanceModel:
     ) -> PerformanceModel:
         """Finds the constants from measured steps.
 
-        From three points it goes through them, as in Fig. 12, where those are m = 3,
-        12 and 40. From more it is the least squares of the relative errors. No
-        constant is negative; where points could only be met so, the fit is the nearest
-        without.
+        The curve goes through three points exactly, as in Fig. 12, where they are m =
+        3, 12 and 40. With more points it has the least squares of the relative errors.
+        No constant is negative. If points could be met only with negative constants,
+        the fit is the nearest one without.
 
         Args:
             d: Number of stages; 2 at least.
             m: Numbers of microbatches, three different ones at least.
-            seconds: The step with each of them.
+            seconds: Measured seconds of a step with each number of microbatches.
 
         Returns:
             PerformanceModel: The fit.
@@ -149,7 +150,7 @@ class PerformanceModel:
         Raises:
             ValueError: If there are too few points, or one is not positive.
         """
-        # It is slow to load, and schedules do without.
+        # SciPy is slow to load, and schedules do not need it.
         from scipy.optimize import nnls
 
         points, times = numbers("m", m), numbers("seconds", seconds)
@@ -172,7 +173,7 @@ class PerformanceModel:
                 f"three constants need steps at three different m at least, not at"
                 f" {sorted(set(points.tolist()))}"
             )
-        # What each constant contributes, of the times measured.
+        # The shares of the measured times that each constant contributes.
         unit = np.eye(3)
         share = np.stack([T_pipe(points, d, *one) / times for one in unit], axis=1)
         # The columns differ by orders of magnitude, which costs digits.
@@ -184,8 +185,8 @@ class PerformanceModel:
         """Returns the best number of microbatches, in closed form.
 
         T_pipe is a constant plus ``m * t_0`` plus ``c / m``, where
-        ``c = (d - 1) / d * t_comp + (d - 2) * transfer``: least at ``sqrt(c / t_0)``,
-        and as an integer at one of the two beside it.
+        ``c = (d - 1) / d * t_comp + (d - 2) * transfer``. The least T_pipe is at
+        ``sqrt(c / t_0)``, or at one of the two integers beside it.
 
         Args:
             at_most: The greatest number allowed, such as the samples of the minibatch.
@@ -195,7 +196,8 @@ class PerformanceModel:
 
         Raises:
             ValueError: If messages cost nothing to start (``t_0`` = 0), so that more
-                is always better, and ``at_most`` is not given; or it is less than 1.
+                microbatches are always better, and ``at_most`` is not given. Also if
+                ``at_most`` is less than 1.
         """
         if at_most is not None and at_most < 1:
             raise ValueError(f"at_most must be at least 1, not {at_most}")
@@ -219,9 +221,9 @@ class PerformanceModel:
 
         Args:
             m: Numbers of microbatches.
-            seconds: The step with each of them.
+            seconds: Seconds of a step with each number of microbatches.
 
         Returns:
-            ``predicted / seconds - 1``, one for each.
+            ``predicted / seconds - 1``, for each number of microbatches.
         """
         return self(np.asarray(m, float)) / np.asarray(seconds, float) - 1

@@ -1,4 +1,4 @@
-"""Draws timelines; matplotlib is needed here and for their bars only."""
+"""Pictures of timelines. Only this module and `bars` need matplotlib."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ LABELS = {
     "W": "W weight gradients",
     "R": "R recomputed forward",
 }
-# More events than this are drawn as an image, in which colours mix; and so are those of
-# which half are narrower than this number of points, about a pixel.
+# A timeline is drawn as an image, in which colours mix, if it has more events than
+# this, or if half of its bars are narrower than this number of points, about a pixel.
 _MOST_BARS, _NARROWEST = 20_000, 0.5
 _PIXELS = 1600
 DPI = 150
-# Characters of a title in a line.
+# Characters in a line of a title.
 _TITLE_COLUMNS = 120
 
 
@@ -41,14 +41,14 @@ def plot_timeline(
 ) -> None:
     """Draws one row per rank, with the share of the bubble at its right.
 
-    Events are bars, with the microbatch written on them where it fits on bars of that
-    width. If most bars would be narrower than a pixel, the picture is an image in which
+    Events are bars. The number of the microbatch is written on bars that have room for
+    it. If most bars would be narrower than a pixel, the picture is an image in which
     colours mix in proportion to their time.
 
     Args:
-        timeline: What to draw.
-        path: Where to write; the ending gives the format.
-        title: Above the picture; name and makespan by default.
+        timeline: The timeline to draw.
+        path: The file to write. Its ending gives the format.
+        title: Title above the picture; name and makespan by default.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -63,8 +63,8 @@ def plot_timelines(timelines: dict[str, EventTable], path: str | os.PathLike) ->
     """Draws several timelines below each other, on one scale of time.
 
     Args:
-        timelines: What to draw, by the title of each.
-        path: Where to write; the ending gives the format.
+        timelines: The timelines to draw, by their titles.
+        path: The file to write. Its ending gives the format.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -98,7 +98,7 @@ def plot_timelines(timelines: dict[str, EventTable], path: str | os.PathLike) ->
 
 
 def describe(timeline: EventTable) -> str:
-    """Says how long a timeline is, and the mean of its ranks' bubbles."""
+    """Returns the length of a timeline and the mean of its ranks' bubbles, as text."""
     scale, unit = time_unit(timeline.makespan or 1.0)
     bubble = timeline.bubble.mean() if len(timeline) else 0.0
     return f"{timeline.makespan * scale:.4g} {unit}, bubble {bubble:.1%}"
@@ -155,7 +155,7 @@ def _legend(timelines: Collection[EventTable], span: float) -> list:
 
 
 def time_unit(seconds: float) -> tuple[float, str]:
-    """Returns what to multiply seconds by for a scale, and its unit."""
+    """Returns a unit of time that suits a scale, and the factor from seconds to it."""
     if seconds < 1e-3:
         return 1e6, "µs"
     if seconds < 1:
@@ -181,7 +181,7 @@ def _draw_image(axes, timeline: EventTable, begin: float, scale, makespan) -> No
     right = (timeline.end - begin) / makespan * columns
     first = np.minimum(left.astype(np.int64), columns - 1)
     last = np.minimum(right.astype(np.int64), columns - 1)
-    # A bar covers part of its first and last column, and all of those between; the
+    # A bar covers part of its first and last column, and all columns in between. The
     # latter are added as steps up and down and summed up along the row.
     steps = np.zeros((len(CATEGORIES), timeline.n_ranks, columns + 1))
     where = timeline.category, timeline.rank

@@ -1,4 +1,4 @@
-"""A schedule as one rank sees it."""
+"""A schedule as one rank runs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from divisible.schedules.timeline import Timeline
 
 
 class Channel(NamedTuple):
-    """The way of results from a stage to its neighbour, or along a skip."""
+    """The way of results from a stage to its neighbour, or over a skip connection."""
 
     stage: int
     is_forward: bool
@@ -23,9 +23,9 @@ class Channel(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """Where a result waits to be used: what ``stage`` left for another one.
+    """The place where a result of ``stage`` waits until another stage uses it.
 
-    The first stage finds its input where a stage -1 would have left it.
+    The input of the first stage has the slot of a stage -1.
     """
 
     stage: int
@@ -35,7 +35,7 @@ class Slot(NamedTuple):
 
     @classmethod
     def of(cls, action: Action, skip: str = "") -> Slot:
-        """Returns where an action leaves its result, or what a skip takes of it."""
+        """Returns the slot of an action's result, or of its tensor for a skip."""
         return cls(action.stage, action.kind == "F", action.microbatch, skip)
 
     @property
@@ -45,17 +45,18 @@ class Slot(NamedTuple):
 
 
 class Task(NamedTuple):
-    """An operation of one rank, with where it finds and leaves tensors.
+    """An operation of one rank, and the slots of its tensors.
 
     Attributes:
-        operation: What to do.
-        slot: Where the result of an action goes; what a send takes away, and where a
-            receive puts something.
-        takes: By the name of a skip connection where an action finds what that brings;
-            under no name what its neighbour left.
-        channel: The channel that carries the result, if its user is on another rank.
-        is_recomputed: Whether it is a forward that will be run again.
-        next_action: The first action from there on, for which a receive waits.
+        operation: The action or message.
+        slot: The slot into which an action or a receive puts its result, or from which
+            a send removes it.
+        takes: The slots that an action reads, by the names of skip connections. The
+            slot of the neighbour has the empty name.
+        channel: The channel that carries the result to another rank, if its user is on
+            one.
+        is_recomputed: Whether the action is a forward that will run again.
+        next_action: The next action from here on, for which a receive waits.
         name: The operation in the notation of schedules.
     """
 
@@ -75,10 +76,10 @@ class RankProgram(NamedTuple):
         name: The schedule's name.
         n_stages: Number of stages on all ranks.
         n_microbatches: Number of microbatches.
-        tasks: What this rank does, in order.
+        tasks: The operations of this rank, in order.
         receives: For each channel the microbatches that come over it, in order.
-        absences: Which microbatches may be elsewhere than in memory, as positions among
-            this rank's actions.
+        absences: When microbatches may be outside memory, as positions among this
+            rank's actions.
     """
 
     name: str
@@ -96,7 +97,7 @@ class RankProgram(NamedTuple):
         rendezvous: bool,
         routes: Sequence[Route] = (),
     ) -> RankProgram:
-        """Adds the messages to a schedule, and takes one rank's part.
+        """Adds the messages to a schedule, and returns one rank's part.
 
         Args:
             schedule (Schedule): The computations.
@@ -153,7 +154,7 @@ class RankProgram(NamedTuple):
 
 
 def _takes(action: Action, routes: Sequence[Route]) -> dict[str, Slot]:
-    """Returns where an action finds what it needs of other stages."""
+    """Returns the slots from which an action reads results of other stages."""
     takes = {}
     if action.kind in "FBI":
         is_forward = action.kind == "F"
@@ -168,9 +169,9 @@ class Span(NamedTuple):
     """Something that a rank does besides its program.
 
     Attributes:
-        what: In words.
-        start: In seconds, of the clock of whoever has it.
-        end: Likewise.
+        what: Description in words.
+        start: Start in seconds, by the clock of the code that records it.
+        end: End in seconds, by the same clock.
     """
 
     what: str
@@ -178,18 +179,18 @@ class Span(NamedTuple):
     end: float
 
     def since(self, zero: float) -> Span:
-        """Returns it with seconds from a moment on."""
+        """Returns the span with seconds since a given moment."""
         return Span(self.what, self.start - zero, self.end - zero)
 
 
 class Record(NamedTuple):
-    """One run of a program on one rank: when it did what.
+    """The times of one run of a program on one rank.
 
     Attributes:
-        program: What was run.
+        program: The program that was run.
         times: The start and end of each operation in turn, in seconds of this host's
             clock.
-        after: What the rank did after it and before the next run, by the same clock.
+        after: Spans between this run and the next one, by the same clock.
     """
 
     program: RankProgram
@@ -198,12 +199,12 @@ class Record(NamedTuple):
 
 
 class RankTimes(NamedTuple):
-    """When a rank did what, by a clock that all ranks share.
+    """The times of one rank's operations, by a clock that all ranks share.
 
     Attributes:
-        operations: Of its program.
+        operations: The operations of the rank's program.
         times: The start and end of each in turn, in seconds.
-        besides: What else it did meanwhile or afterwards.
+        besides: Spans besides the program, during the run or after it.
     """
 
     operations: Sequence[Operation]
@@ -212,14 +213,14 @@ class RankTimes(NamedTuple):
 
 
 def measured_timeline(name: str, ranks: Sequence[RankTimes]) -> Timeline:
-    """Puts together what all ranks did.
+    """Builds a timeline from the times of all ranks.
 
     Args:
-        name (str): Of the timeline.
+        name (str): Name of the timeline.
         ranks: The times of each rank.
 
     Returns:
-        Timeline: From the start of the first operation on. A receive is a wait.
+        Timeline: Its zero is the start of the first operation. A receive is a wait.
     """
     first = min(each.times[0] for each in ranks if len(each.times))
     events = []

@@ -1,9 +1,9 @@
 """Recomputation: trading a second forward for the memory of activations.
 
 A recomputed microbatch holds only its stage's input between its forward and its
-backward. Just before the backward the forward runs again (R), for the graph that the
-backward needs. R waits for no other rank, so where a rank would wait for a gradient,
-it costs nothing::
+backward. Just before the backward the forward runs again (R) and builds the graph that
+the backward needs. R waits for no other rank. So it costs nothing on a rank that would
+only wait for a gradient::
 
     step      0   1   2   3   4   5   6   7   8
     rank 0  0F0 0F1 0R0 0B0 0F2 0R1 0B1 0R2 0B2
@@ -21,28 +21,28 @@ from divisible.schedules.actions import BACKWARD, INPUT, RECOMPUTE
 from divisible.schedules.dependencies import NONE, locate
 from divisible.schedules.schedule import Schedule
 
-#: When the forward of a microbatch runs again before its backward, so that only the
-#: stage's input is held in between.
+#: The microbatches whose forward runs again before their backward. Only the stage's
+#: input is held in between.
 RECOMPUTATIONS = ("never", "except_last", "always")
 
 
 def recompute(schedule: Schedule, when: str = "always") -> Schedule:
     """Puts an R before the backward of each microbatch that is to be recomputed.
 
-    Where the backward follows the forward at once, as on the last stage of 1F1B,
-    nothing could be freed in between, so nothing is recomputed.
+    Where the backward follows the forward at once, as on the last stage of 1F1B, there
+    is no memory to free in between, so the forward is not run again.
 
     Args:
         schedule: Any schedule.
-        when: ``'never'``; ``'except_last'`` for all microbatches but the last
-            one, which saves its second forward and holds its activations; or
-            ``'always'``.
+        when: ``'never'``, ``'always'``, or ``'except_last'`` for all microbatches
+            except the last one. The last one then holds its activations, which saves a
+            second forward.
 
     Returns:
         The schedule with the R; the same one for ``'never'`` or without backward.
 
     Raises:
-        ValueError: If ``when`` is none of these.
+        ValueError: If ``when`` is another value.
 
     Example:
         >>> from divisible.schedules import one_f_one_b
@@ -77,7 +77,7 @@ def recompute(schedule: Schedule, when: str = "always") -> Schedule:
 
 
 def recomputed_share(schedule: Schedule) -> np.ndarray:
-    """Tells for each stage the share of the microbatches whose forward runs twice.
+    """Returns for each stage the share of microbatches whose forward runs twice.
 
     Args:
         schedule: Any schedule.
@@ -95,14 +95,14 @@ def recomputed_share(schedule: Schedule) -> np.ndarray:
 
 
 def check_recomputation(name: str, value: str) -> None:
-    """Refuses what is none of `RECOMPUTATIONS`.
+    """Checks that a value is one of `RECOMPUTATIONS`.
 
     Args:
         name: The name of the argument, for the message.
         value: The argument.
 
     Raises:
-        ValueError: With those there are.
+        ValueError: If it is another value; the message has the choices.
     """
     if value not in RECOMPUTATIONS:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A schedule as plain data: for each rank, what it computes in which order.
+"""A schedule as plain data: the computations of each rank, in order.
 
 The same object is printed, checked, simulated and executed::
 
@@ -10,8 +10,8 @@ The same object is printed, checked, simulated and executed::
     rank 0  0F0 0F1   . 0B0 0F2 0B1   . 0B2
     rank 1    . 1F0 1B0 1F1 1B1 1F2 1B2   .
 
-Each column is one step in which every rank runs at most one action; a point is a
-rank that idles because it waits for another one's result. All actions take one step
+Each column is one step in which every rank runs at most one action. A point is a
+rank that idles because it waits for a result of another rank. All actions take one step
 in this drawing, whatever they cost in seconds; the `simulator` knows the costs.
 """
 
@@ -34,19 +34,19 @@ from divisible.schedules.validation import validate
 class Schedule(Table):
     """For each rank, the order in which it computes.
 
-    A schedule is a value: it never changes, and two of them are equal if they do the
-    same on the same ranks (`name` is only a label). Communication is not part of it;
-    `lower` derives that. Building one checks each action alone, `validate` checks
-    that they fit together.
+    A schedule is a value: it never changes. Two schedules are equal if they have the
+    same actions on the same ranks (`name` is only a label). Communication is not part
+    of a schedule; `lower` derives it. The constructor checks each action alone,
+    `validate` checks that they fit together.
 
     Args:
         actions: For each rank its actions in order: `Action` objects or text such as
             ``'2F0'``.
         stage_ranks: For each stage the rank that holds it. Left out, it is read from
             ``actions``.
-        n_microbatches: How many microbatches the minibatch is cut into. Left out, it
-            is read from ``actions``.
-        name: What to call it in logs and errors.
+        n_microbatches: Number of microbatches of a minibatch. Left out, it is read from
+            ``actions``.
+        name: Label of the schedule in logs and errors.
 
     Attributes:
         name (str): The label.
@@ -120,7 +120,8 @@ class Schedule(Table):
             stage: Integers of shape ``(n_actions,)``, all ranks one after the other.
             kind: Positions in `KINDS`, of the same shape.
             microbatch: Integers of the same shape.
-            offsets: Integers of shape ``(n_ranks + 1,)``: where each rank begins.
+            offsets: Position of the first action of each rank, and the number of
+                actions: integers of shape ``(n_ranks + 1,)``.
             stage_ranks: See the class.
             n_microbatches: See the class.
             name: See the class.
@@ -169,13 +170,13 @@ class Schedule(Table):
         )
 
     def validate(self) -> Report:
-        """Proves that the schedule can run, as `validation.validate` says.
+        """Proves that the schedule can run; see `validation.validate`.
 
         Returns:
             The peaks of held activations and of pending weight gradients.
 
         Raises:
-            ScheduleError: If it cannot, with the grid and the fault marked.
+            ScheduleError: If it cannot run. The message shows the grid and the fault.
         """
         return self._report
 
@@ -185,7 +186,7 @@ class Schedule(Table):
 
     @cached_property
     def moments(self) -> Moments:
-        """When its stages may hold most, if it is valid; see `held.moments`."""
+        """The moments at which the stages may hold most; see `held.moments`."""
         return moments(self)
 
     def __eq__(self, other: object) -> bool:

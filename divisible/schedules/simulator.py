@@ -1,4 +1,4 @@
-"""Predicts what a schedule takes: event simulation from measured times.
+"""Predicts the times of a schedule: event simulation from measured times.
 
 The model: a rank runs its actions in order; an action starts when the rank is free
 and the result that it needs has arrived. A message of ``n`` bytes arrives
@@ -38,27 +38,27 @@ def simulate(
 
     Args:
         schedule: The schedule; it is validated first.
-        costs: What stages and edges cost.
+        costs: Costs of stages and edges.
         overlap: Whether messages travel while ranks compute (receives posted ahead,
             sends that do not block). If not, a message starts when both ranks have
-            come to it and keeps both busy until it has arrived, in the order of
-            `divisible.schedules.lowering.lower`; sends and receives then show in the
+            come to it, and keeps both busy until it has arrived. The order is the one
+            of `divisible.schedules.lowering.lower`. Sends and receives then show in the
             timeline.
-        links: What messages share while they travel, with ``overlap=True``.
-            ``'parallel'``: nothing. ``'serial'``: from one rank to another, one
-            message at a time, in the order of sending (``transfer`` occupies the
-            link, ``latency`` does not). ``'shared'``: all ranks have one such link
-            together.
+        links: The sharing of links between messages, with ``overlap=True``. With
+            ``'parallel'`` messages share nothing. With ``'serial'`` each pair of ranks
+            has a link that carries one message at a time, in the order of sending;
+            ``transfer`` occupies the link, ``latency`` does not. With ``'shared'`` all
+            ranks together have one such link.
 
-    Where costs have times of a disk, microbatches wait there, and what a rank waits for
-    its disk counts with the action that does.
+    Where costs have times of a disk, microbatches wait on the disk. The time that a
+    rank waits for its disk is part of the action that needs or frees the microbatch.
 
     Returns:
         The predicted timeline, which starts at 0 and has `peak_memory` set.
 
     Raises:
         ScheduleError: If the schedule cannot run.
-        TypeError: If the costs are none.
+        TypeError: If ``costs`` are not `Costs`.
         ValueError: If the costs do not fit the schedule or ``links`` is unknown.
 
     Example:
@@ -87,7 +87,7 @@ def simulate(
     table = costs.durations(schedule.n_stages, schedule.n_microbatches)
     duration = table[schedule.kind, schedule.stage, schedule.microbatch]
     receiver = receivers(schedule)
-    # The edge of a result lies before the stage going back, behind it going forward.
+    # Going back, the edge of a result lies before its stage; going forward, behind it.
     edge = schedule.stage - (schedule.kind != FORWARD)
     edge[receiver == NONE] = 0
     transfer, latency = (
@@ -142,9 +142,10 @@ def _run_events(
     link: np.ndarray,
     disks: Disks | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Runs events in the order of time, because a link serves whoever comes first.
+    """Runs events in the order of time, because a link serves the first message first.
 
-    Returns when each action starts and ends.
+    Returns:
+        The start of each action, and the end of each action.
     """
     needed, duration, receiver, transfer, latency, link = (
         column.tolist()
@@ -157,7 +158,7 @@ def _run_events(
             link,
         )
     )
-    # One extra entry for what the action of number -1 supplies: it is always there.
+    # The extra entry of ``arrival`` is for actions that need no other one (-1).
     consumer = [NONE] * len(needed)
     for action, need in enumerate(needed):
         if need != NONE:
@@ -207,12 +208,13 @@ def _run_rendezvous(
 ) -> dict[str, np.ndarray]:
     """Runs computations and messages in the one order that all programs agree with.
 
-    Returns the columns of all events, those of each rank in the order of its program.
+    Returns:
+        The columns of all events, those of each rank in the order of its program.
     """
     rank, n = columns["rank"], duration.size
     compute, message = rendezvous_order(schedule)
     sent = np.flatnonzero(receiver != NONE)
-    # Each computation and message keeps these two ranks, for so long.
+    # The two ranks that each computation or message occupies, and for how long.
     one = np.concatenate([rank, rank[sent]]).tolist()
     other = np.concatenate([rank, receiver[sent]]).tolist()
     took = np.concatenate([duration, seconds[sent]])

@@ -17,8 +17,8 @@ CODES = {kind: code for code, kind in enumerate(KINDS)}
 class ActionList(Sequence):
     """The actions of one rank, in order; behaves like a list of `Action`.
 
-    The actions are kept as integers and made when they are looked at, so that a
-    schedule of millions of them stays small.
+    The actions are kept as integers and become objects only when they are read, so that
+    a schedule of millions of them stays small.
     """
 
     def __init__(self, stage: np.ndarray, kind: np.ndarray, microbatch: np.ndarray):
@@ -62,10 +62,11 @@ class Table:
         stage: Integers of shape ``(n_actions,)``, all ranks one after the other.
         kind: Positions in `KINDS`, of the same shape.
         microbatch: Integers of the same shape.
-        offsets: Integers of shape ``(n_ranks + 1,)``: where each rank begins.
+        offsets: Position of the first action of each rank, and the number of actions:
+            integers of shape ``(n_ranks + 1,)``.
         stage_ranks: For each stage its rank. Left out, it is read from the actions.
         n_microbatches: Number of microbatches. Left out, it is read from the actions.
-        name: What to call it in logs and errors.
+        name: Label of the table in logs and errors.
 
     Raises:
         ScheduleError: If an action names a stage, a kind or a microbatch that does not
@@ -154,10 +155,10 @@ class Table:
         return self.stage.size
 
     def rank_stages(self, rank: int) -> tuple[int, ...]:
-        """Tells which stages a rank holds.
+        """Returns the stages that a rank holds.
 
         Args:
-            rank: From 0.
+            rank: The rank, from 0.
 
         Returns:
             The stages in ascending order.

@@ -2,7 +2,7 @@
 
 `divisible.schedules.simulator.simulate` returns a `Timeline`, the runner records one;
 both are compared, saved and drawn by the same code. Events are kept as columns of
-numbers and become objects only when they are looked at.
+numbers and become objects only when they are read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Timeline(EventTable):
             category may be left out: it is the action's kind, the message's
             direction, or ``'other'``.
         n_ranks: Number of ranks. Left out, it is read from ``events``.
-        name: What to call it in files and pictures.
+        name: Label of the timeline in files and pictures.
 
     Attributes:
         name (str): The label.
@@ -41,8 +41,8 @@ class Timeline(EventTable):
         rank, category, stage, kind, microbatch, peer, start, end (numpy.ndarray):
             The columns, sorted by rank and start; ``CATEGORIES[category[k]]`` is the
             category of event ``k``, and -1 stands for "none".
-        direction (numpy.ndarray): Another column: 0 for messages that are sent, and
-            for waiting to send, 1 for those that are received.
+        direction (numpy.ndarray): Another column: 0 for sent messages and waits to
+            send, 1 for received messages and waits for them.
         offsets (numpy.ndarray): Rank ``r`` has the events ``offsets[r]`` up to
             ``offsets[r + 1]``.
         peak_memory (numpy.ndarray or None): Bytes held at the peak on each rank, where
@@ -110,8 +110,8 @@ class Timeline(EventTable):
         Args:
             rank: Integers of shape ``(n_events,)``.
             category: Positions in `CATEGORIES`.
-            start: Seconds.
-            end: Seconds.
+            start: Start of each event, in seconds.
+            end: End of each event, in seconds.
             n_ranks: See the class.
             name: See the class.
             columns: Any of ``stage``, ``kind``, ``microbatch`` and ``peer``; -1
@@ -140,22 +140,22 @@ class Timeline(EventTable):
     def critical_path(self) -> list[Event]:
         """The chain of events that decides the makespan, from first to last.
 
-        `divisible.schedules.critical_path` says how it is found.
+        `divisible.schedules.critical_path` describes the search.
         """
         return [self[k] for k in critical_path(self)]
 
     def compare(self, predicted: Timeline) -> Comparison:
-        """Says where this step lost time against its prediction.
+        """Compares this step with its prediction, to show where it lost time.
 
         Args:
             predicted: The timeline of the same schedule, simulated.
 
         Returns:
-            Seconds by rank and cause, and by stage.
+            The lost seconds by rank and cause, and the seconds of each stage.
 
         Raises:
-            ValueError: If the two have not the same stages and microbatches on the
-                same ranks.
+            ValueError: If the two timelines have not the same stages and microbatches
+                on the same ranks.
         """
         return Comparison(self, predicted)
 
@@ -194,7 +194,7 @@ class Timeline(EventTable):
         ``chrome://tracing`` and https://ui.perfetto.dev show such files.
 
         Args:
-            path: Where to write JSON. The file appears only when it is complete.
+            path: The JSON file to write. The file appears only when it is complete.
         """
         save_trace(self, path)
 
@@ -222,8 +222,8 @@ class Timeline(EventTable):
         """Draws the timeline; needs matplotlib.
 
         Args:
-            path: Where to write; the ending gives the format (``.png``, ``.svg`` …).
-            title: Above the picture; name and makespan by default.
+            path: The file to write. Its ending gives the format (``.png``, ``.svg`` …).
+            title: Title above the picture; name and makespan by default.
 
         Raises:
             ImportError: If matplotlib is not installed.

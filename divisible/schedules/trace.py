@@ -33,8 +33,8 @@ def save_trace(timeline: EventTable, path: str | os.PathLike) -> None:
     """Writes a timeline; see `Timeline.save`.
 
     Args:
-        timeline: What to write.
-        path: Where to write.
+        timeline: The timeline to write.
+        path: The file to write.
     """
     about = {"name": timeline.name, "n_ranks": timeline.n_ranks}
     if timeline.peak_memory is not None:
@@ -76,14 +76,15 @@ def read_trace(content: dict[str, Any]) -> tuple[list[Event], dict[str, Any]]:
     """Reads a timeline; see `Timeline.load`.
 
     Args:
-        content: Of a file that `save_trace` wrote.
+        content: The parsed content of a file that `save_trace` wrote.
 
     Returns:
-        The events, and what else is known: ``'name'``, ``'n_ranks'`` and
+        The events, and the other fields: ``'name'``, ``'n_ranks'`` and
         ``'peak_memory'``, which is None or an array.
 
     Raises:
-        TypeError, ValueError: If it is not in that format; the message names the field.
+        TypeError, ValueError: If the content has another format; the message names the
+            field.
     """
     about = _known(content.get("otherData"))
     entries = content.get("traceEvents")
@@ -94,7 +95,7 @@ def read_trace(content: dict[str, Any]) -> tuple[list[Event], dict[str, Any]]:
         what = f"traceEvents[{i}]"
         if not (isinstance(entry, dict) and "ph" in entry):
             raise ValueError(f"{what} is {shown(entry)}: expected an event with a ph")
-        # Others are names of rows, say.
+        # Entries of other kinds are names of rows, for example.
         if entry["ph"] == "X":
             events.append(_event(what, entry, about["n_ranks"]))
     return events, about

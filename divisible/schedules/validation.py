@@ -27,20 +27,25 @@ _SHOWN_STEPS = 24
 
 
 def validate(schedule: Table) -> Report:
-    """Proves that a schedule can run, or says why not.
+    """Proves that a schedule can run.
 
-    Checked are, in this order: every action is on the rank that holds its stage;
-    every stage runs every microbatch exactly once forward, and backward either as
-    one B or as I and W (or none of all backward: evaluation); on each rank F comes
-    before R, R before B or I, I before W, and a stage after the one it needs; no ranks
-    wait for each other in a circle. `divisible.schedules.lowering.lower` then yields
-    messages that cannot deadlock even when every send and receive blocks.
+    The checks, in this order, are:
+
+    - Every action is on the rank that holds its stage.
+    - Every stage runs every microbatch exactly once forward, and backward either as one
+      B or as I and W. A schedule for evaluation has no backward at all.
+    - On each rank F comes before R, R before B or I, and I before W. If one stage needs
+      a result of another stage on the same rank, it runs later.
+    - No ranks wait for each other in a circle.
+
+    `divisible.schedules.lowering.lower` then yields messages that cannot deadlock even
+    when every send and receive blocks.
 
     Args:
         schedule: The schedule.
 
     Returns:
-        What it holds at its peak.
+        The peaks of the activations and weight gradients that the schedule holds.
 
     Raises:
         ScheduleError: The message names rank, action and reason and shows the grid
@@ -169,8 +174,8 @@ def _check_progress(schedule: Table, needed: np.ndarray) -> None:
     if not blocked.size:
         return
     rank_of = schedule.action_ranks
-    # Every blocked rank waits for another blocked one: walking on must close a
-    # circle. What comes before the circle is left out of the message.
+    # Every blocked rank waits for another blocked one, so following them must close a
+    # circle. Ranks before the circle are left out of the message.
     walk = [int(blocked[0])]
     while walk.count(walk[-1]) < 2:
         walk.append(int(rank_of[needed[stuck[walk[-1]]]]))

@@ -1,4 +1,4 @@
-"""Generators of schedules that split the backward, so that W fills the bubble."""
+"""Generators of schedules that split the backward, and fill the bubble with W."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from divisible.schedules.schedule import Schedule
 
 
 def zero_bubble_h1(n_stages: int, n_microbatches: int) -> Schedule:
-    """1F1B with the weight gradients put where it would idle (ZB-H1).
+    """1F1B with weight gradients in the gaps in which ranks would idle (ZB-H1).
 
     Backward is split: the stage before waits only for input gradients (I), so weight
-    gradients (W) can fill the gaps. Stage ``i`` keeps ``i`` of them back, which is
-    just enough to fill the end of the schedule, while no stage holds more than the
-    first one does in 1F1B.
+    gradients (W) can fill the gaps. Stage ``i`` delays ``i`` of them, which is just
+    enough to fill the end of the schedule. No stage holds more than the first one does
+    in 1F1B.
 
-    With ``m >= d`` and F = I = W: makespan ``m (F + I + W) + (d - 1) (F + I - W)``,
-    that is a third of 1F1B's bubble. On stage ``i``: ``min(m, d - i)`` microbatches in
-    flight and ``min(m, i + 1)`` pending W, together never more than ``min(m, d)``.
-    With ``m < d`` the makespan is ``(m + d - 1) (F + I) + W``.
+    With ``m >= d`` and F = I = W the makespan is
+    ``m (F + I + W) + (d - 1) (F + I - W)``, with a third of 1F1B's bubble. Stage ``i``
+    has ``min(m, d - i)`` microbatches in flight and ``min(m, i + 1)`` pending W,
+    together never more than ``min(m, d)``. With ``m < d`` the makespan is
+    ``(m + d - 1) (F + I) + W``.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 2.1.
 
@@ -47,21 +48,21 @@ def zero_bubble_h1(n_stages: int, n_microbatches: int) -> Schedule:
 def zero_bubble_h2(n_stages: int, n_microbatches: int) -> Schedule:
     """ZB-H1 that runs twice as far ahead, where there is memory for it (ZB-H2).
 
-    Stage ``i`` begins with ``2 (d - i) - 1`` forwards, not ``d - i``, and keeps ``2 i``
-    weight gradients back, not ``i``. So input gradients may take twice as long to come
-    back before a stage has nothing else to do. Where F = I = W and messages take no
-    time that is not needed. Where I takes longer than F or W, or messages take time,
-    ranks wait for them all along in ZB-H1, and not in this.
+    Stage ``i`` begins with ``2 (d - i) - 1`` forwards, not ``d - i``, and delays
+    ``2 i`` weight gradients, not ``i``. So input gradients may take twice as long to
+    come back before a stage has nothing else to do. Where F = I = W and messages take
+    no time, ZB-H1 is as good. Where I takes longer than F or W, or messages take time,
+    ranks wait for input gradients in every turn of ZB-H1, and not in ZB-H2.
 
-    With ``m >= 2 d - 1`` and ``I <= 2 F``: makespan
+    With ``m >= 2 d - 1`` and ``I <= 2 F`` the makespan is
     ``m (F + I + W) + (d - 1) (F + max(0, I - 2 W))``; the last stage waits only until
-    the pipeline is full. On stage ``i``: ``min(m, 2 (d - i) - 1)`` microbatches in
+    the pipeline is full. Stage ``i`` has ``min(m, 2 (d - i) - 1)`` microbatches in
     flight and ``min(m, 2 i + 1)`` pending W, together never more than
     ``min(m, 2 d - 1)``. With few microbatches ZB-H1 may be faster.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 2.2. There
-    the next minibatch begins before the last ranks have ended this one; here its end is
-    waited for, as in all schedules.
+    the next minibatch begins before the last ranks have ended this one. Here, as in all
+    schedules of this package, every rank ends a minibatch before the next one begins.
 
     Args:
         n_stages: Number of stages, one on each rank.
@@ -89,7 +90,7 @@ def zero_bubble_v(n_ranks: int, n_microbatches: int) -> Schedule:
 
     Rank ``r`` holds stages ``r`` and ``2 n_ranks - 1 - r``, so that a microbatch comes
     back to rank 0, and its backward starts where its forward ended. Input gradients
-    (I) leave early in both directions, weight gradients (W) fill what is left.
+    (I) leave early in both directions. Weight gradients (W) fill the gaps that remain.
 
     With F = I = W of one stage, ``d`` ranks and ``m >= 3 d / 2``: makespan
     ``2 m (F + I + W) + (d - 1) F``; ranks wait only while the pipeline fills and
@@ -119,14 +120,14 @@ def zero_bubble_v(n_ranks: int, n_microbatches: int) -> Schedule:
     """  # noqa: E501
     check_positive(n_ranks=n_ranks, n_microbatches=n_microbatches)
     p = n_ranks
-    # With fewer microbatches than fill the pipeline the order is that of enough of
-    # them, without the surplus.
+    # With too few microbatches to fill the pipeline, the order is that of just enough
+    # microbatches, without the surplus.
     m = max(2 * p - 1, n_microbatches)
     rows = []
     for rank in range(p):
         near, far = rank, 2 * p - 1 - rank
         parts = [
-            # Fill: ahead on the way to the V's tip, then in turn on both ways.
+            # Fill: ahead on the way to the tip of the V, then in turn on both ways.
             (near, "F" * (2 * (p - rank) - 1)),
             *[(far, "F"), (near, "F")] * rank,
             (far, "FIW" * (p - rank)),
@@ -144,10 +145,10 @@ def zero_bubble_v(n_ranks: int, n_microbatches: int) -> Schedule:
 
 
 def _zero_bubble(n_stages: int, n_microbatches: int, depth: int, name: str) -> Schedule:
-    """Runs ahead, and keeps W back, ``depth`` microbatches for each stage on the way.
+    """Runs ahead, and delays W, by ``depth`` microbatches for each stage on the way.
 
-    Those ahead are for the stages behind, which their input gradients come back from;
-    the W kept back fill the end, when the stages before have no more forwards to send.
+    Forwards run ahead for the later stages, from which their input gradients come back.
+    Delayed W fill the end, when the stages before have no more forwards to send.
     """
     check_positive(n_stages=n_stages, n_microbatches=n_microbatches)
     d, m = n_stages, n_microbatches
@@ -156,7 +157,7 @@ def _zero_bubble(n_stages: int, n_microbatches: int, depth: int, name: str) -> S
         ahead, kept = min(m, depth * (d - 1 - stage)), min(m, depth * stage)
         turns = m - ahead
         kinds = "F" * ahead
-        # Behind the first I so many W are kept back.
+        # The first ``kept`` I have no W behind them.
         kinds += "FI" * min(kept, turns) + "FIW" * (turns - kept)
         kinds += "I" * (kept - turns) + "IW" * min(ahead, m - kept)
         rows.append((stage, kinds + "W" * kept))
