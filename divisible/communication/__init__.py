@@ -2,27 +2,27 @@
 
 ::
 
-    errors          what waits and comparisons raise
+    errors          errors of waits and comparisons
     waiting         waits that yield the core, and end
-    tags            who uses which tag
+    tags            the tags of all messages
     launchers       how this process was started
-    aborting        one way out for all ranks
-    guard           a parent of each rank, which says what ended it
-    leaving         what a rank tells the others at its end
+    aborting        the end of all ranks after an error on one
+    guard           a parent process of each rank, which reports what ended the rank
+    leaving         what a rank does at its end, also by ``os._exit``
     flight_record   the last actions and messages of a rank
-    flight_files    where such records lie, and when they go
-    flight_search   those of the newest job, or of a process
-    flight_table    their lines, by time
-    flight_report   what they say: who waits for whom
-    roll_call       which ranks are missing where others wait
-    farewells       which ranks have ended their script, and how much they have finished
-    collectives     what all ranks do together: gather, broadcast, clocks
+    flight_files    the files of flight records, and when they are removed
+    flight_search   the flight records of the newest job, or of a process
+    flight_table    the entries of flight records, by time
+    flight_report   conclusions from flight records: which rank waits for which
+    roll_call       questions to other ranks: which ranks are missing from a wait
+    farewells       notices of ranks that have ended their script
+    collectives     operations of all ranks: gather, broadcast, clocks
     agreement       arguments that all ranks compare before they begin
     attempts        calls that succeed on all ranks, or fail on all
-    communicators   when those of our own are made and freed
+    communicators   this package's own communicators: making and freeing them
     parameter_sums  a number for each parameter of all ranks
     signatures      tensors, and their shapes and dtypes
-    buffers         where messages lie meanwhile
+    buffers         the memory of messages while MPI uses it
     transport       channels: post, send, receive
 
 ``comm`` is a ChainerMN communicator or an mpi4py one, everywhere.

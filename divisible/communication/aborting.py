@@ -1,11 +1,11 @@
-"""One way out for all ranks.
+"""Ends all ranks after an error on one.
 
-Nothing here imports MPI before it must: whoever has several ranks to end has them by
-the launcher's word, and joins the others only to end them.
+Nothing here imports MPI before it must. A rank knows from its launcher whether there
+are others, and starts MPI only to end them.
 
-A rank that fails may have no memory, threads or files left. What it needs to say so
-and to end the others is made ready when the hooks are set; what would say more and
-cannot is left out.
+A rank that fails may have no memory, threads or files left. Whatever it needs to report
+the error and to end the others is prepared when the hooks are set. Other parts of the
+report are left out if they fail.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ from divisible.communication.flight_record import own_flight_record
 from divisible.communication.launchers import is_one_of_several, launch
 from divisible.communication.leaving import hear_exits
 
-# How long an abort may take, and the start of MPI if there must be one.
+# Limits for an abort, and for the start of MPI if an abort needs one.
 _ABORT_SECONDS = 3
 _START_SECONDS = 10
-# How long it may take to say why, and to let others speak before.
+# Limit for reporting the error, including the wait for lower ranks to report theirs.
 _SECONDS_TO_SAY = 20
-# How long a rank that fails gives a lower one to say the same before it does.
+# Time in which a lower rank may report the same error first.
 _SECONDS_TO_WAIT_FOR_LOWER_RANKS = 1.0
-# Taken by who ends the ranks: what fails in other threads meanwhile follows from it.
+# Locked by the thread that ends the ranks: failures of other threads follow from it.
 _ending = threading.Lock()
-# Memory to have some in the end, of which the system gives none before it is used.
+# Reserved memory, to be freed at the end. The system provides none before it is used.
 _RESERVED_BYTES = 4 << 20
 _reserve: list[bytearray] = []
-# The system's own, which tells other ranks nothing.
+# The system's own function, which sends nothing to other ranks.
 _exit = os._exit
 
 
 class _World(NamedTuple):
-    """This rank, and the number of all."""
+    """This rank, and the number of all ranks."""
 
     rank: int
     size: int
 
 
 def abort(code: int = 1) -> None:
-    """Ends all ranks; at any rate this one.
+    """Ends all ranks, or at least this one.
 
     Args:
         code (int): The exit code.
     """
-    # MPI's abort asks mpiexec to end the ranks, and waits. Behind a link that is cut
-    # nobody answers. It holds Python's lock meanwhile, so no thread of Python's own
-    # could end this. The kernel does, with neither memory, nor a thread, nor a file.
+    # MPI's abort asks mpiexec to end the ranks, and waits. Behind a link that is cut,
+    # no answer comes. The call holds Python's lock meanwhile, so no thread of Python
+    # could end it. An alarm of the kernel does, without memory, threads or files.
     has_others = True
     try:
         _end_after(_START_SECONDS)
         has_others = _world().size > 1
         if has_others:
-            # Slow to load. Where a rank has failed before it was, the others wait for
-            # it in the start of MPI.
+            # MPI is slow to load. If this rank has failed before it loaded MPI, the
+            # others wait for it while they start MPI.
             from mpi4py import MPI
 
             if not MPI.Is_initialized():
@@ -78,8 +78,8 @@ def abort(code: int = 1) -> None:
     finally:
         try:
             if has_others:
-                # MPI could not be loaded. Of a rank that ends before it has started
-                # MPI, some launchers notice only that a signal ended it.
+                # MPI could not be loaded. If a rank ends before it has started MPI,
+                # some launchers notice only an end by a signal.
                 _let_end(signal.SIGTERM)
                 os.kill(os.getpid(), signal.SIGTERM)
         finally:
@@ -92,15 +92,15 @@ def _end_after(seconds: int) -> None:
 
 
 def _let_end(number: int) -> None:
-    # Only the main thread may do this, and only a script's own handler makes it needed.
+    # Only the main thread may do this; only a handler set by a script makes it needed.
     if threading.current_thread() is threading.main_thread():
         signal.signal(number, signal.SIG_DFL)
 
 
 def let_lower_ranks_speak() -> None:
-    """Waits, on other ranks than 0, until lower ones have ended this one, if they do.
+    """Waits, on ranks other than 0, because a lower rank may report the same and abort.
 
-    So what goes wrong on every rank alike is said once.
+    So an error that all ranks have is reported once.
     """
     time.sleep(min(_world().rank, 2) * _SECONDS_TO_WAIT_FOR_LOWER_RANKS)
 
@@ -116,7 +116,7 @@ def _world() -> _World:
         here = launch()
         return _World(here.rank, here.n_ranks) if is_one_of_several() else _World(0, 1)
     if MPI.Is_finalized():
-        # There is nobody left to end.
+        # No other ranks are left to end.
         return _World(0, 1)
     return _World(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
 
@@ -124,24 +124,24 @@ def _world() -> _World:
 def end_all_ranks(
     what: str, report: Callable[[], None], code: int = 1, has_records: bool = True
 ) -> None:
-    """Says why on this rank, and ends all.
+    """Reports the reason on this rank, and ends all ranks.
 
     Args:
-        what (str): What this rank does, after its name.
-        report: Prints the rest.
+        what (str): Words for the event, which follow the name of this rank.
+        report: Prints the rest of the report.
         code (int): The exit code.
-        has_records (bool): Whether what all ranks did last says why, rather than what
-            is reported; else a line names the records.
+        has_records (bool): Whether to print the flight records of all ranks, as the
+            reason lies between ranks. Else a line names the directory of the records.
     """
     _reserve.clear()
     _end_after(_SECONDS_TO_SAY)
     if not _ending.acquire(blocking=False):
-        # Another thread is about to.
+        # Another thread is about to end the ranks.
         time.sleep(_ABORT_SECONDS + _START_SECONDS)
     try:
         _say(what, report, has_records)
     finally:
-        # Also if there is no memory to say so, or nobody to hear it.
+        # The ranks must end even if the report failed.
         abort(code)
 
 
@@ -158,7 +158,7 @@ def _say(what: str, report: Callable[[], None], has_records: bool) -> None:
     report()
     sys.stderr.flush()
     if size > 1:
-        # mpiexec drops what it has not read yet when a rank aborts.
+        # When a rank aborts, mpiexec drops output that it has not read yet.
         time.sleep(0.5)
 
 
@@ -166,19 +166,19 @@ def abort_on_error() -> None:
     """Makes an uncaught exception on one rank, in any thread, end all ranks.
 
     Without it a rank that fails leaves the others waiting for its messages. The
-    traceback is printed with the rank and host it comes from; an error that every
-    rank raises alike is printed once. ``import pipeline`` calls this where a launcher
+    traceback is printed with the rank and host it comes from. An error that every rank
+    raises alike is printed once. The import of ``pipeline`` calls this where a launcher
     has started several ranks, and :class:`~pipeline.Pipeline` in any case.
 
-    On a single rank an exception in a thread ends the process as well, since the main
-    thread may wait for what that one does; unless somebody has set
-    ``threading.excepthook``, as pytest does, or Python is interactive.
+    On a single rank an exception in a thread ends the process as well, because the main
+    thread may wait for the results of that thread. Two cases are exceptions: a custom
+    ``threading.excepthook``, as pytest sets one, and an interactive Python.
 
-    ``sys.exit`` is no exception in this sense. The other ranks end, with an error, as
-    soon as they wait for this one in a later step of a pipeline, exchange of gradients,
-    or other call of all ranks; under ``divisible run`` at once, if the exit code is not
-    0. The same holds for ``os._exit(0)``, for which launchers would kill the other
-    ranks and end the job with 0.
+    A call of ``sys.exit`` is no exception in this sense. The other ranks end with an
+    error as soon as they wait for this rank, in a later step of a pipeline, exchange of
+    gradients, or other call of all ranks. Under ``divisible run`` they end at once if
+    the exit code is not 0. The same holds for ``os._exit(0)``, after which launchers
+    would otherwise kill the other ranks and end the job with 0.
 
     Example:
         >>> import sys, threading
@@ -207,7 +207,7 @@ class _AbortHook:
         self._process = os.getpid()
 
     def __call__(self, kind: type, error: BaseException, trace: Any) -> None:
-        # A process that a rank has forked is no rank.
+        # A process that a rank has forked is not a rank.
         if is_world_up() and os.getpid() == self._process:
             _fail("failed", error, lambda: self._report(kind, error, trace))
         self._report(kind, error, trace)
@@ -229,18 +229,18 @@ class _ThreadHook:
 
 
 def _is_left_behind(thread: threading.Thread | None) -> bool:
-    """Returns whether the script has ended, and does not wait for the thread."""
+    """Returns whether the script has ended without waiting for the thread."""
     is_daemon = thread is not None and thread.daemon
     return is_daemon and not threading.main_thread().is_alive()
 
 
 def _fail(what: str, error: BaseException | None, report: Callable[[], None]) -> None:
-    """Ends all ranks for an exception, unless a lower one does so before."""
+    """Ends all ranks after an exception, unless a lower rank ends them first."""
     _reserve.clear()
     _end_after(_SECONDS_TO_SAY)
-    # Who waits for a rank in vain says so at once: one that waits for the one that
-    # waits has less to say. MPI fails where another rank was killed: this one is not
-    # behind, and the launcher is about to end it.
+    # A rank whose wait was too long reports it at once: the next rank, which waits for
+    # this one, would report less. MPI fails if another rank was killed: then this rank
+    # is not the cause, and the launcher is about to end it.
     if not isinstance(error, StallError) and not is_of_mpi(error):
         if error is not None:
             own_flight_record.fail(error)
@@ -249,7 +249,7 @@ def _fail(what: str, error: BaseException | None, report: Callable[[], None]) ->
 
 
 def _is_between_ranks(error: BaseException | None) -> bool:
-    """Returns whether an error is of what ranks did together, or did not do."""
+    """Returns whether an error comes from what ranks do together."""
     if isinstance(error, (StallError, DisagreementError, KeyboardInterrupt)):
         return True
     return is_of_mpi(error)

@@ -11,7 +11,7 @@ from divisible.communication.attempts import refuse_together
 from divisible.communication.collectives import all_gather
 from divisible.communication.errors import DisagreementError
 
-#: What a rank waits whose own arguments are wrong: one of them may be its timeout.
+#: Timeout of a rank whose own arguments are wrong: its given timeout may be wrong, too.
 _SECONDS_TO_REFUSE = 60.0
 
 
@@ -23,9 +23,9 @@ def agree(
     purpose: str,
     note: Any = None,
 ) -> list[Any]:
-    """Sees that all ranks were given the same, and that none refuses it.
+    """Checks that all ranks were given the same arguments, and that no rank refuses.
 
-    A call of all ranks; nothing else has been sent when it ends.
+    A call of all ranks. When it ends, no other messages have been sent.
 
     ::
 
@@ -34,20 +34,21 @@ def agree(
         rank 2   lr=0.1, fine ----'          '--> "rank 1: epochs must be 1 or more"
 
     Args:
-        comm: Of the ranks.
-        given: What must be equal, by names; picklable.
-        refusal: What is wrong on this rank; ``given`` does not count then.
+        comm: The communicator of the ranks.
+        given: Arguments that must be equal on all ranks, by name; picklable.
+        refusal: The error in this rank's arguments, if there is one. It replaces
+            ``given``.
         timeout: Seconds to wait for the other ranks.
-        purpose: What the ranks are waited for to do, for the error message.
-        note: What else the others are to know; picklable, also if something is wrong.
+        purpose: The purpose of the wait, such as ``'to begin'``, for the error message.
+        note: Data for the other ranks; picklable. It is sent even with a refusal.
 
     Returns:
-        The notes of all ranks, in rank order.
+        The ``note`` of every rank, in rank order.
 
     Raises:
         DisagreementError: If the ranks differ, or another one refuses.
         Exception: ``refusal``, on its own rank.
-        StallError: If another rank does not come.
+        StallError: If another rank does not call this in time.
 
     Example:
         >>> agree(MPI.COMM_SELF, {"seed": 3}, None, 10, "to begin", note="here")
@@ -55,7 +56,7 @@ def agree(
     """
     text = "" if refusal is None else str(refusal) or type(refusal).__name__
     if refusal is not None:
-        # It may be something that cannot be sent.
+        # Wrong arguments may be something that cannot be sent.
         given, timeout = {}, _SECONDS_TO_REFUSE
     said = all_gather(comm, (text, dict(given), note), timeout, purpose)
     refuse_together([theirs for theirs, _, _ in said], refusal)
@@ -69,10 +70,10 @@ def agree(
 
 
 def first_difference(said: Sequence[Sequence[str]]) -> str:
-    """Returns where lines of text, which should be the same on all ranks, differ first.
+    """Returns the first difference between lines of text that should be equal.
 
     Args:
-        said: The lines of each rank; those of some must differ.
+        said: The lines of each rank. Some ranks must differ.
 
     Example:
         >>> first_difference([["a", "b"], ["a", "c"]])

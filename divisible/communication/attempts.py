@@ -1,4 +1,4 @@
-"""Attempts of all ranks together: what fails on one rank fails on all.
+"""Attempts of all ranks together: a failure on one rank is a failure on all.
 
 ::
 
@@ -16,11 +16,11 @@ from divisible.communication.errors import DisagreementError
 
 
 class Failure(NamedTuple):
-    """The words of a rank on its own failure.
+    """The failure of a rank, as other ranks receive it.
 
     Attributes:
         words: The text of the error.
-        is_refusal: Whether it is a :class:`ValueError`, which refuses what was asked.
+        is_refusal: Whether the error is a :class:`ValueError`, which refuses arguments.
     """
 
     words: str
@@ -37,26 +37,26 @@ def on_all_ranks(
 ) -> Any:
     """Calls a function on every rank; if it fails on one, all ranks raise.
 
-    A :class:`ValueError` refuses what was asked for. Where all failures are such, all
-    ranks raise one. Otherwise all ranks raise something else, so that they go on alike.
+    A :class:`ValueError` refuses the arguments. If all failures are refusals, all ranks
+    raise one. Otherwise no rank raises a refusal, so that all ranks go on alike.
 
     Args:
-        gather: Returns the values that all ranks give, in rank order.
+        gather: Returns the values that all ranks pass to it, in rank order.
         what: The beginning of the error's text, such as ``'cannot move layers'``; may
             be empty.
-        function: The function; it should change nothing that other ranks must change
-            as well.
+        function: The function. It should change no state that must change on all ranks
+            alike.
         arguments: Arguments of the function.
-        error: A class that all ranks raise, those that failed included. By default
-            these raise what the function has raised.
-        refusal: The class that ranks raise which have not failed, where others refuse.
+        error: A class that all ranks raise, also those on which the function failed. By
+            default these ranks raise the error of the function.
+        refusal: The class that ranks raise that have not failed, where others refuse.
 
     Returns:
         The result of the function on this rank.
 
     Raises:
-        Exception: What the function has raised on this rank.
-        DisagreementError: If it has failed on another rank.
+        Exception: The error of the function on this rank.
+        DisagreementError: If the function has failed on another rank.
 
     Example:
         >>> on_all_ranks(lambda value: [value], 'cannot add', int.__add__, 1, 2)
@@ -84,14 +84,14 @@ def on_all_ranks(
 
 
 def refuse_together(said: Sequence[str], own: Exception | None = None) -> None:
-    """Raises on every rank if some rank has said why it refuses.
+    """Raises an error on every rank if some rank refuses.
 
     Args:
-        said: By all ranks, the reason; empty where there is none.
-        own: The error that this rank raises, if it refuses itself.
+        said: The reason of each rank; empty for a rank that does not refuse.
+        own: The error that this rank raises, if it refuses.
 
     Raises:
-        Exception: The own error.
+        Exception: ``own``.
         DisagreementError: The reason of the first rank that refuses.
 
     Example:
@@ -113,13 +113,13 @@ def words_of(error: Exception, known: type[Exception] | None = None) -> str:
 
     Args:
         error: The error.
-        known: A class whose errors need no name.
+        known: A class whose errors are returned without its name.
 
     Example:
         >>> words_of(KeyError('lr')), words_of(OSError('full'), OSError)
         ('KeyError: lr', 'full')
     """
-    # A KeyError puts its text into quotes.
+    # The text of a KeyError has quotes around it.
     in_quotes = isinstance(error, KeyError) and error.args
     words = str(error.args[0] if in_quotes else error)
     if known is not None and isinstance(error, known):

@@ -1,4 +1,4 @@
-"""Where the arrays of messages lie in memory while MPI reads and writes them.
+"""The memory of messages while MPI reads and writes them.
 
 ===================  =====================  ===========================================
 arrays of the model  MPI library            buffers
@@ -8,10 +8,11 @@ CuPy                 takes device memory    the arrays themselves, on the device
 CuPy                 any other              page-locked arrays of the host, and a copy
 ===================  =====================  ===========================================
 
-The second has not run yet; the third is tested on one GPU. NCCL is not used: it needs
-a device for each rank, and none with several has been at hand to build it on. It would
-need care: its kernels wait on the device for the other rank, without a deadline, and
-may keep those that this rank has to run first from starting.
+The second row has not been run yet; the third is tested on one GPU. NCCL is not used:
+it needs a device for each rank, and no machine with several devices has been available.
+Its
+use would need care: NCCL's kernels wait on the device for the other rank, without a
+deadline. They may block kernels that this rank has to run first.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mpi4py import MPI
 
 
 def create_buffers(xp: Any) -> HostBuffers:
-    """Returns what suits the arrays and the MPI library.
+    """Returns buffers that suit the arrays and the MPI library.
 
     Args:
         xp: The module of the model's arrays, ``numpy`` or ``cupy``.
@@ -35,17 +36,17 @@ def create_buffers(xp: Any) -> HostBuffers:
 
 
 def page_locked(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Returns an array of the host that a GPU copies from and to without a detour."""
-    # It is there where a GPU is.
+    """Returns an array of the host that a GPU reads and writes without another copy."""
+    # cupyx is installed where a GPU is used.
     import cupyx
 
     return cupyx.empty_pinned(shape, dtype)
 
 
 def mpi_takes_device_memory() -> bool:
-    """Tells whether MPI messages may lie on a GPU.
+    """Returns whether MPI messages may lie on a GPU.
 
-    Open MPI and MPICH answer the same call, which is not of the MPI standard and so
+    Open MPI and MPICH have the same function, which is not of the MPI standard and so
     not in mpi4py.
     """
     library = ctypes.CDLL(MPI.__file__)
@@ -54,14 +55,14 @@ def mpi_takes_device_memory() -> bool:
 
 
 class HostBuffers:
-    """NumPy arrays, sent from and received into where they are."""
+    """NumPy arrays, which MPI reads and writes in place."""
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Returns a buffer to receive into."""
         return np.empty(shape, dtype)
 
     def reuse(self) -> None:
-        """Is called before MPI writes into a buffer that was used before."""
+        """Prepares for MPI to write into a buffer that was used before."""
 
     def outgoing(self, array: Any, dtype: Any) -> Any:
         """Returns a contiguous buffer with the array as ``dtype``, ready to be read."""
@@ -73,10 +74,10 @@ class HostBuffers:
 
 
 class DeviceBuffers(HostBuffers):
-    """CuPy arrays, sent from and received into where they are.
+    """CuPy arrays, which MPI reads and writes in place.
 
-    Kernels run behind the program, and MPI knows nothing of them: it must neither
-    read what is not computed yet, nor write what is still read.
+    Kernels run asynchronously, and MPI does not wait for them. It must neither read
+    arrays that are not computed yet, nor write arrays that kernels still read.
     """
 
     def __init__(self, xp: Any) -> None:
@@ -88,12 +89,12 @@ class DeviceBuffers(HostBuffers):
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Returns a buffer to receive into."""
         buffer = self._xp.empty(shape, dtype)
-        # The memory pool may hand out what a kernel still reads.
+        # The memory pool may return memory that a kernel still reads.
         self._wait_for_kernels()
         return buffer
 
     def reuse(self) -> None:
-        """Is called before MPI writes into a buffer that was used before."""
+        """Waits for kernels, before MPI writes into a buffer that was used before."""
         self._wait_for_kernels()
 
     def outgoing(self, array: Any, dtype: Any) -> Any:
@@ -104,7 +105,7 @@ class DeviceBuffers(HostBuffers):
 
 
 class StagedBuffers(DeviceBuffers):
-    """Page-locked arrays of the host, copied from and to CuPy arrays."""
+    """Page-locked arrays of the host, which are copied from and to CuPy arrays."""
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Returns a buffer to receive into."""

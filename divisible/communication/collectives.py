@@ -1,4 +1,4 @@
-"""Operations of all ranks of a communicator together, each wait with an end."""
+"""Operations of all ranks of a communicator together. Each wait has a limit."""
 
 from __future__ import annotations
 
@@ -41,15 +41,16 @@ def wait_for_all(
     """Waits until an operation of all ranks is complete.
 
     Args:
-        comm (mpi4py.MPI.Comm): Of the ranks.
+        comm (mpi4py.MPI.Comm): The communicator of the ranks.
         request (mpi4py.MPI.Request): The operation.
         timeout (float): Seconds to wait for the other ranks.
-        purpose (str): What they are waited for to do, for the error message.
-        watch: Called while waiting; may raise to end the wait.
+        purpose (str): The purpose of the operation, such as ``'to save'``, for the
+            error message.
+        watch: Called while waiting; may raise an error to end the wait.
 
     Raises:
-        StallError: If another rank does not come in time; it names those that are
-            missing.
+        StallError: If another rank does not begin the operation in time. The message
+            names the ranks that are missing.
     """
     with together(comm), listening(comm):
         wait(request.Test, timeout, lambda: purpose, watch, Place(comm, EVERYBODY))
@@ -64,13 +65,13 @@ def all_gather(
     """Returns the ``value`` of every rank, in rank order; any picklable object.
 
     Args:
-        comm (mpi4py.MPI.Comm): Of the ranks.
-        value: This rank's.
+        comm (mpi4py.MPI.Comm): The communicator of the ranks.
+        value: The value of this rank.
         timeout (float): Seconds to wait for the other ranks.
-        purpose (str): What the ranks are waited for to do, for the error message.
+        purpose (str): The purpose of the operation, for the error message.
 
     Raises:
-        StallError: If another rank does not come in time.
+        StallError: If another rank does not call this in time.
     """
     mine = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
     sizes = np.empty(comm.size, dtype=np.int64)
@@ -94,18 +95,18 @@ def broadcast(
     what: str = "the result",
     watch: Callable[[], None] | None = None,
 ) -> None:
-    """Fills ``buffer`` on every rank with ``root``'s.
+    """Fills ``buffer`` on every rank with the buffer of rank ``root``.
 
     Args:
-        comm (mpi4py.MPI.Comm): Of the ranks.
+        comm (mpi4py.MPI.Comm): The communicator of the ranks.
         buffer (numpy.ndarray): A few numbers.
-        root (int): The rank that has them.
+        root (int): The rank that sends its buffer.
         timeout (float): Seconds to wait for another rank.
-        what (str): What it is, for the error message.
-        watch: Called while waiting; may raise to end the wait.
+        what (str): A name for the content, for the error message.
+        watch: Called while waiting; may raise an error to end the wait.
 
     Raises:
-        StallError: If another rank does not come in time.
+        StallError: If another rank does not call this in time.
     """
     with together(comm):
         fill(comm, buffer, root, timeout, what, watch)
@@ -119,9 +120,9 @@ def fill(
     what: str,
     watch: Callable[[], None] | None = None,
 ) -> None:
-    """Fills ``buffer`` as :func:`broadcast` does, within what is counted already."""
-    # Not MPI's broadcast, which passes through ranks in between: when one of them is
-    # stopped, nobody can tell which. What is broadcast here is small.
+    """Fills ``buffer`` like :func:`broadcast`, within an operation that is counted."""
+    # MPI's broadcast passes through other ranks: if one of them is stopped, no rank
+    # knows which. The buffers here are small enough to be sent to each rank directly.
     if comm.rank != root:
         request = comm.Irecv(buffer, root, BROADCAST_TAG)
         tell, place = f"rank {root} to tell {what}", Place(comm, root)
@@ -135,7 +136,7 @@ def fill(
 
 
 def broadcast_object(comm: MPI.Comm, value: Any, root: int, timeout: float) -> Any:
-    """Returns ``root``'s ``value`` on every rank; any picklable object."""
+    """Returns the ``value`` of rank ``root`` on every rank; any picklable object."""
     data = bytearray(pickle.dumps(value) if comm.rank == root else b"")
     size = np.array([len(data)], dtype=np.int64)
     broadcast(comm, size, root, timeout)
@@ -146,11 +147,11 @@ def broadcast_object(comm: MPI.Comm, value: Any, root: int, timeout: float) -> A
 
 
 def clock_offsets(comm: MPI.Comm, timeout: float) -> list[float]:
-    """Returns, for each rank, how far its clock is ahead of rank 0's, in seconds.
+    """Returns by how many seconds the clock of each rank is ahead of rank 0's.
 
-    Ranks on one host share ``time.perf_counter``; on several hosts it starts anywhere.
-    Each rank's clock is read halfway through a message to it and back; the fastest of
-    several exchanges is the one least disturbed.
+    Ranks on one host share ``time.perf_counter``; each host has its own zero. A rank's
+    clock is read halfway through a message to the rank and back. The fastest of several
+    exchanges is the least disturbed one.
     """
     with together(comm):
         offsets = _clock_offsets(comm, timeout)
@@ -159,7 +160,7 @@ def clock_offsets(comm: MPI.Comm, timeout: float) -> list[float]:
 
 
 def _clock_offsets(comm: MPI.Comm, timeout: float) -> np.ndarray:
-    """Returns on rank 0 what :func:`clock_offsets` does, and zeros elsewhere."""
+    """Returns the offsets on rank 0, and zeros on other ranks."""
     n_exchanges = 8
     clock = np.empty(1)
 

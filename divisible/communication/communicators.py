@@ -1,9 +1,10 @@
-"""Communicators of our own: when they are made, and when they are freed.
+"""This package's own communicators: when they are made, and when they are freed.
 
 MPI has some 2,000 communicators, and frees one only on all of its ranks together.
-Python collects what held it on each rank at a time of its own. So when ranks make the
-next one, they tell each other what they hold no longer, and free what no rank holds
-and is not busy (:mod:`divisible.communication.busy`)::
+Python collects the object that used it at a different time on each rank. So when ranks
+make the next communicator, they send each other the names of those that they no longer
+use. A communicator is freed if no rank uses it and it is not busy
+(:mod:`divisible.communication.busy`)::
 
     rank 0   A dropped ........... makes B: "A"  ---.
     rank 1   ....... A dropped ... makes B: "A"  ---+--> A is freed, B made
@@ -29,10 +30,10 @@ from divisible.communication.flight_record import EVERYBODY
 from divisible.communication.roll_call import Place, listening, roll_call
 from divisible.communication.waiting import wait
 
-# By a name that all of its ranks know.
+# Keys are names that all ranks of a communicator know.
 _held: dict[str, MPI.Comm] = {}
 _dropped: dict[str, MPI.Comm] = {}
-# What is part of a circle of references is dropped only when Python looks for those.
+# Objects in a circle of references are dropped only when Python collects garbage.
 _N_HELD_TO_COLLECT = 256
 
 
@@ -40,8 +41,9 @@ class Announcement(NamedTuple):
     """A rank's message to the others before they duplicate a communicator together.
 
     Attributes:
-        name (str): One that no other has. The first rank's is the duplicate's.
-        dropped: The names of what it holds no longer, with their numbers of ranks.
+        name (str): A unique name. The duplicate gets the name of the first rank.
+        dropped: The names of communicators that the rank no longer uses, with their
+            numbers of ranks.
     """
 
     name: str
@@ -49,7 +51,7 @@ class Announcement(NamedTuple):
 
 
 def announcement() -> Announcement:
-    """Returns that of this rank."""
+    """Returns the announcement of this rank."""
     if len(_held) % _N_HELD_TO_COLLECT == _N_HELD_TO_COLLECT - 1:
         gc.collect()
     no_longer = [(name, comm.size) for name, comm in _dropped.items() if comm]
@@ -57,16 +59,16 @@ def announcement() -> Announcement:
 
 
 def free_dropped(announcements: Sequence[Announcement]) -> str:
-    """Frees what none of its ranks holds any longer.
+    """Frees communicators that none of their ranks uses any longer.
 
     Args:
-        announcements: Those of all ranks of a communicator, in their order.
+        announcements: The announcements of all ranks of a communicator, in rank order.
 
     Returns:
         str: A name for a duplicate.
     """
     counts = Counter(each for said in announcements for each in said.dropped)
-    # In an order that all ranks have. Not all need have been ranks of it.
+    # Sorted, so that all ranks have the same order. Some may not belong to a freed one.
     for name, size in sorted(counts):
         if counts[name, size] == size and name in _dropped:
             _dropped.pop(name).Free()
@@ -79,15 +81,16 @@ def duplicate(
     """Duplicates a communicator, so that messages cannot mix with the user's.
 
     Args:
-        comm (mpi4py.MPI.Comm): Of the ranks.
+        comm (mpi4py.MPI.Comm): The communicator to duplicate.
         timeout (float): Seconds to wait for the other ranks.
         holder: The object that uses the duplicate. Once it is collected on all ranks,
             the duplicate is freed, if it has not been before.
-        name (str): As `free_dropped` gave it, with a suffix if there are several.
-        purpose (str): What the ranks are waited for to do, for the error message.
+        name (str): The result of `free_dropped`, with a suffix if there are several
+            duplicates.
+        purpose (str): The purpose of the duplicate, for the error message.
 
     Raises:
-        StallError: If another rank does not come in time.
+        StallError: If another rank does not call this in time.
         RuntimeError: If MPI has no communicators left.
     """
     with _enough_communicators("duplicate"):
@@ -107,20 +110,20 @@ def split(
 ) -> MPI.Comm:
     """Divides a communicator: ranks with equal colors get one together.
 
-    MPI has no split that one could leave. So a thread of its own makes it, and this
-    one waits as long as it may.
+    MPI has no split with a time limit. So a separate thread makes it, and this thread
+    waits until the timeout.
 
     Args:
-        comm (mpi4py.MPI.Comm): Of all ranks.
-        color (int): Of this rank, from 0.
-        key (int): By which the ranks of a color are sorted.
-        timeout (float): As for :func:`duplicate`.
-        holder: Likewise.
-        name (str): Likewise; another one for each color.
-        purpose (str): Likewise.
+        comm (mpi4py.MPI.Comm): The communicator to divide.
+        color (int): The color of this rank, from 0.
+        key (int): Number by which the ranks of a color are sorted.
+        timeout (float): Seconds to wait for the other ranks.
+        holder: The object that uses the new communicator; see :func:`duplicate`.
+        name (str): Name of the new communicator, different for each color.
+        purpose (str): The purpose of the new communicator, for the error message.
 
     Raises:
-        StallError: If another rank does not come in time.
+        StallError: If another rank does not call this in time.
         RuntimeError: If MPI has no communicators left.
     """
     made: list[MPI.Comm] = []

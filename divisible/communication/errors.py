@@ -1,10 +1,10 @@
-"""Errors in which other ranks have a part."""
+"""Errors that involve other ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-#: The seconds after which a wait for another rank is a stall, by default.
+#: Default of the seconds after which a wait for another rank is a stall.
 TIMEOUT = 300.0
 
 
@@ -13,14 +13,14 @@ class StallError(RuntimeError):
 
 
 class DisagreementError(ValueError):
-    """Ranks were given different things; raised alike on every rank."""
+    """Ranks were given different arguments; raised alike on every rank."""
 
 
 def check_timeout(timeout: float) -> None:
-    """Refuses seconds in which nobody could come.
+    """Checks that a timeout is positive.
 
     Raises:
-        TypeError, ValueError: If they are not positive.
+        TypeError, ValueError: If it is not.
     """
     if not timeout > 0:
         raise ValueError(f"timeout must be positive, not {timeout}")
@@ -41,8 +41,8 @@ def in_words(ranks: Iterable[int], titles: Mapping[int, str] | None = None) -> s
     """Returns the names of ranks, for a message.
 
     Args:
-        ranks: Their numbers.
-        titles: What else to call some of them.
+        ranks: Numbers of the ranks.
+        titles: Further names of some ranks, by rank.
 
     Example:
         >>> in_words([0]), in_words([0, 2, 3])

@@ -1,14 +1,14 @@
-"""The last words of ranks whose script has ended.
+"""Notices of ranks that have ended their script.
 
 A rank that waits for such a rank raises an error at once. Each operation that the ranks
-of a communicator do together is counted, and a rank that ends sends the number that it
-has finished::
+of a communicator do together is counted. A rank that ends sends the number of
+operations that it has finished::
 
-    rank 0   exchange 1   exchange 2   exchange 3 begins, waits long ... is told
-    rank 1   exchange 1   exchange 2   ends: "finished 2" ------------------'
+    rank 0   exchange 1   exchange 2   exchange 3 begins, waits long ... raises an error
+    rank 1   exchange 1   exchange 2   ends: "finished 2" -----------------'
 
-Only communicators of our own carry such words: a user's messages cannot take them.
-Nobody listens before a wait has taken long.
+Only this package's own communicators carry notices, so a user's receives never match
+them. A rank checks for notices only when a wait has taken long.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from divisible.communication.leaving import at_end
 from divisible.communication.roll_call import Place, roll_call
 from divisible.communication.tags import FAREWELL_TAG
 
-# How long a rank that has ended its script listens for the others to end theirs.
+# Seconds in which a rank that has ended its script receives notices of others.
 _SECONDS_TO_LISTEN = 10.0
-# A rank speaks over all communicators at once. Seconds between its first and last word.
+# A rank sends its notices over all communicators within this number of seconds.
 _SECONDS_OF_ONE_RANK = 0.5
 _ADVICE = "All ranks must make the same calls"
 
@@ -41,14 +41,15 @@ class Farewells:
         comm (mpi4py.MPI.Comm): The communicator of the ranks.
 
     Attributes:
-        advice (str): Cure where a rank has left too early, a sentence without its full
-            stop.
-        words: Returns the error message for a rank that has left, and how much less it
-            has finished than this one has begun; ``None`` for words that fit all.
-        number (int): How many operations this rank has begun. Whoever counts them often
-            does so here, without a call.
-        is_finished (bool): Whether it has finished the last one.
-        is_active (bool): Whether this rank is within something that all do together.
+        advice (str): The cure where a rank has left too early, a sentence without its
+            full stop.
+        words: Function that returns the error message. Its arguments are the rank that
+            has left, and how many operations it is behind this rank. ``None`` for the
+            general message.
+        number (int): Number of operations that this rank has begun. Frequent callers
+            increase it directly, which saves a call.
+        is_finished (bool): Whether this rank has finished the last operation.
+        is_active (bool): Whether this rank is within an operation of all ranks.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -58,29 +59,29 @@ class Farewells:
         self.is_active = False
         self.number, self.is_finished = 0, True
         self._sent: list[MPI.Request] = []
-        # The number of finished operations, by rank.
+        # The number of finished operations of ranks that have left, by rank.
         self._left: dict[int, int] = {}
 
     def begin(self) -> None:
-        """Counts what begins now, and what all ranks take part in."""
+        """Begins an operation of all ranks, and counts it."""
         self.number += 1
         self.is_finished, self.is_active = False, True
 
     def resume(self) -> None:
-        """Goes on with what was begun last, whether it was finished or not."""
+        """Resumes the operation that was begun last, whether it was finished or not."""
         self.is_finished, self.is_active = False, True
 
     def finish(self) -> None:
-        """Ends it: nobody waits for this rank any more."""
+        """Finishes the operation: no rank waits for this one any more."""
         self.is_finished, self.is_active = True, False
 
     def leave_off(self) -> None:
-        """Ends it in the middle, with an error: others may wait for this rank."""
+        """Leaves the operation after an error: others may still wait for this rank."""
         self.is_active = False
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Counts what runs within, unless it is a part of something that is counted."""
+        """Counts the code within as an operation, unless it is part of another one."""
         if self.is_active:
             yield
             return
@@ -93,7 +94,7 @@ class Farewells:
         self.finish()
 
     def say(self) -> None:
-        """Tells the other ranks that this one does nothing with them any more."""
+        """Sends all other ranks the notice that this one has ended its script."""
         word = np.array([self.number - (not self.is_finished)])
         self._sent = [
             self.comm.Isend(word, rank, FAREWELL_TAG)
@@ -102,7 +103,7 @@ class Farewells:
         ]
 
     def hear(self) -> None:
-        """Takes the words of ranks that have left."""
+        """Receives notices of ranks that have left."""
         status = MPI.Status()
         while self.comm.Iprobe(MPI.ANY_SOURCE, FAREWELL_TAG, status):
             word = np.empty(1, dtype=int)
@@ -110,7 +111,7 @@ class Farewells:
             self._left[status.source] = int(word[0])
 
     def missing(self) -> list[int]:
-        """Returns the other ranks that have not left yet, by their world's numbers."""
+        """Returns the other ranks that have not left yet, numbered as in the world."""
         others = [
             rank
             for rank in range(self.comm.size)
@@ -119,17 +120,17 @@ class Farewells:
         return _in_world(self.comm, others)
 
     def left(self) -> list[int]:
-        """Returns the ranks that have left, by their world's numbers."""
+        """Returns the ranks that have left, numbered as in the world."""
         return _in_world(self.comm, [*self._left])
 
     def check(self, waiting_for: str) -> None:
-        """Checks that nobody has left who is to take part in what this rank is within.
+        """Checks that no rank has left that is needed in the current operation.
 
         Args:
             waiting_for (str): Words for the wait, such as ``'rank 1 to send'``.
 
         Raises:
-            StallError: If a rank has.
+            StallError: If a rank has left.
         """
         self.hear()
         for rank, n_finished in sorted(self._left.items()):
@@ -150,7 +151,7 @@ _all: dict[int, Farewells] = {}
 
 
 def farewells(comm: MPI.Comm) -> Farewells:
-    """Returns those of a communicator of our own, until it is freed."""
+    """Returns the counter of one of this package's communicators, until it is freed."""
     handle = comm.py2f()
     if handle not in _all or not _all[handle].comm:
         _all[handle] = Farewells(comm)
@@ -158,22 +159,22 @@ def farewells(comm: MPI.Comm) -> Farewells:
 
 
 def together(comm: MPI.Comm) -> contextlib.AbstractContextManager[None]:
-    """Counts what all ranks of a communicator do within, if it is one of our own."""
+    """Counts the operation within, if the communicator is one of this package's own."""
     found = _all.get(comm.py2f())
     return found.together() if found and found.comm else contextlib.nullcontext()
 
 
 def check_farewells(waiting_for: Callable[[], str], place: Place | None) -> None:
-    """Checks that nobody has left who is to take part in what this rank is within.
+    """Checks that no rank has left that is needed in a current operation.
 
-    To be called while this rank waits.
+    Waits call this again and again.
 
     Args:
         waiting_for: Argument of :func:`~divisible.communication.waiting.wait`.
         place: Place of the wait, or ``None``.
 
     Raises:
-        StallError: If a rank has.
+        StallError: If a rank has left.
     """
     for each in list(_all.values()):
         if each.is_active and each.comm:
@@ -193,7 +194,7 @@ def _leave() -> None:
     ours = [each for each in _all.values() if each.comm]
     for each in ours:
         each.say()
-    # MPI waits for the others in the end anyway, and complains of messages left over.
+    # MPI waits for the others in the end anyway, and warns of messages left over.
     start = time.monotonic()
     heard: dict[int, float] = {}
     while (now := time.monotonic()) < start + _SECONDS_TO_LISTEN:
@@ -202,7 +203,7 @@ def _leave() -> None:
             for rank in each.left():
                 heard.setdefault(rank, now)
         missing = {rank for each in ours for rank in each.missing()}
-        # A rank that has freed a communicator says nothing over it.
+        # A rank that has freed a communicator sends no notice over it.
         if all(now > heard.get(rank, now) + _SECONDS_OF_ONE_RANK for rank in missing):
             break
         time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Where flight records lie, and when they go.
+"""The files of flight records, and when they are removed.
 
 ::
 
@@ -7,8 +7,8 @@
             rank-0.flight
             rank-1.flight
 
-A rank that ends regularly removes its own. What others left there is removed when it
-is some days old, and nobody writes it any more.
+A rank that ends regularly removes its own file. Files that other ranks left behind are
+removed some days later, if no process writes them any more.
 """
 
 from __future__ import annotations
@@ -34,33 +34,34 @@ from divisible.communication.leaving import at_end
 from divisible.terminal_text import printable
 from divisible.user_warnings import warn_user
 
-#: Names a directory to keep flight records in, such as one that all hosts share.
+#: Environment variable with a directory for flight records, such as a shared one.
 VARIABLE = "DIVISIBLE_FLIGHT_RECORD"
 _SUFFIX = ".flight"
 _SECONDS_TO_KEEP = 7 * 24 * 3600
-# How often a new file's directory may vanish: a rank that ends removes an empty one.
+# A new file's directory may vanish, because a rank that ends removes an empty one.
 _ATTEMPTS = 5
 
 
 class _Kept:
-    """The file of this process's record; there is at most one."""
+    """The file of this process's record. A process has at most one."""
 
     path: Path | None = None
     process = 0
-    #: Whether the user has named the directory, which other hosts may have, too.
+    #: Whether the user has named the directory, which other hosts may share.
     is_given = False
 
 
 def keep_flight_record(job: str, rank: int, n_ranks: int) -> None:
-    """Moves this process's flight record into a file, if it is in none.
+    """Moves this process's flight record into a file, unless it is in one.
 
-    One rank alone waits for nobody: it has a file only where a directory is given.
-    Where there can be none, the record stays in memory, and the run goes on.
+    A single rank waits for no other rank, so it has a file only in a directory that the
+    user has named. If there can be no file, the record stays in memory, and the run
+    goes on.
 
     Args:
-        job (str): A name that all ranks know, and no other job has.
+        job (str): A name that all ranks of this job know, and no other job has.
         rank (int): This rank.
-        n_ranks (int): How many there are.
+        n_ranks (int): Number of ranks.
     """
     given = os.environ.get(VARIABLE)
     if _Kept.path is not None or (n_ranks == 1 and not given):
@@ -72,7 +73,7 @@ def keep_flight_record(job: str, rank: int, n_ranks: int) -> None:
         own_flight_record.move(_mapped(path))
     except (OSError, ValueError) as error:
         if given or isinstance(error, PermissionError):
-            # Where the script makes its pipeline.
+            # The warning points to the line of the script that makes its pipeline.
             where = f"{VARIABLE}={given}" if given else tempfile.gettempdir()
             text = f"there is no flight record in {where}: {error}"
             warn_user(text)
@@ -84,12 +85,12 @@ def keep_flight_record(job: str, rank: int, n_ranks: int) -> None:
 
 
 def job_directory() -> Path | None:
-    """Returns where the records of this job's ranks are, if in files."""
+    """Returns the directory of this job's records, or ``None`` without files."""
     return None if _Kept.path is None else _Kept.path.parent
 
 
 def is_on_this_host() -> bool:
-    """Returns whether the records lie where a read does not wait for another host."""
+    """Returns whether no other host is needed to read the records."""
     return not _Kept.is_given
 
 
@@ -100,10 +101,10 @@ def logs(folder: str | os.PathLike) -> list[Log]:
         folder: The job's directory.
 
     Returns:
-        By rank.
+        The logs, by rank.
 
     Raises:
-        ValueError: If there are none, or none can be read.
+        ValueError: If there are no records, or none that can be read.
         OSError: If the directory cannot be read.
     """
     found, faults = [], []
@@ -141,17 +142,17 @@ def read_file(path: Path, directory: int | None = None) -> Log:
         ValueError: If the file is no flight record.
         OSError: If the file cannot be read.
     """
-    # To open a pipe waits for somebody who writes.
+    # Opening a pipe for reading would wait for a process that writes to it.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(path, flags, dir_fd=directory), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise ValueError(f"{path} is no file")
-        # One byte more tells what is too long.
+        # One more byte shows that a file is too long.
         return read(file.read(FlightRecord.n_bytes + 1), str(path))
 
 
 def add_end(path: Path, text: str) -> None:
-    """Writes into the flight record of a process that has ended what ended it.
+    """Adds the reason of a process's end to its flight record, after the end.
 
     Args:
         path (Path): The file.
@@ -169,7 +170,7 @@ def add_end(path: Path, text: str) -> None:
 
 
 def is_running(log: Log) -> bool:
-    """Returns whether the process of a record may still run, here or elsewhere."""
+    """Returns whether the process of a record may still run, on any host."""
     if log.host != own_flight_record.host:
         return True
     try:
@@ -177,33 +178,33 @@ def is_running(log: Log) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        # Another user's process has the number by now.
+        # Another user's process has that number now.
         pass
     return True
 
 
 def root_directory(make: bool = True) -> Path:
-    """Returns where the directories of this user's jobs are.
+    """Returns the directory of the directories of this user's jobs.
 
     Args:
         make (bool): Whether to make a directory that is missing.
 
     Raises:
-        OSError: If another user could change what is in it, or it cannot be made.
+        OSError: If another user could change its content, or it cannot be made.
     """
     given = os.environ.get(VARIABLE)
     if given:
         return Path(given)
     path = Path(tempfile.gettempdir()) / f"divisible-{os.getuid()}"
     if path.is_symlink():
-        # This user has other means to name another directory.
+        # A user who wants another directory can name it in the variable.
         raise PermissionError(f"{path} is a link. Name a directory in {VARIABLE}")
     return own_directory(path, make)
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    """Returns the memory of a new file, in a directory that need not be there."""
-    # All of it: to write to memory for which the disk has no room ends a process.
+    """Returns the memory of a new file, and makes its directory if it is missing."""
+    # All of it is reserved: writing to memory without room on the disk ends a process.
     allocate = getattr(os, "posix_fallocate", None)
     if allocate is None:
         raise OSError("this system reserves no room for a file")
@@ -239,20 +240,20 @@ def _opened(name: str | os.PathLike, within: int | None = None) -> Iterator[int]
 
 
 def _remove() -> None:
-    # What this process has forked is not the rank.
+    # A process that this one has forked is not the rank.
     if os.getpid() == _Kept.process:
         with contextlib.suppress(OSError):
             _Kept.path.unlink()
-            # The last one.
+            # The last rank removes the directory.
             _Kept.path.parent.rmdir()
 
 
 def _tidy(root: Path) -> None:
-    """Removes old records of jobs that have ended, and follows no link."""
+    """Removes old records of jobs that have ended. It follows no links."""
     oldest = time.time() - _SECONDS_TO_KEEP
     with contextlib.suppress(OSError), _opened(root) as folder:
         for name in os.listdir(folder):
-            # What one job left must not keep all others there.
+            # An error with one job's files must not stop the others' removal.
             with contextlib.suppress(OSError):
                 _tidy_job(folder, name, oldest)
 
@@ -260,7 +261,7 @@ def _tidy(root: Path) -> None:
 def _tidy_job(root: int, job: str, oldest: float) -> None:
     with _opened(job, root) as folder:
         records = [name for name in os.listdir(folder) if name.endswith(_SUFFIX)]
-        # A rank may just have made an empty directory, and its file is to come.
+        # The directory may be one that a rank has just made for its file.
         is_new = not records and os.fstat(folder).st_mtime > oldest
         if is_new or not all(_is_old(folder, name, oldest) for name in records):
             return
@@ -273,7 +274,7 @@ def _is_old(folder: int, name: str, oldest: float) -> bool:
     if os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime > oldest:
         return False
     try:
-        # The kernel may leave the time of a file in memory as it is for long.
+        # The kernel may update the times of a file in memory only much later.
         return not is_running(read_file(Path(name), folder))
     except ValueError:
         return True

@@ -1,15 +1,15 @@
-"""The last actions, messages and waits of a rank, where its end does not reach them.
+"""The last actions, messages and waits of a rank, in memory that outlives the rank.
 
-A ring of entries, each of the same size, behind a header. Its memory may be that of a
-file (:mod:`divisible.communication.flight_files`): what was written there is kept by
-the kernel, whatever ends the process::
+A record is a header, and a ring of entries of equal size. Its memory may belong to a
+file (:mod:`divisible.communication.flight_files`). The kernel then keeps its content,
+whatever ends the process::
 
     header            entry 1025   entry 2   entry 3   ...   entry 1024
     version, rank     newest       oldest
 
-To write an entry takes about a microsecond, no memory that stays, and no call of the
-system. One that was cut off by the end has different numbers at its two ends, and is
-left out when it is read.
+Writing an entry takes about a microsecond, no lasting memory, and no system call. An
+entry that the end of the process cut off has different numbers at its two ends. It is
+left out when the record is read.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from typing import Any, NamedTuple
 
 from divisible.terminal_text import printable
 
-#: What an entry is about: a call of the pipeline, an action of the schedule, a message,
-#: a wait that takes long, a failure.
+#: Kinds of entries: a call of the pipeline, an action of the schedule, a message sent
+#: or received, a wait that takes long, a failure.
 CALL, ACTION, SEND, RECEIVE, WAIT, FAILURE = range(6)
-#: Whether it begins or ends.
+#: Whether an entry is a beginning or an end.
 BEGIN, END = range(2)
-#: In place of a rank: nobody, or all ranks.
+#: Values in place of a rank: no rank, or all ranks.
 NOBODY, EVERYBODY = -1, -2
 
 N_ENTRIES = 1024
 _VERSION = 1
 _MAGIC = b"divisible flight record "
 _HEADER_BYTES = 512
-# Number, time, bytes, pipeline, call, peer, kind, phase, text, number.
+# Number, time, bytes, pipeline, call, peer, kind, phase, text, and the number again.
 _ENTRY = struct.Struct("<QdqIIiBB50sQ")
-# Bounds of what a file may say. MPI numbers ranks in 32 bits, as systems do processes;
-# a later time has no date of four digits.
+# Bounds of the numbers in a file. MPI numbers ranks in 32 bits, and systems number
+# processes so. A later time has no date with a year of four digits.
 _MOST_RANKS = _MOST_PROCESSES = 2**31 - 1
 _LATEST = 253_402_300_799
 _LONGEST_HOST = 64
@@ -53,18 +53,18 @@ class Entry(NamedTuple):
     """One line of a flight record.
 
     Attributes:
-        number (int): Counts the entries of a rank, from 1.
+        number (int): Position of the entry among all of the rank, from 1.
         time (float): Seconds since 1970.
-        n_bytes (int): The bytes of a message's arrays; where a call begins, the most
-            memory that the process has held.
-        pipeline (int): Stands for the pipeline, on all of its ranks alike; 0 if there
-            is none yet.
+        n_bytes (int): Bytes of a message's arrays. At the beginning of a call, the
+            largest memory that the process has held, in bytes.
+        pipeline (int): A number for the pipeline, the same on all of its ranks; 0
+            before there is one.
         call (int): The number of the pipeline's call.
         peer (int): The rank at the other end, `NOBODY` or `EVERYBODY`.
         kind (int): `CALL`, `ACTION`, `SEND`, `RECEIVE`, `WAIT` or `FAILURE`.
         phase (int): `BEGIN` or `END`.
-        text (str): The call, the action or message in the notation of schedules, or
-            what is waited for.
+        text (str): Name of the call; action or message in the notation of schedules;
+            or words for the object of a wait.
     """
 
     number: int
@@ -82,11 +82,11 @@ class Log(NamedTuple):
     """The content of a flight record.
 
     Attributes:
-        rank (int): Among those of the first pipeline that the process made.
-        n_ranks (int): How many those are.
-        host (str): Where it ran.
-        process (int): Its number there.
-        entries (list): From the oldest to the newest.
+        rank (int): The rank, in the first pipeline that the process made.
+        n_ranks (int): Number of ranks of that pipeline.
+        host (str): The host of the process.
+        process (int): Number of the process on its host.
+        entries (list): The entries, from the oldest to the newest.
     """
 
     rank: int
@@ -100,8 +100,8 @@ class FlightRecord:
     """The record of this process.
 
     Attributes:
-        pipeline (int): The pipeline that is in use, as an :class:`Entry` has it.
-        call (int): The number of the call that it makes.
+        pipeline (int): Number of the pipeline that is in use; see :class:`Entry`.
+        call (int): Number of the call that the pipeline makes.
         host (str): The name of this host.
 
     Example:
@@ -123,7 +123,7 @@ class FlightRecord:
         self.name_rank(0, 1)
 
     def name_rank(self, rank: int, n_ranks: int) -> None:
-        """Writes into the header whose record it is."""
+        """Writes rank, host and process into the header."""
         about = {
             "rank": rank,
             "n_ranks": n_ranks,
@@ -136,21 +136,21 @@ class FlightRecord:
         self._memory[:_HEADER_BYTES] = text.ljust(_HEADER_BYTES, b"\0")
 
     def move(self, memory: Any) -> None:
-        """Goes on in other memory, such as that of a file, of `n_bytes` bytes."""
+        """Moves the record to other memory of `n_bytes` bytes, such as a file's."""
         memory[:] = self._memory[:]
         self._memory = memory
 
     def write(
         self, kind: int, phase: int, text: str, peer: int = NOBODY, n_bytes: int = 0
     ) -> None:
-        """Adds an entry, in place of the oldest if there are many.
+        """Adds an entry, which replaces the oldest one in a full record.
 
         Args:
-            kind (int): As of :class:`Entry`, like the others.
+            kind (int): Kind of the entry; see :class:`Entry` for all arguments.
             phase (int): `BEGIN` or `END`.
-            text (str): Of which 50 bytes are kept.
+            text (str): Text, of which 50 bytes are kept.
             peer (int): The rank at the other end.
-            n_bytes (int): Of a message's arrays.
+            n_bytes (int): Bytes of a message's arrays.
         """
         number = next(self._numbers)
         _ENTRY.pack_into(
@@ -169,30 +169,30 @@ class FlightRecord:
         )
 
     def begin_call(self, pipeline: int, number: int, name: str) -> None:
-        """Notes that a call of a pipeline begins.
+        """Records that a call of a pipeline begins.
 
         Args:
-            pipeline (int): Stands for the pipeline; a number of 32 bits.
-            number (int): Counts the calls of this pipeline.
-            name (str): The call.
+            pipeline (int): A number of 32 bits for the pipeline.
+            number (int): Position of the call among all of this pipeline, from 1.
+            name (str): Name of the call.
         """
         self.pipeline, self.call = pipeline, number
         self.write(CALL, BEGIN, name, n_bytes=_peak_bytes())
 
     def fail(self, error: BaseException) -> None:
-        """Notes, once for each error, that something failed."""
-        # The next one may lie where an earlier one has been, but in another call.
+        """Records a failure, once for each error."""
+        # A later error may have the identity of an earlier one, but in another call.
         known = id(error), self.pipeline, self.call
         if known == self._last_error:
             return
         self._last_error = known
-        # What is to be raised must not be hidden: by an error in its own words, or by
-        # one for want of memory.
+        # The error is about to be raised. Neither an error in its text nor a lack of
+        # memory must hide it.
         with contextlib.suppress(Exception):
             self.write(FAILURE, END, f"{type(error).__name__}: {error}")
 
     def log(self) -> Log:
-        """Returns what is there."""
+        """Returns the content of the record."""
         return read(bytes(self._memory[:]), "this process's")
 
 
@@ -202,10 +202,10 @@ def _peak_bytes() -> int:
 
 
 def with_end(data: bytearray, text: str) -> None:
-    """Adds to the content of a record what ended its process.
+    """Adds the reason of its process's end to the content of a record.
 
     Raises:
-        ValueError: If the content is that of no record.
+        ValueError: If the content is not a flight record.
     """
     entries = read(bytes(data), "it").entries
     last = entries[-1] if entries else Entry(0, 0.0, 0, 0, 0, NOBODY, FAILURE, END, "")
@@ -216,14 +216,15 @@ def with_end(data: bytearray, text: str) -> None:
 
 
 def read(data: bytes, source: str) -> Log:
-    """Reads a flight record, which somebody else may have written, or damaged.
+    """Reads a flight record, which another process may have written or damaged.
 
     Args:
         data (bytes): The content of a file.
-        source (str): Where it comes from, for error messages.
+        source (str): Name of the file, for error messages.
 
     Raises:
-        ValueError: If it is none, or of another version, or was cut off.
+        ValueError: If the content is not a flight record, has another version, or was
+            cut off.
     """
     line, _, rest = data[:_HEADER_BYTES].partition(b"\n")
     if not line.startswith(_MAGIC):
@@ -269,7 +270,7 @@ def _entries(data: bytes) -> Iterator[Entry]:
     for slot, fields in enumerate(_ENTRY.iter_unpack(data[_HEADER_BYTES:])):
         *others, text, again = fields
         number = others[0]
-        # The process may have ended, or be at it, in the midst of one.
+        # The process may have ended while it wrote an entry, or may be writing it.
         if number == again and number and (number - 1) % N_ENTRIES == slot:
             text = text.rstrip(b"\0").decode("utf-8", "ignore")
             entry = Entry(*others, printable(text))
@@ -278,10 +279,10 @@ def _entries(data: bytes) -> Iterator[Entry]:
 
 
 def _is_possible(entry: Entry) -> bool:
-    """Returns whether a process can have written an entry, which was not damaged."""
+    """Returns whether a process can have written an entry like this one."""
     is_known = entry.kind <= FAILURE and entry.phase <= END
     return is_known and entry.peer >= EVERYBODY and 0 <= entry.time <= _LATEST
 
 
-#: The one of this process.
+#: The record of this process.
 own_flight_record = FlightRecord()

@@ -1,4 +1,4 @@
-"""Reads flight records: the last lines of all ranks, and who waits for whom.
+"""Conclusions from flight records: the last lines, and which rank waits for which.
 
 ::
 
@@ -34,23 +34,23 @@ from divisible.communication.flight_record import (
 )
 from divisible.communication.flight_table import labels_of, rows, text_of
 
-# Of how many ranks an end shows lines, and how many of each.
+# A report at the end has lines of this many ranks, and this many lines of each.
 _MOST_RANKS, _LINES_OF_EACH = 16, 3
 _SECONDS_TO_READ, _SECONDS_BETWEEN_LOOKS = 2, 0.005
 
 
 class State(NamedTuple):
-    """A rank at the end of its record.
+    """The state of a rank at the end of its record.
 
     Attributes:
         rank (int): The rank.
         pipeline (int): The pipeline that it used last.
-        call (int): The number of its last call of that.
-        call_name (str): Its name, if the record goes back so far.
-        calls (dict): By pipeline, the number of the last call that the record has.
-        doing (Entry or None): What has begun last, and not ended, or failed; ``None``
-            between calls.
-        time (float): Of its last entry.
+        call (int): The number of its last call of that pipeline.
+        call_name (str): Name of that call, if the record goes back so far.
+        calls (dict): The number of the last recorded call, by pipeline.
+        doing (Entry or None): The entry of the last beginning without an end, or of
+            the first failure; ``None`` between calls.
+        time (float): Time of the last entry.
     """
 
     rank: int
@@ -63,17 +63,17 @@ class State(NamedTuple):
 
     @property
     def waits_for(self) -> int:
-        """The rank it waits for, `EVERYBODY` or `NOBODY`."""
+        """The rank for which this one waits, `EVERYBODY` or `NOBODY`."""
         is_waiting = self.doing is not None and self.doing.kind in (RECEIVE, WAIT)
         return self.doing.peer if is_waiting else NOBODY
 
     def is_ahead_of(self, other: State) -> bool:
-        """Returns whether the other has still to make this rank's last call."""
+        """Returns whether the other rank has not begun this rank's last call."""
         return self.call > other.calls.get(self.pipeline, 0)
 
 
 def state(log: Log) -> State:
-    """Returns what a rank was at when its record ends."""
+    """Returns the state of a rank at the end of its record."""
     begun: list[Entry] = []
     call, call_name, pipeline, last = 0, "", 0, 0.0
     calls: dict[int, int] = {}
@@ -81,7 +81,7 @@ def state(log: Log) -> State:
         last, pipeline = entry.time, entry.pipeline
         calls[pipeline] = entry.call
         if entry.kind == CALL:
-            # What began before has failed.
+            # Anything that began before a call, and did not end, has failed.
             begun.clear()
             call, call_name = entry.call, entry.text
         elif entry.call != call:
@@ -96,14 +96,16 @@ def state(log: Log) -> State:
 
 
 def verdict(logs: Sequence[Log], are_all: bool = True) -> list[str]:
-    """Says which ranks are behind, and who waits for whom.
+    """Finds the ranks that are behind, and returns a line of text for each rank.
 
-    Behind is who waits for nobody; if all wait, who has still to make a call that
-    another one is in, and is itself in none that others have still to make.
+    A rank is behind if it waits for no other. If all ranks wait, those are behind that
+    have not begun a call of another rank, and are in no call that others have not
+    begun.
 
     Args:
-        logs: Of some or all ranks of a job.
-        are_all (bool): Whether other ranks have none here.
+        logs: The records of some or all ranks of a job.
+        are_all (bool): Whether the records of all ranks were looked up, so that a
+            missing record is worth a line.
 
     Example:
         >>> from divisible.communication.flight_record import ACTION, BEGIN
@@ -130,7 +132,7 @@ def _without_record(logs: Sequence[Log]) -> list[str]:
     n_missing = n_ranks - len(found)
     if n_missing < 1:
         return []
-    # There may be many, and a damaged record may speak of any number.
+    # Many ranks may be missing, and a damaged record may have any number of ranks.
     missing = (rank for rank in range(n_ranks) if rank not in found)
     first = list(itertools.islice(missing, _MOST_RANKS))
     n_more = n_missing - len(first)
@@ -141,7 +143,7 @@ def _without_record(logs: Sequence[Log]) -> list[str]:
 
 def _is_behind(each: State, states: Sequence[State]) -> bool:
     if any(each.is_ahead_of(other) for other in states):
-        # Of two pipelines, each rank may be ahead in one: they make different calls.
+        # With two pipelines, each rank may be ahead in one: they make different calls.
         return False
     return any(other.is_ahead_of(each) for other in states)
 
@@ -167,12 +169,13 @@ def _at(each: State, labels: dict[int, str]) -> str:
 
 
 def processes(logs: Sequence[Log]) -> list[str]:
-    """Returns which process each rank was, and the memory it held when a call began.
+    """Returns the process of each rank, and its memory when its last call began.
 
-    Launchers name a process that was killed by its number.
+    Launchers give only the number of a process that was killed.
 
     Args:
-        logs: The records of some or all ranks of a job. Of many, the first have a line.
+        logs: The records of some or all ranks of a job. Only the first ones have a
+            line.
     """
     return [_process(log) for log in logs[:_MOST_RANKS]]
 
@@ -189,12 +192,13 @@ def _process(log: Log) -> str:
 
 
 def print_at_end(has_lines: bool = True) -> None:
-    """Prints the last lines of this rank, and of those whose records are at hand.
+    """Prints the last lines of this rank, and of ranks whose records can be read.
 
-    A script without a pipeline has done nothing but fail, which its traceback says.
+    A script without a pipeline has only its failure in the record. Its traceback is
+    enough.
 
     Args:
-        has_lines (bool): Whether to print the lines, or only where the records are.
+        has_lines (bool): Whether to print lines, or only the directory of the records.
     """
     folder = flight_files.job_directory()
     mine = own_flight_record.log()
@@ -213,12 +217,12 @@ def print_at_end(has_lines: bool = True) -> None:
 
 
 def as_text(logs: Sequence[Log], folder: Path | None, are_all: bool = True) -> str:
-    """Returns the last lines of some ranks, and who is behind.
+    """Returns the last lines of some ranks, and the ranks that are behind.
 
     Args:
-        logs: The records of some or all ranks. Of many, the first have lines.
+        logs: The records of some or all ranks. Only the first ones have lines.
         folder (Path or None): The directory of the records.
-        are_all (bool): Whether other ranks have no records.
+        are_all (bool): Whether the records of all ranks were looked up.
     """
     table = rows(logs[:_MOST_RANKS], _LINES_OF_EACH)
     width = max([12, *(len(row.call) for row in table)])
@@ -259,8 +263,8 @@ def _others(folder: Path, mine: Log) -> tuple[list[Log], bool]:
 def _try_in_time(look: Callable[[], None], ends: Sequence[bool]) -> None:
     """Runs a function in a thread, if there can be one, and waits shortly for its end.
 
-    A file system that does not answer may be why the run ends: what is known here must
-    be said all the same.
+    A file system that does not answer may be the reason for the end of the run. This
+    rank's own record must be printed all the same.
     """
     deadline = time.monotonic() + _SECONDS_TO_READ
     # Thread.start() would wait without an end for a thread that finds no memory.

@@ -1,4 +1,4 @@
-"""The search for flight records: those of the newest job, or of a process."""
+"""The search for flight records of the newest job, or of a process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from divisible.communication.flight_record import own_flight_record
 def newest_job() -> Path:
     """Returns the directory of this user's newest job.
 
-    A job of which some process has ended goes before one that is running.
+    A job with some ended process counts as newer than one that is running.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If there is no job with records.
         OSError: If the directory of jobs cannot be read, or another user could change
-            what is in it.
+            its content.
     """
     with contextlib.suppress(FileNotFoundError):
         jobs = [job for job in _jobs() if files(job)]
@@ -41,7 +41,7 @@ def of_process(process: int) -> Path | None:
         process (int): The number of the process.
     """
     with contextlib.suppress(OSError):
-        # Newest first: another process may have had the number.
+        # Newest first, because an earlier process may have had the same number.
         for job in sorted(_jobs(), key=lambda path: -path.stat().st_mtime):
             for path in files(job):
                 with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The table of flight records: what each rank did, and when.
+"""The table of flight records: the events of all ranks, by time.
 
 ::
 
@@ -42,7 +42,7 @@ _WORDS = {
 
 
 class Row(NamedTuple):
-    """A line of a table."""
+    """One line of the table."""
 
     time: str
     rank: str
@@ -55,7 +55,7 @@ def rows(logs: Sequence[Log], n_lines: int) -> list[Row]:
 
     Args:
         logs: The records of the ranks.
-        n_lines (int): How many lines each rank has.
+        n_lines (int): Number of lines for each rank.
     """
     labels = labels_of(logs)
     lines = sorted(
@@ -67,7 +67,7 @@ def rows(logs: Sequence[Log], n_lines: int) -> list[Row]:
 
 
 def labels_of(logs: Sequence[Log]) -> dict[int, str]:
-    """Returns short names of pipelines, for people; of one alone there is none."""
+    """Returns short names of pipelines, for people. A single pipeline needs no name."""
     pipelines = {entry.pipeline for log in logs for entry in log.entries} - {0}
     if len(pipelines) == 1:
         return {}
@@ -95,6 +95,6 @@ def _rows_of(log: Log, labels: dict[int, str]) -> Iterator[tuple[Entry, Row]]:
 
 
 def text_of(entry: Entry) -> str:
-    """Returns the text of an entry, with whom a rank waits for."""
+    """Returns the text of an entry; for a wait, with the ranks that are waited for."""
     is_of_all = entry.kind == WAIT and entry.peer == EVERYBODY
     return f"all ranks {entry.text}" if is_of_all else entry.text

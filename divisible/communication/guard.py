@@ -1,15 +1,16 @@
-"""A parent of each rank, which says what ended the rank when the rank cannot.
+"""A parent process of each rank, which reports what ended the rank.
 
-A process that the kernel kills for want of memory says nothing, and the launcher kills
-the other ranks before they notice. ``divisible run`` forks before it loads anything::
+A process that the kernel kills for lack of memory can print nothing, and the launcher
+kills the other ranks before they notice. So ``divisible run`` forks before it loads
+anything::
 
     launcher -- guard -- rank       the guard waits; the rank runs the script
                   |        x        killed by signal 9
                   '- "rank 1 of 4 on node17 was killed by signal 9: out of memory? ..."
 
-Then the guard ends in the same way, which is what the launcher sees. Launchers signal
-groups of processes, in which guard and rank are together, so the guard hands no signal
-on. Whatever ends the guard ends the rank.
+The guard then ends in the same way, for the launcher to see. Launchers send signals to
+groups of processes. Guard and rank are in one group, so the guard passes no signal on.
+The end of the guard, for whatever reason, ends the rank.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 
 from divisible.communication.launchers import is_one_of_several, launch
 
-#: Signals that end a process for what it has done, or has used up.
+#: Signals for a fault of the process, or for its use of resources.
 _TOLD = (
     signal.SIGKILL,
     signal.SIGSEGV,
@@ -36,7 +37,7 @@ _TOLD = (
     signal.SIGXFSZ,
     signal.SIGSYS,
 )
-# Signals that are meant for the rank.
+# Signals to the rank, which the guard ignores.
 _PASSED_BY = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -46,19 +47,19 @@ _PASSED_BY = (
     signal.SIGQUIT,
     signal.SIGALRM,
 )
-# The number of this option of Linux's prctl.
+# The number of an option of Linux's prctl.
 _SIGNAL_AT_PARENTS_END = 1
 
 
 def guard_rank() -> None:
-    """Goes on in a child of this process, if it is one of several ranks.
+    """Continues in a child of this process, if it is one of several ranks.
 
-    Only on Linux, where a child ends with its parent whatever happens.
+    Only Linux has this: there a child always ends with its parent.
     """
     if not sys.platform.startswith("linux") or not is_one_of_several():
         return
     guard, ends_with_parent = os.getpid(), ctypes.CDLL(None).prctl
-    # Some programs start others with this signal ignored: then the system tells no
+    # Some programs start others with this signal ignored. The system then reports to no
     # parent how a child has ended.
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     rank = os.fork()
@@ -78,11 +79,11 @@ def _watch(rank: int) -> None:
     if not os.WIFSIGNALED(status):
         os._exit(os.WEXITSTATUS(status))
     number = os.WTERMSIG(status)
-    # Whatever is wrong with the words, the launcher must know of the end.
+    # The launcher must learn of the end even if the report fails.
     if number in _TOLD:
         with contextlib.suppress(Exception):
             _tell(rank, number, used)
-    # The rank's memory is on disk already, if the system writes it there.
+    # If the system writes the memory of ended processes to disk, it has the rank's.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
@@ -101,7 +102,7 @@ def _tell(process: int, number: int, used: resource.struct_rusage) -> None:
         f" host has {has / 1e9:.1f} GB.\n"
     )
     sys.stderr.flush()
-    # These load more than a guard needs to have while it waits.
+    # These modules load more than a waiting guard should hold in memory.
     from divisible.communication import flight_files, flight_report, flight_search
 
     path = flight_search.of_process(process)

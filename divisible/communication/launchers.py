@@ -1,4 +1,4 @@
-"""How this process was started, as far as the environment says; without MPI."""
+"""The environment variables of launchers, which this module reads without MPI."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 
 class Launch(NamedTuple):
-    """The facts that a launcher tells a process that it starts.
+    """The facts that a launcher gives to a process that it starts.
 
     Attributes:
-        rank (int): The process's number among those started together.
-        n_ranks (int): How many those are.
-        variable (str): The environment variable that says so.
+        rank (int): Number of the process among those that were started together.
+        n_ranks (int): Number of these processes.
+        variable (str): The environment variable that has ``n_ranks``.
     """
 
     rank: int
@@ -21,8 +21,8 @@ class Launch(NamedTuple):
     variable: str
 
 
-# Of those that start ranks: Open MPI, MPICH and what follows it, MVAPICH2, IBM's jsrun,
-# Flux, Slurm's srun.
+# Variables of launchers that start ranks: Open MPI, MPICH and its descendants,
+# MVAPICH2, IBM's jsrun, Flux, Slurm's srun.
 _OF_RANKS = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("PMI_SIZE", "PMI_RANK"),
@@ -31,17 +31,17 @@ _OF_RANKS = (
     ("FLUX_JOB_SIZE", "FLUX_TASK_RANK"),
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
 )
-# Of a job, whose script need not have started ranks.
+# Variables of a job, whose script may run without ranks.
 _OF_JOBS = (("SLURM_NTASKS", "SLURM_PROCID"), ("SLURM_NPROCS", "SLURM_PROCID"))
 
 
 def launch() -> Launch | None:
-    """Returns what started this process, if it starts ranks."""
+    """Returns the launch of this process, or ``None`` without a launcher of ranks."""
     return _first(_OF_RANKS)
 
 
 def launch_or_job() -> Launch | None:
-    """Returns what started this process, or else the job that it is part of."""
+    """Returns the launch of this process, or else the job that it is part of."""
     return _first(_OF_RANKS) or _first(_OF_JOBS)
 
 
@@ -52,12 +52,12 @@ def is_one_of_several() -> bool:
 
 
 def is_started_by_a_rank() -> bool:
-    """Returns whether this process is a rank's own, which inherits its environment."""
-    # Processes of multiprocessing run the script under this name; elsewhere it is
-    # another one of the main module.
+    """Returns whether a rank started this process, which inherits its environment."""
+    # Processes of multiprocessing run the script under this name. In other processes
+    # this is an alias of the main module.
     if getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__":
         return True
-    # MPICH's launcher is at the other end of this descriptor, which others do not get.
+    # Only ranks inherit this descriptor, which connects them with MPICH's launcher.
     descriptor = os.environ.get("PMI_FD")
     try:
         return descriptor is not None and not os.fstat(int(descriptor))

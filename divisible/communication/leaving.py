@@ -1,15 +1,15 @@
-"""The end of a rank, by the end of its script or by ``os._exit``, as others see it.
+"""The end of a rank, by the end of its script or by ``os._exit``.
 
-Python calls nothing at the end of a process that ends by ``os._exit``. A launcher takes
-such a rank for a failed one, kills the others, and ends the job with the rank's exit
-code, which may be 0::
+Python calls no function at the end of a process that ends by ``os._exit``. A launcher
+takes such a rank for a failed one. It kills the other ranks, and ends the job with the
+exit code of this one, which may be 0::
 
     os._exit(0)     the launcher kills the other ranks; the job ends with 0
 
-    with this       the rank tells the others that it leaves, and ends MPI
-                    others that wait for it fail, and name it; the job ends with 1
+    with this       the rank notifies the others that it leaves, and ends MPI
+                    ranks that wait for it fail, and name it; the job ends with 1
 
-A process that is killed, or ended by C code, can tell nothing.
+A process that is killed, or ended by C code, cannot notify other ranks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def hear_exits() -> None:
 
 
 class _Exit:
-    """Stands where ``os._exit`` was."""
+    """Replaces ``os._exit``."""
 
     def __init__(self, exit: Callable[[int], NoReturn]) -> None:
         self._exit = exit
@@ -51,8 +51,8 @@ class _Exit:
     def __call__(self, status: int) -> NoReturn:
         """Ends this process; see ``os._exit``."""
         try:
-            # A process that the rank has forked is no rank. Only the main thread may
-            # end MPI. Another code ends the job with that code.
+            # A process that the rank has forked is not a rank. Only the main thread may
+            # end MPI. Any other exit code ends the job with that code.
             is_rank = os.getpid() == self._process
             is_main = threading.current_thread() is threading.main_thread()
             if status == 0 and is_rank and is_main:
@@ -67,7 +67,7 @@ def _leave() -> None:
         return
     if MPI.COMM_WORLD.size > 1:
         for function in reversed(_functions):
-            # Whatever is wrong, the other ranks must not be killed for it.
+            # The other ranks must not be killed for an error in one function.
             with contextlib.suppress(Exception):
                 function()
         MPI.Finalize()

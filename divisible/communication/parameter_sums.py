@@ -1,17 +1,17 @@
 """One number for each parameter of a model that lies on several ranks.
 
-Every rank holds some of the model's parameters: those of its stages, and the same as
-its replicas. One all-reduce takes the maximum, entry by entry, of
+Each rank holds some of the model's parameters: those of its stages, which its replicas
+also hold. One all-reduce computes the maximum, entry by entry, of this array:
 
 ::
 
     [a, -a, ..., sum of squares of '/0/W', of '/0/b', of '/2/W', ...]
 
-where ``a`` must be equal on all ranks, and a rank has 0 for parameters it does not
-hold. So a parameter of which several ranks hold copies or replicas counts once; and
-since nothing is added on the way, the sums are the same bit for bit on every rank and
-for every cut of the model. Eight bytes for each parameter of the model are small beside
-the parameter itself.
+The number ``a`` must be equal on all ranks. A rank has 0 for parameters that it does
+not hold. So a parameter counts once, even if several ranks hold copies or replicas of
+it. The all-reduce adds nothing, so the sums are the same bit for bit on every rank and
+for every cut of the model. It sends eight bytes for each parameter array, few compared
+with the array itself.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Reduced(NamedTuple):
     """The maxima over all ranks.
 
     Attributes:
-        least: The smallest of what must be equal, in the order given.
-        most: The largest.
+        least: The smallest of the numbers that must be equal, in the order given.
+        most: The largest of these numbers.
         sums: A sum for each of the model's parameters, float64; also infinity and NaN.
     """
 
@@ -40,14 +40,16 @@ class ParameterSums:
     """The ranks of a communicator, and the parameters they hold together.
 
     Args:
-        comm: A ChainerMN communicator or an mpi4py one; ``None`` for one process
-            alone, which needs no MPI. One rank sends nothing either.
+        comm: A ChainerMN communicator or an mpi4py one. ``None`` stands for one
+            process, which needs no MPI. A communicator of one rank sends nothing
+            either.
         timeout (float): Seconds to wait for the other ranks.
-        watch: Called while waiting; may raise to end the wait.
+        watch: Called while waiting; may raise an error to end the wait.
 
     Attributes:
-        rank (int): This one.
-        paths (list): Of the parameters of all ranks; ``None`` before :meth:`gather`.
+        rank (int): This rank.
+        paths (list): Paths of the parameters of all ranks; ``None`` before
+            :meth:`gather`.
 
     Raises:
         TypeError: If ``comm`` is something else.
@@ -68,28 +70,28 @@ class ParameterSums:
         self._users_comm = None
         self.rank = 0
         if comm is not None:
-            # Here and below, because one process alone needs no MPI.
+            # Imported here and below, because one process needs no MPI.
             from divisible.communication.collectives import as_mpi
 
             users_comm = as_mpi(comm)
             self.rank = users_comm.rank
             self._users_comm = users_comm if users_comm.size > 1 else None
-        # A duplicate of the user's, so that messages cannot mix with his.
+        # A duplicate of the user's communicator, so that messages cannot mix with his.
         self._comm: Any = None
         self.paths: list[str] | None = None
 
     def gather(self, paths: Sequence[str], notes: Sequence[Any] = ()) -> list:
-        """Learns which parameters there are; a call of all ranks.
+        """Collects the parameters of all ranks; a call of all ranks.
 
         Args:
-            paths: Of the parameters that this rank holds.
-            notes: What else the others are to know; picklable.
+            paths: Paths of the parameters that this rank holds.
+            notes: Data for the other ranks; picklable.
 
         Returns:
-            The notes of every rank, in rank order.
+            The ``notes`` of every rank, in rank order.
 
         Raises:
-            StallError: If another rank does not come.
+            StallError: If another rank does not call this in time.
         """
         said = self._all_gather((list(paths), list(notes)))
         self.paths = sorted(set().union(*(theirs for theirs, _ in said)))
@@ -113,12 +115,12 @@ class ParameterSums:
         name = free_dropped([of_comm for _, of_comm in said])
         self._comm = duplicate(comm, self._timeout, self, name, purpose)
         if before is not None:
-            # Now, because all ranks are here.
+            # All ranks are in this call, so the old communicator can be freed.
             free(before)
         return [theirs for theirs, _ in said]
 
     def close(self) -> None:
-        """Frees the communicator, and forgets the parameters; a call of all ranks."""
+        """Frees the communicator, and the list of parameters; a call of all ranks."""
         if self._comm is not None:
             from divisible.communication.busy import free
 
@@ -126,10 +128,10 @@ class ParameterSums:
         self._comm = self.paths = None
 
     def positions(self, paths: Sequence[str]) -> np.ndarray:
-        """Returns the places of parameters among :attr:`paths`.
+        """Returns the positions of parameters in :attr:`paths`.
 
         Raises:
-            KeyError: With those that were not there in :meth:`gather`.
+            KeyError: If no rank had a parameter in :meth:`gather`; has their paths.
         """
         new = [path for path in paths if path not in self._positions]
         if new:
@@ -145,16 +147,16 @@ class ParameterSums:
         """Returns the maxima over all ranks; the same on every rank.
 
         Args:
-            positions: From :meth:`positions`.
-            sums: Numbers of this rank's parameters, in the same order, 0 at least, or
-                NaN. Of two of the same parameter the larger one counts.
-            alike: What must be equal on all ranks: numbers, 0 at least.
+            positions: The positions of this rank's parameters; see :meth:`positions`.
+            sums: Numbers of these parameters, in the same order, 0 at least, or NaN. If
+                two are of one parameter, the larger one counts.
+            alike: Numbers that must be equal on all ranks, 0 at least.
 
         Raises:
-            StallError: If another rank does not come.
+            StallError: If another rank does not call this in time.
         """
-        # The bits of floats that are not negative have the floats' order, with NaN
-        # behind infinity; MPI does not say what its maximum of NaN is.
+        # The bits of non-negative floats, read as integers, have the floats' order,
+        # with NaN behind infinity. MPI does not specify the maximum of a NaN.
         bits = np.array(alike, dtype=np.float64).view(np.int64)
         mine = np.array(sums, dtype=np.float64)
         mine[np.isnan(mine)] = np.nan

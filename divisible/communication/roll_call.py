@@ -1,14 +1,14 @@
-"""Who is missing where ranks wait for each other.
+"""Questions to other ranks: which ranks are missing from a wait.
 
-A collective operation does not say for whom it waits, and the rank from which a message
-should come may wait itself. So who has waited in vain asks the others, and those that
-wait as well answer for what::
+A collective operation does not tell for which rank it waits, and the rank that should
+send a message may be waiting itself. So when a wait has timed out, its rank asks all
+others. Ranks that are waiting answer for which rank they wait::
 
-    rank 0   waits for rank 1 ..... asks all ----- hears rank 1 --> "... Rank 1 waits
-    rank 1   waits for rank 2 ..... answers                          for rank 2. Rank 2
-    rank 2   reads a file ........................                   does not answer"
+    rank 0   waits for rank 1 ... asks all --- has one answer --> "... Rank 1 waits
+    rank 1   waits for rank 2 ... answers                         for rank 2. Rank 2
+    rank 2   reads a file ......................                  does not answer"
 
-Nobody asks, and nobody listens, before a wait has taken long.
+Ranks check for questions only when a wait has taken long.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from divisible.communication.errors import in_words
 from divisible.communication.flight_record import EVERYBODY
 from divisible.communication.tags import ANSWER_TAG, ROLL_CALL_TAG
 
-# How long the others have for an answer.
+# Seconds in which the others can answer.
 _SECONDS_TO_ANSWER = 0.5
-# Of how many ranks an error message tells for what they wait.
+# An error message explains the waits of this many ranks.
 _MOST_TOLD = 4
 
 
 class Place(NamedTuple):
-    """Where a rank waits.
+    """The place of a wait: a communicator, and the rank that is waited for.
 
     Attributes:
-        comm (mpi4py.MPI.Comm): Of the rank that is waited for.
-        peer (int): That rank, or `EVERYBODY`.
-        call (int): If all are waited for to make a call, its number.
+        comm (mpi4py.MPI.Comm): The communicator of the awaited rank.
+        peer (int): The awaited rank, or `EVERYBODY`.
+        call (int): The number of the call that all ranks are to make, if the wait is
+            for a call.
     """
 
     comm: MPI.Comm
@@ -47,7 +48,7 @@ class Place(NamedTuple):
 
 
 class _Whereabouts(NamedTuple):
-    """A rank's answer: for what it waits, and for whom, in which call."""
+    """A rank's answer: words for its wait, the awaited rank, and the call it is in."""
 
     waiting_for: str
     peer: int
@@ -62,14 +63,14 @@ class RollCall:
     Attributes:
         call (tuple): The number and the name of the call that this rank makes with the
             others, if they count calls.
-        titles (dict): What else to call ranks in messages, by their numbers.
+        titles (dict): Further names of ranks in messages, by rank.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
         self.comm = comm
         self.call = (0, "")
         self.titles: Mapping[int, str] = {}
-        # Who has asked says no more: it is about to end all ranks.
+        # A rank that has asked answers no more: it is about to end all ranks.
         self._have_asked: dict[int, _Whereabouts] = {}
         self._sent: list[MPI.Request] = []
 
@@ -78,17 +79,18 @@ class RollCall:
         return _Whereabouts(waiting_for, place.peer, *self.call, same)
 
     def answer(self, waiting_for: str, place: Place) -> None:
-        """Tells ranks that ask for what this one waits."""
+        """Answers ranks that ask for which rank this one waits."""
         for rank, whereabouts in self._heard(ROLL_CALL_TAG):
             if rank >= self.comm.size:
-                # Asked over another communicator, which was freed before anybody heard
-                # it; MPI has given its messages to this one, with fewer ranks.
+                # The question was sent over another communicator with more ranks, which
+                # was freed before anyone received it. MPI reuses its place for this
+                # one.
                 continue
             self._have_asked[rank] = whereabouts
             self._tell(rank, ANSWER_TAG, self._here(waiting_for, place))
 
     def ask(self, waiting_for: str, place: Place) -> dict[int, _Whereabouts]:
-        """Returns what the other ranks say; those that say nothing are left out."""
+        """Asks all other ranks, and returns the answers; silent ranks are left out."""
         others = set(range(self.comm.size)) - {self.comm.rank}
         for rank in others:
             self._tell(rank, ROLL_CALL_TAG, self._here(waiting_for, place))
@@ -113,14 +115,14 @@ class RollCall:
             yield status.source, _Whereabouts(*pickle.loads(data))
 
 
-# By the communicators over which somebody may ask, as Fortran's handles.
+# Communicators over which a rank may ask. Keys are their handles in Fortran.
 _roll_calls: dict[int, RollCall] = {}
 
 
 def roll_call(comm: MPI.Comm) -> RollCall:
-    """Returns that of a communicator, over which this rank hears questions from now on.
+    """Returns the questions and answers over a communicator.
 
-    It does until the communicator is freed.
+    From now on this rank answers questions over it, until the communicator is freed.
     """
     handle = comm.py2f()
     if handle not in _roll_calls or not _roll_calls[handle].comm:
@@ -130,7 +132,7 @@ def roll_call(comm: MPI.Comm) -> RollCall:
 
 @contextlib.contextmanager
 def listening(comm: MPI.Comm) -> Iterator[RollCall]:
-    """Lets this rank hear questions over a communicator, also one of the user's."""
+    """Answers questions over a communicator within; it may be one of the user's."""
     handle = comm.py2f()
     is_ours = handle in _roll_calls
     try:
@@ -141,12 +143,12 @@ def listening(comm: MPI.Comm) -> Iterator[RollCall]:
 
 
 def answer(waiting_for: str, place: Place) -> None:
-    """Answers questions over any communicator; to be called while this rank waits.
+    """Answers questions over any communicator. Waits call this again and again.
 
     Args:
-        waiting_for (str): What for, such as ``'what rank 1 sends'``; where it is for
-            all ranks, what they are to do, such as ``'to save'``.
-        place (Place): Where it waits.
+        waiting_for (str): Words for the awaited event, such as ``'what rank 1 sends'``.
+            If all ranks are awaited, the purpose, such as ``'to save'``.
+        place (Place): The place of this rank's wait.
     """
     for each in list(_roll_calls.values()):
         if each.comm:
@@ -154,14 +156,14 @@ def answer(waiting_for: str, place: Place) -> None:
 
 
 def explain(waiting_for: str, place: Place) -> str:
-    """Asks the other ranks, and returns who is waited for, for an error message.
+    """Asks the other ranks, and returns text on the ranks that are missing.
 
-    Where they cannot be asked, it is for what: whatever is wrong must not hide that
-    this rank has waited in vain.
+    If they cannot be asked, the text is only for what this rank waits. An error in here
+    must not hide that the wait has timed out.
 
     Args:
-        waiting_for (str): As in :func:`answer`.
-        place (Place): Where this rank waits.
+        waiting_for (str): Words for the awaited event; see :func:`answer`.
+        place (Place): The place of this rank's wait.
     """
     try:
         with listening(place.comm) as asked:
@@ -201,7 +203,7 @@ def _who(
 
 def _is_here(theirs: _Whereabouts, waiting_for: str, place: Place) -> bool:
     if place.call:
-        # To have begun the call is enough.
+        # A rank that has begun the call is not missing.
         return theirs.call >= place.call
     waits = theirs.waiting_for, theirs.peer, theirs.is_same_comm
     return waits == (waiting_for, EVERYBODY, True)
@@ -210,7 +212,7 @@ def _is_here(theirs: _Whereabouts, waiting_for: str, place: Place) -> bool:
 def _chain(
     peer: int, said: dict[int, _Whereabouts], silent: list[int]
 ) -> tuple[list[int], list[int]]:
-    """Returns who waits for whom, from one rank on, and who at its end is silent."""
+    """Returns a chain of ranks that wait for each other, and silent ones at its end."""
     told: list[int] = []
     while peer in said and peer not in told:
         told.append(peer)
@@ -246,5 +248,5 @@ def _blame(silent: list[int], titles: Mapping[int, str]) -> str:
 
 
 def _begun(words: str) -> str:
-    """Returns words as a sentence begins."""
+    """Returns words with a capital letter at the beginning."""
     return words[0].upper() + words[1:]

@@ -12,31 +12,32 @@ class Tensor(NamedTuple):
     """One array on its way between two stages.
 
     Attributes:
-        array: A NumPy or CuPy array, or ``None`` for a gradient there is not.
-        requires_grad (bool or None): Whether the variable it comes from requires a
-            gradient; ``None`` for an array that is no variable.
+        array: A NumPy or CuPy array, or ``None`` for a missing gradient.
+        requires_grad (bool or None): Whether the array's variable requires a gradient;
+            ``None`` for an array that belongs to no variable.
     """
 
     array: Any
     requires_grad: bool | None = None
 
 
-#: What one stage hands to the next for one microbatch; empty for one of no samples.
+#: The tensors from one stage to the next for one microbatch; empty without samples.
 Tensors = tuple
 
 
 class TensorSpec(NamedTuple):
     """The shape, dtype and memory order of a :class:`Tensor`, as a receiver needs them.
 
-    What a convolution returns on a CPU has its channels last in memory. It arrives so:
-    the order in which the next layer adds, and how fast, depend on it.
+    The result of a convolution on a CPU has its channels last in memory. It arrives in
+    the same order, which decides the order of additions in the next layer, and its
+    speed.
 
     Attributes:
-        shape: The shape; ``None`` for a gradient there is not.
+        shape: The shape; ``None`` for a missing gradient.
         dtype: The dtype.
-        requires_grad: As the tensor's.
-        order: The axes in the order of memory; empty for C order, and where there are
-            gaps in it: what is sent then is in C order.
+        requires_grad: The tensor's ``requires_grad``.
+        order: The axes in the order of memory. Empty for C order. An array with gaps in
+            memory is sent in C order.
     """
 
     shape: tuple[int, ...] | None
@@ -46,17 +47,17 @@ class TensorSpec(NamedTuple):
 
     @property
     def shape_in_memory(self) -> tuple[int, ...]:
-        """The shape of what is sent."""
+        """The shape of the array as it is sent."""
         if not self.order:
             return self.shape
         return tuple(self.shape[axis] for axis in self.order)
 
     def in_memory(self, array: Any) -> Any:
-        """Returns an array as it is sent, in C order unless it has gaps."""
+        """Returns an array with its axes in the order of memory, as it is sent."""
         return array.transpose(self.order) if self.order else array
 
     def received(self, array: Any) -> Any:
-        """Returns what was sent as the array that it was."""
+        """Returns a received array with its axes in their order."""
         if not self.order:
             return array
         return array.transpose([self.order.index(axis) for axis in range(array.ndim)])
@@ -69,15 +70,15 @@ Signature = tuple
 def check_plain(array: Any, source: str) -> None:
     """Refuses arrays of subclasses, which would arrive as plain ones.
 
-    A mask or a product that is a matrix's own would be lost on the way. Of files in
-    memory (``numpy.memmap``) nothing is.
+    A masked array would lose its mask on the way, and a matrix its product. A file in
+    memory (``numpy.memmap``) loses nothing.
 
     Args:
         array: A NumPy or CuPy array, or ``None``.
-        source (str): Where it comes from, for the error.
+        source (str): Words for the origin of the array, such as ``'x is'``.
 
     Raises:
-        TypeError: If it is one.
+        TypeError: If the array is of such a subclass.
 
     Example:
         >>> import numpy as np

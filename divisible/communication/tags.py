@@ -1,23 +1,23 @@
-"""Who uses which tag of a communicator."""
+"""The tags of all messages of a communicator."""
 
 from __future__ import annotations
 
-# What a pipeline's communicator carries, by tags: MPI has at least those up to 32767.
+# Tags of messages over a pipeline's communicator. MPI has at least those up to 32767.
 BROADCAST_TAG = 32767
 CLOCK_TAG = 32766
 FAREWELL_TAG = 32765
-# Of a user's communicator as well, but only where something has gone wrong.
+# Tags that are also used over a user's communicator, but only after an error.
 ROLL_CALL_TAG = 32764
 ANSWER_TAG = 32763
-# Of a user's communicator where links are measured, before there is a pipeline.
+# A tag over a user's communicator when links are measured, before a pipeline exists.
 PROBE_TAG = 32762
-#: Of no message.
+#: A tag that no message has.
 UNUSED_TAG = 32761
-# The channels of a transport have the tags from 0, each three of them.
+# Channels of a transport have the tags from 0, three for each channel.
 _TAGS_PER_CHANNEL = 3
 #: The last channel, for layers that move to other stages between two minibatches.
 MOVED_LAYERS_CHANNEL = UNUSED_TAG // _TAGS_PER_CHANNEL - 1
-#: The one before it, for targets; those before that are for stages.
+#: The channel before it, for targets. The channels before that are for stages.
 TARGETS_CHANNEL = MOVED_LAYERS_CHANNEL - 1
 
 
@@ -25,10 +25,10 @@ def channel_tags(channel: int) -> range:
     """Returns the tags of a channel.
 
     Args:
-        channel (int): Its number, from 0.
+        channel (int): Number of the channel, from 0.
 
     Raises:
-        ValueError: If there are no tags left for it.
+        ValueError: If there are no tags left for the channel.
     """
     if not 0 <= channel <= MOVED_LAYERS_CHANNEL:
         raise ValueError(

@@ -1,10 +1,10 @@
-"""Moving tuples of arrays between the ranks of a pipeline.
+"""Channels that send tuples of arrays between the ranks of a pipeline.
 
-A *channel* leads from one rank to another, in one direction, and carries one message
-per microbatch, in an order both ends know. A message is a tuple of tensors
-(:mod:`divisible.communication.signatures`). Both ends remember the *signature* (shapes,
-dtypes and memory orders) that each microbatch of the channel last had, so that in the
-steady state only the bytes of the arrays travel, into arrays whose receives were posted
+A *channel* leads from one rank to another, in one direction. It carries one message per
+microbatch, in an order both ends know. A message is a tuple of tensors
+(:mod:`divisible.communication.signatures`). Both ends remember the last *signature*
+(shapes, dtypes and memory orders) of each microbatch of the channel. So in the steady
+state only the bytes of the arrays travel, into arrays whose receives were posted
 before::
 
     microbatch's signature    sender                    receiver
@@ -15,8 +15,8 @@ before::
     first                     the signature        -->  reads it, allocates
                               bytes of each array  -->  receives them
 
-A signature that changes, such as that of a smaller last batch, is thus agreed
-anew, and never cut off or guessed.
+So a new signature, such as that of a smaller last batch, is always sent first. Arrays
+are never cut off, and shapes never guessed.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from divisible.communication.signatures import Signature, Tensor, signature
 from divisible.communication.tags import UNUSED_TAG, channel_tags
 from divisible.communication.waiting import wait
 
-# MPI counts are 32-bit in MPI 3, so a message has at most 2 GiB; larger arrays go
+# MPI counts are 32-bit in MPI 3, so a message has at most 2 GiB. Larger arrays are sent
 # in pieces of this many bytes.
 PIECE_BYTES = 1 << 30
-# Looks at messages while a rank computes: only if some are so large that they do not
-# fit into the buffers of MPI and of the network, and not more often than this.
+# Messages are polled while a rank computes, but only if some do not fit into the
+# buffers of MPI and of the network, and at most once in this many seconds.
 LARGE_BYTES = 1 << 20
 LOOK_SECONDS = 1e-3
 
@@ -53,12 +53,13 @@ class Transport:
     narrows them.
 
     Args:
-        comm (mpi4py.MPI.Comm): May carry other messages as well, with other tags.
+        comm (mpi4py.MPI.Comm): Communicator, which may carry other messages as well,
+            with other tags.
         timeout (float): Seconds a wait may take.
-        xp: The module of the arrays to hand out, ``numpy`` or ``cupy``.
-        wire_dtype: Floating-point arrays wider than this are sent as this dtype, and
-            have their own again when they arrive. Halving the bytes costs precision,
-            and what is out of the range of float16 becomes infinite.
+        xp: The module of the received arrays, ``numpy`` or ``cupy``.
+        wire_dtype: Dtype of messages. Wider floating-point arrays are sent as this
+            dtype, and have their own dtype again when they arrive. Halving the bytes
+            costs precision, and numbers out of the range of float16 become infinite.
 
     Attributes:
         rendezvous (bool): Whether sends may block until they are received.
@@ -73,7 +74,7 @@ class Transport:
         self.timeout = timeout
         self.memory = create_buffers(xp)
         self._wire_dtype = None if wire_dtype is None else np.dtype(wire_dtype)
-        #: Called while waiting; may raise to end the wait.
+        #: Called while waiting; may raise an error to end the wait.
         self.watch: Callable[[], None] | None = None
         self._sent: list[tuple[int, list[MPI.Request]]] = []
         self._has_large = False
@@ -94,31 +95,31 @@ class Transport:
         return wire if narrows and wire.itemsize < dtype.itemsize else dtype
 
     def note_sizes(self, pieces: Sequence[np.ndarray]) -> None:
-        """Sees whether there are large messages."""
+        """Records whether some messages are large."""
         if not self._has_large:
             self._has_large = max(piece.size for piece in pieces) >= LARGE_BYTES
 
     def keep(self, peer: int, requests: list[MPI.Request]) -> None:
-        """Keeps sends, and with them their buffers, until they are complete."""
+        """Keeps sends and their buffers until the sends are complete."""
         self._sent.append((peer, requests))
-        # Not in the order of sending: what goes past other stages waits for longer.
+        # Sends may complete in another order: skip connections wait for longer.
         self._sent = [some for some in self._sent if not MPI.Request.Testall(some[1])]
 
     def look(self) -> None:
-        """Lets MPI go on with large messages that are under way; to be called often."""
+        """Polls MPI, which continues large messages; to be called often."""
         if not self._has_large:
             return
         now = time.perf_counter()
         if now >= self._next_look:
             self._next_look = now + LOOK_SECONDS
-            # Nobody sends with this tag; what counts is the call.
+            # No message has this tag. The call alone makes MPI continue.
             self.comm.Iprobe(MPI.ANY_SOURCE, UNUSED_TAG)
 
     def flush(self) -> None:
         """Waits until everything sent has left.
 
         Raises:
-            StallError: If that takes longer than the timeout.
+            StallError: If the sends take longer than the timeout.
         """
         while self._sent:
             peer, requests = self._sent[-1]
@@ -138,7 +139,7 @@ class _Channel:
         self._comm = transport.comm
         self._peer = peer
         self._place = Place(transport.comm, peer)
-        # Pieces of agreed signatures, signatures, pieces of new ones.
+        # Tags of pieces of a known signature, of signatures, of pieces of a new one.
         self._data_tag, self._signature_tag, self._new_tag = channel_tags(channel)
 
 
@@ -147,14 +148,14 @@ class Sender(_Channel):
 
     def __init__(self, transport: Transport, channel: int, peer: int) -> None:
         super().__init__(transport, channel, peer)
-        # By microbatch, and in how many pieces such messages go.
+        # For each microbatch its signature, and the number of pieces of such a message.
         self._agreed: dict[int, tuple[Signature, int]] = {}
 
     def send(self, microbatch: int, message: Sequence[Tensor]) -> None:
-        """Starts to send a message; does not wait for the receiver.
+        """Starts to send a message, without waiting for the receiver.
 
         Args:
-            microbatch (int): The microbatch it belongs to.
+            microbatch (int): The microbatch of the message.
             message: Tensors that are not modified afterwards.
         """
         transport = self._transport
@@ -178,7 +179,7 @@ class Sender(_Channel):
             requests = [self._isend(text[:0], self._data_tag) for _ in range(n_pieces)]
             requests.append(self._isend(text, self._signature_tag))
             requests += [self._isend(piece, self._new_tag) for piece in pieces]
-        # A request holds the buffer it was given, and so the array.
+        # A request keeps its buffer alive, and so the array.
         transport.keep(self._peer, requests)
 
     def _isend(self, piece: np.ndarray, tag: int) -> MPI.Request:
@@ -207,11 +208,11 @@ class Receiver(_Channel):
         """Returns the channel's next message, which must have been posted.
 
         Args:
-            microbatch (int): The microbatch it belongs to.
-            waiting (str): What waits for it, for error messages.
+            microbatch (int): The microbatch of the message.
+            waiting (str): The action that needs the message, for error messages.
 
         Raises:
-            StallError: If it does not come within the timeout.
+            StallError: If the message does not come within the timeout.
         """
         posted, buffer = self._posted.popleft()
         assert posted == microbatch, (posted, microbatch)
@@ -224,7 +225,7 @@ class Receiver(_Channel):
         return self._receive_new(microbatch, waiting)
 
     def close(self) -> None:
-        """Frees the receives' requests; none may be under way."""
+        """Frees the requests of receives. No receive may be under way."""
         self._agreed.clear()
         self._drop_unused_buffers()
 
@@ -247,7 +248,7 @@ class Receiver(_Channel):
         return buffer.message()
 
     def _drop_unused_buffers(self) -> None:
-        """Forgets the arrays of signatures that no microbatch has any more.
+        """Frees the arrays of signatures that no microbatch has any more.
 
         Otherwise sequences of ever new lengths would fill the memory.
         """
@@ -276,10 +277,10 @@ class Receiver(_Channel):
 
 
 class _ReceiveBuffer:
-    """Arrays to receive messages of one signature in, again and again.
+    """Arrays that receive messages of one signature, again and again.
 
-    It is free when nobody but itself refers to its arrays; the caller need not give
-    it back, just drop the arrays.
+    A buffer is free when nothing else refers to its arrays. So the caller need not give
+    it back; dropping the arrays is enough.
     """
 
     def __init__(
@@ -303,9 +304,9 @@ class _ReceiveBuffer:
         self._references_if_free = self._references()
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
-        # Python collects arrays, but no requests, which keep a communicator from being
-        # freed. One that is under way stays. When Python ends, the names of this module
-        # may be gone already, so that the function to ask is an argument.
+        # Python collects arrays, but not requests, which keep a communicator from being
+        # freed. A request that is under way stays. When Python ends, the names of this
+        # module may be gone already, so ``ends`` is an argument.
         if not ends() and not self.is_posted and not MPI.Is_finalized():
             for request in self.requests:
                 request.Free()
@@ -317,7 +318,7 @@ class _ReceiveBuffer:
         return not self.is_posted and self._references() == self._references_if_free
 
     def message(self) -> tuple[Tensor, ...]:
-        """Returns what was received."""
+        """Returns the received message."""
         incoming, arrays = self._transport.memory.incoming, iter(self.arrays)
         tensors = []
         for spec in self._signature:

@@ -1,4 +1,4 @@
-"""Waits that yield the core, and end."""
+"""Waits that yield the core, and have a limit."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _SPIN_SECONDS = 200e-6
 _SHORTEST_SLEEP = 20e-6
 _LONGEST_SLEEP = 1e-3
 _SLEEP_SHARE = 0.01
-# What counts of the time between two polls. A process that is suspended, as some batch
-# systems do with whole jobs, polls nothing meanwhile.
+# Longest time between two polls that counts. A suspended process does not poll; some
+# batch systems suspend whole jobs.
 _LONGEST_POLL = 1.0
-# A wait from which on it is written down, and other ranks are listened to, and how
-# often. Each costs more than a poll, and in a step that goes on as it should none is.
+# A wait of this many seconds is recorded, and answers other ranks from then on, at this
+# interval. Both cost more than a poll, so a step without delays does neither.
 _LONG_WAIT = 0.05
 _SECONDS_BETWEEN_ANSWERS = 0.01
-# What was waited for when a wait ended with an error: MPI may still write into the
-# arrays that the requests hold on to. So they are never freed.
+# The tests of waits that ended with an error, which are never freed: MPI may still
+# write into the arrays of their requests.
 _abandoned: list[Callable[[], Any]] = []
 
 
@@ -50,18 +50,20 @@ def wait(
     """Polls ``test`` until it returns something true, and returns that.
 
     Args:
-        test: The question to repeat, such as an MPI request's ``Test``.
+        test: The function to poll, such as an MPI request's ``Test``.
         timeout (float): Seconds after which to give up.
-        waiting_for: Says what is awaited and from whom, for the error message; where it
-            is something of all ranks, what they are to do, such as ``'to save'``.
-        watch: Called after each answer that is not true; may raise to end the wait.
-        place (Place or None): Whom to ask who is missing. Its communicator is never
+        waiting_for: Returns words for the awaited event and rank, for the error
+            message. If all ranks are awaited, the purpose, such as ``'to save'``.
+        watch: Called after each poll without result; may raise an error to end the
+            wait.
+        place (Place or None): The communicator and the awaited rank. Over it, a wait
+            that takes too long asks which ranks are missing. The communicator is never
             freed if the wait ends with an error.
 
     Raises:
-        StallError: If the time is over, a rank that is to take part has ended its
-            script, or the MPI library fails, as it may when that rank is killed. Time
-            in which the process is suspended does not count, but for a second.
+        StallError: If the time is over, an awaited rank has ended its script, or the
+            MPI library fails, as it may when that rank is killed. At most a second of
+            the time in which the process is suspended counts.
     """
     try:
         return _poll(test, timeout, waiting_for, watch, place)
@@ -118,10 +120,10 @@ def _peer(place: Place | None) -> int:
 
 @contextmanager
 def kept_at_errors(value: Any) -> Iterator[None]:
-    """Keeps what MPI may still write to or read from after an error within.
+    """Keeps requests and arrays alive if the code within fails: MPI may still use them.
 
     Args:
-        value: Requests and arrays, such as a list that is filled within.
+        value: The requests and arrays, such as a list that is filled within.
     """
     try:
         yield
@@ -131,5 +133,5 @@ def kept_at_errors(value: Any) -> Iterator[None]:
 
 
 def never_free(value: Any) -> None:
-    """Keeps an object up to the end of MPI, when Python has freed everything else."""
+    """Keeps an object until MPI ends, which is after Python has freed everything."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))

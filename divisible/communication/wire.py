@@ -1,15 +1,16 @@
 """The numbers in which gradients travel: one entry for each wire dtype.
 
-A message of a scaled dtype is the largest magnitude of each block, float32, and then
-the codes of all elements::
+A message of a scaled dtype has the largest magnitude of each block, in float32, and
+then the codes of all elements::
 
     |value of block 0|  |value of block 1|  ...   code 0  code 1  code 2  ...
 
-What one rounding costs, element by element, is at most ``u |x| + a(block)``: relative
-to the number itself, and to the largest magnitude in its block of elements.
+The error of one rounding, for each element, is at most ``u |x| + a(block)``: one part
+is relative to the number, the other to the largest magnitude in its block of elements.
 
 Numbers and messages are NumPy's arrays, or both are CuPy's; the bits are the same. Only
-``fp32`` loses numbers below 2^-126 on a GPU: CuPy's arithmetic takes them as zero.
+``fp32`` loses numbers below 2^-126 on a GPU, where CuPy's arithmetic turns them into
+zero.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ import numpy as np
 
 from divisible.records import shown
 
-#: How many elements have a scale, unless a user asks for another number.
+#: Default number of elements in a block, which share a scale.
 BLOCK = 256
-#: Elements that are coded and sent together, and how many times so many at once: enough
-#: for the wire to be busy while one chunk is coded.
+#: Number of elements that are coded and sent together, and number of such chunks that
+#: are sent at once: enough to keep the wire busy while one chunk is coded.
 CHUNK, WINDOW = 2**20, 4
 
 
@@ -32,7 +33,7 @@ class Fields(NamedTuple):
 
     Attributes:
         scales: The largest magnitude of each block, float32; empty without scales.
-        codes: One for each element.
+        codes: The code of each element.
     """
 
     scales: np.ndarray
@@ -40,15 +41,15 @@ class Fields(NamedTuple):
 
 
 class WireDtype(NamedTuple):
-    """A dtype that gradients travel in.
+    """A dtype in which gradients travel.
 
     Attributes:
-        name: As users type it.
-        dtype: Of the codes.
+        name: The name that users give.
+        dtype: The dtype of the codes.
         is_scaled: Whether each block of elements has a scale.
-        u: The relative error of a rounding.
-        a: Its absolute error, by the largest magnitude in the block.
-        least: Its absolute error whatever the block, for a dtype without scales.
+        u: The error of a rounding, relative to the number.
+        a: The error of a rounding, relative to the largest magnitude in the block.
+        least: The absolute error of a rounding, for a dtype without scales.
     """
 
     name: str
@@ -60,7 +61,7 @@ class WireDtype(NamedTuple):
 
     @property
     def has_kernels(self) -> bool:
-        """Whether a GPU codes it."""
+        """Whether a GPU can encode and decode it."""
         return self.name == "fp32" or self.name in _kernels().FORMATS
 
     def n_bytes(self, n: int, block: int) -> int:
@@ -71,9 +72,9 @@ class WireDtype(NamedTuple):
         """Returns the scales and the codes of a message, as views.
 
         Args:
-            message: Contiguous uint8 of :meth:`n_bytes`, aligned to 4.
-            n: How many elements it has.
-            block: How many of them have a scale.
+            message: Contiguous uint8 of :meth:`n_bytes` bytes, aligned to 4.
+            n: Number of elements of the message.
+            block: Number of elements in a block.
         """
         start = 4 * self._n_scales(n, block)
         scales, codes = message[:start], message[start:]
@@ -82,12 +83,13 @@ class WireDtype(NamedTuple):
     def encode(
         self, values: np.ndarray, block: int, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns a message.
+        """Encodes numbers as a message.
 
         Args:
             values: Contiguous float32 numbers, finite, in one dimension.
-            block: How many elements have a scale.
-            out: Contiguous uint8 to write to, of :meth:`n_bytes` and aligned to 4.
+            block: Number of elements in a block.
+            out: The array to write to: contiguous uint8 of :meth:`n_bytes` bytes,
+                aligned to 4. By default a new array.
 
         Example:
             >>> message = WIRE['int8'].encode(np.array([1, -2, 4], 'f'), 16)
@@ -111,11 +113,11 @@ class WireDtype(NamedTuple):
         """Returns the numbers of a message.
 
         Args:
-            message: From :meth:`encode`.
-            n: How many elements it has.
-            block: How many of them have a scale.
-            out: Contiguous float32 to write to.
-            add: Whether to add to ``out`` instead.
+            message: The message, as :meth:`encode` returned it.
+            n: Number of elements of the message.
+            block: Number of elements in a block.
+            out: Contiguous float32 array to write to. By default a new array.
+            add: Whether to add the numbers to ``out`` instead.
         """
         if out is None:
             out = np.empty_like(message, np.float32, shape=n)
@@ -125,17 +127,17 @@ class WireDtype(NamedTuple):
     def write(
         self, values: np.ndarray, block: int, to: Fields, share: float = 1.0
     ) -> Any:
-        """Writes numbers, times ``share``, where a message has them.
+        """Encodes numbers, times ``share``, into the fields of a message.
 
         Args:
             values: Contiguous float32 numbers in one dimension.
-            block: How many elements have a scale.
+            block: Number of elements in a block.
             to: The scales and codes of these numbers.
-            share: At least 0; the products are rounded to float32.
+            share: Factor, at least 0; the products are rounded to float32.
 
         Returns:
             Whether all products are finite. If not, zeros are written. On a GPU it is
-            an array of one bool, which is there when the kernels have run.
+            an array of one bool, which is valid when the kernels have run.
         """
         share = np.float32(share)
         if self.name == "fp32":
@@ -146,7 +148,7 @@ class WireDtype(NamedTuple):
                 self.name, values, share, block, to.scales, to.codes
             )
         loops = _loops()
-        # One block of all elements where none has a scale.
+        # A dtype without scales has one block of all elements.
         largest = to.scales if self.is_scaled else np.zeros(1, np.float32)
         loops.largest_of_blocks(
             values, share, block if self.is_scaled else max(values.size, 1), largest
@@ -165,13 +167,13 @@ class WireDtype(NamedTuple):
     def read(
         self, fields: Fields, block: int, out: np.ndarray, add: bool = False
     ) -> None:
-        """Reads numbers from where a message has them.
+        """Decodes numbers from the fields of a message.
 
         Args:
-            fields: Their scales and codes.
-            block: How many elements have a scale.
-            out: Contiguous float32 to write to.
-            add: Whether to add to ``out`` instead.
+            fields: The scales and codes of the numbers.
+            block: Number of elements in a block.
+            out: Contiguous float32 array to write to.
+            add: Whether to add the numbers to ``out`` instead.
         """
         if self.name == "fp32":
             np.add(out, fields.codes, out) if add else np.copyto(out, fields.codes)
@@ -189,7 +191,7 @@ class WireDtype(NamedTuple):
 
         Args:
             values: Numbers in one dimension.
-            block: How many of them have a scale.
+            block: Number of elements in a block.
         """
         magnitudes = np.abs(values, dtype=np.float64)
         starts = range(0, max(values.size, 1), block)
@@ -202,14 +204,14 @@ class WireDtype(NamedTuple):
 
 
 def _loops() -> Any:
-    # Numba takes a second to load, and fp32 does without.
+    # Numba takes a second to load, and fp32 does not need it.
     from chainer_kernels.loops import wire
 
     return wire
 
 
 def _kernels() -> Any:
-    # Importing the package puts kernels into Chainer.
+    # The import of this package puts kernels into Chainer.
     from chainer_kernels import wire_gpu
 
     return wire_gpu
@@ -221,7 +223,7 @@ def _entry(
     return name, WireDtype(name, np.dtype(dtype), is_scaled, u, a, least)
 
 
-#: By name. ``'fp8'`` is one of them, by strategy.
+#: All dtypes by name. The strategies decide which of them stands for ``'fp8'``.
 WIRE: dict[str, WireDtype] = dict(
     (
         _entry("fp32", "f4", False, 0, 0),
@@ -238,9 +240,9 @@ def check_wire_dtype(name: str) -> None:
     """Refuses a name that no entry has.
 
     Raises:
-        ValueError: With the names that there are.
+        ValueError: If the name is unknown; the message has the choices.
     """
-    # What a file has in its place may be no key of a dictionary.
+    # The value may come from a file, and be one that no dictionary can have as a key.
     if name not in tuple(WIRE):
         raise ValueError(
             f"wire_dtype must be one of {', '.join(WIRE)}, not {shown(name)}"
