@@ -2,9 +2,9 @@
 
 ::
 
-    layers        which layers of a model wait, and when they are made
-    postponed     what is put off until a link is made
-    search        finds what is not made yet in a layer
+    layers        the deferred layers of a model, and how they are made
+    postponed     actions that wait until a link is made
+    search        the deferred arrays in a layer
     scope         deferred_init(): parameters get deferred arrays
     array         an array that is not made yet
     recipe        how an array will be made: its writes in order

@@ -1,4 +1,4 @@
-"""Arrays that know how they will be made, and take no memory until then."""
+"""Arrays that record how they will be made, and take no memory until then."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from divisible.deferred.recipe import Recipe, Step, View, Write, unreadable, who
 
 
 class DeferredArray(np.ndarray):
-    """Stands for an array that is not made yet.
+    """An array that is not made yet.
 
-    It has the shape and the dtype of that array, so that whatever asks for these
-    (``Link.count_params``, ``print``, optimizers) needs no change. All its elements
-    are one and the same NaN, read-only: it takes a few hundred bytes, whatever the
-    shape. What is written to it, or to a part of it, is noted down and done when the
-    array is made; its values cannot be read.
+    A deferred array has the shape and the dtype of the array to come, so that code
+    which reads these (``Link.count_params``, ``print``, optimizers) needs no change.
+    All its elements are one NaN in memory, read-only: it takes a few hundred bytes,
+    whatever the shape. Writes to it, or to a part of it, are recorded, and run when the
+    array is made. Its values cannot be read.
 
     ::
 
@@ -29,17 +29,17 @@ class DeferredArray(np.ndarray):
         W.recipe.make()                an ordinary array, after these three
 
     Args:
-        shape (int or tuple of int): Of the array.
-        dtype: Of the array.
-        seed (int): Of its random draws.
+        shape (int or tuple of int): Shape of the array.
+        dtype: Dtype of the array.
+        seed (int): Seed of its random draws.
     """
 
-    #: Functions that check the values of a model look for this attribute.
+    #: Functions that check the values of a model read this attribute.
     is_deferred = True
 
     _recipe: Recipe | None
     _view: View
-    # How this part was taken from the whole: to know the same part again.
+    # The operations that took this part from the whole, to recognize the same part.
     _path: tuple
 
     def __new__(cls, shape: Any, dtype: Any, seed: int) -> DeferredArray:
@@ -54,28 +54,29 @@ class DeferredArray(np.ndarray):
         return self
 
     def __array_finalize__(self, source: Any) -> None:
-        # NumPy made this array in a way that is not known here.
+        # This is called for arrays that NumPy makes in other ways than in this class.
         self._recipe = None
         self._view = whole
         self._path = ()
 
     @property
     def recipe(self) -> Recipe:
-        """How the array will be made that this is the whole or a part of."""
+        """The recipe of the whole array, also for a part of it."""
         if self._recipe is None:
             raise unreadable("this part of it")
         return self._recipe
 
     def make(self) -> np.ndarray:
-        """Makes the array, or the part of it that this is."""
+        """Makes the array, and returns it, or the part that this object stands for."""
         return self._view(self.recipe.make())
 
     def write(self, write: Write, *sources: DeferredArray) -> None:
-        """Notes a write to this array.
+        """Records a write to this array.
 
         Args:
-            write: Called with the ordinary array, or part of it, when it is made.
-            sources: Deferred arrays that it reads.
+            write: Function that writes. It is called with the ordinary array, or the
+                part of it, when the array is made.
+            sources: Deferred arrays that ``write`` reads.
         """
         recipe = self.recipe
         read = tuple(source.recipe for source in sources)
@@ -94,17 +95,17 @@ class DeferredArray(np.ndarray):
         if not all(_is_basic(i) for i in indices):
             raise unreadable(f"the elements [{index}]")
         is_element = not isinstance(self.view(np.ndarray)[index], np.ndarray)
-        # An element is a part as well, of no dimensions.
+        # An element is a part of no dimensions.
         place = (*indices, ...) if is_element else index
         return self._part(lambda array: array[place], "item", index)
 
     def reshape(self, *shape: Any, **kwargs: Any) -> DeferredArray:
-        """Reshapes, as for ordinary arrays."""
+        """Returns a reshaped part; see ``numpy.ndarray.reshape``."""
         take = functools.partial(np.ndarray.reshape, **kwargs)
         return self._part(lambda array: take(array, *shape), "reshape", shape, kwargs)
 
     def transpose(self, *axes: Any) -> DeferredArray:
-        """Transposes, as for ordinary arrays."""
+        """Returns a transposed part; see ``numpy.ndarray.transpose``."""
         return self._part(lambda array: array.transpose(*axes), "transpose", axes)
 
     @property
@@ -119,26 +120,26 @@ class DeferredArray(np.ndarray):
                 ("item", index),
             ):
                 return  # The end of array[index] *= 2: the part is written already.
-            # As it is now, whatever is written to it later.
+            # The copy ignores later writes to ``value``.
             source = value.copy()
             self.write(
                 lambda array: _put(array, index, source.recipe.compute()), source
             )
         else:
             value = np.array(value)
-            # The error of a value that does not fit belongs here.
+            # A value that does not fit raises its error here, not when it is written.
             part = self.view(np.ndarray)[index]
             np.broadcast_to(value, np.shape(part))
             self.write(lambda array: _put(array, index, value))
 
     def fill(self, value: Any) -> None:
-        """Fills with a scalar."""
+        """Fills the array with a scalar."""
         self[...] = value
 
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any
     ) -> DeferredArray:
-        # In place: array *= 2.
+        # Only operations in place are possible, such as array *= 2.
         out = kwargs.pop("out", ())
         others = [x for x in inputs if x is not self]
         if method != "__call__" or kwargs or len(out) != 1 or out[0] is not self:
@@ -170,7 +171,7 @@ class DeferredArray(np.ndarray):
         raise unreadable(f"numpy.{function.__name__}")
 
     def copy(self, order: str = "C") -> DeferredArray:
-        """Copies how the array will be made; the copies' values will be equal."""
+        """Returns a copy with the same recipe, and so with equal values."""
         recipe = self.recipe
         copied = DeferredArray(self.shape, self.dtype, recipe.seed)
         same = recipe.copied(self.dtype)
@@ -192,15 +193,16 @@ class DeferredArray(np.ndarray):
         raise unreadable("pickle")
 
     def astype(self, dtype: Any, *args: Any, **kwargs: Any) -> DeferredArray:
-        """Returns an array that will be made as this one, and then be converted.
+        """Returns an array that will be made in the same way, and then converted.
 
         Args:
-            dtype: A floating-point dtype, or the one that it has.
+            dtype: A floating-point dtype, or the dtype of this array.
             *args: Arguments of NumPy's method.
             **kwargs: Keyword arguments of NumPy's method.
 
         Raises:
-            NotMadeError: If it is a part of an array, or not of floating-point numbers.
+            NotMadeError: If this is a part of an array, or has no floating-point
+                numbers.
         """
         dtype = np.dtype(dtype)
         if dtype == self.dtype:
@@ -222,7 +224,7 @@ class DeferredArray(np.ndarray):
     def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise unreadable("a method of the array")
 
-    # Those that NumPy would not ask __array_ufunc__ or __array_function__ about.
+    # NumPy calls these without __array_ufunc__ or __array_function__.
     dot = item = tolist = tobytes = flatten = ravel = take = _refuse
     __float__ = __int__ = __bool__ = _refuse
 
@@ -238,7 +240,7 @@ def _like(
     shape: Any = None,
     **kwargs: Any,
 ) -> DeferredArray:
-    """Does what ``numpy.full_like`` and the others do, later."""
+    """Returns an array as of ``numpy.full_like`` and its kin, to be filled later."""
     array = DeferredArray(
         prototype.shape if shape is None else shape,
         dtype or prototype.dtype,
@@ -258,11 +260,11 @@ def _svd(
     compute_uv: bool = True,
     hermitian: bool = False,
 ) -> Any:
-    """Decomposes later, as :class:`~chainer.link_hooks.SpectralNormalization` wants.
+    """Decomposes later, as :class:`~chainer.link_hooks.SpectralNormalization` needs it.
 
     Args and returned values are those of ``numpy.linalg.svd``.
     """
-    # As it is now, whatever is written to it later.
+    # The copy ignores later writes to the matrix.
     source = matrix.copy()
     *others, n_rows, n_columns = matrix.shape
     n = min(n_rows, n_columns)

@@ -1,4 +1,4 @@
-"""Random draws that depend on a key and on nothing that was drawn before."""
+"""Random draws that depend on a key only, and not on earlier draws."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from typing import Any
 import numpy as np
 from chainer.backends import cuda
 
-# How far to look into what an initializer consists of.
+# How many levels of attributes and elements are searched for generators.
 _DEPTH = 4
 
 
 @contextmanager
 def keyed_random(key: str, *users: Any) -> Iterator[None]:
-    """Makes what is drawn inside depend on ``key`` only.
+    """Makes random draws within depend on ``key`` only.
 
-    The global generators of Python, NumPy and CuPy are seeded by the key, and put back
-    into their former state at the end. So are generators that one of ``users`` carries,
-    such as the ``rng`` of Chainer's initializers; what these draw depends on the key
-    and on the state that they were given in.
+    The global generators of Python, NumPy and CuPy are seeded by the key, and get back
+    their former state at the end. So do generators that one of ``users`` carries, such
+    as the ``rng`` of Chainer's initializers. Their draws depend on the key and on the
+    state in which they were passed.
 
     Args:
         key (str): Any text.
-        users: Callables that draw inside: initializers, functions. Their attributes,
+        users: Callables that draw within: initializers, functions. Their attributes,
             default and partial arguments, closures and global names are searched for
             generators.
 
@@ -55,7 +55,7 @@ def keyed_random(key: str, *users: Any) -> Iterator[None]:
 
 
 def _words(key: str) -> np.ndarray:
-    """Turns a key into 8 words of 32 bits that seed a generator."""
+    """Returns 8 words of 32 bits for a key, which seed a generator."""
     digest = hashlib.sha256(key.encode()).digest()
     return np.frombuffer(digest, dtype="<u4").astype(np.uint32)
 
@@ -63,7 +63,7 @@ def _words(key: str) -> np.ndarray:
 def _replace_cupys(words: np.ndarray, restored: ExitStack) -> None:
     own = cuda.cupy.random
     restored.callback(own.set_random_state, own.get_random_state())
-    # Seeding a Philox counter costs nothing; CuPy's usual generator prepares streams.
+    # Seeding a Philox counter costs nothing. CuPy's usual generator prepares streams.
     method = cuda.cupy.cuda.curand.CURAND_RNG_PSEUDO_PHILOX4_32_10
     own.set_random_state(own.RandomState(np.uint64(words[0]), method=method))
 
@@ -89,7 +89,7 @@ def _rekey(generator: Any, key: str, restored: ExitStack) -> None:
         words = _words(f"{key}:{text}")
         bits.state = type(bits)(np.random.SeedSequence(words.tolist())).state
     else:
-        # CuPy's generators do not tell their state, so it cannot be put back.
+        # CuPy's generators do not show their state, so it cannot be restored.
         generator.seed(np.uint64(_words(key)[0]))
 
 
@@ -102,7 +102,7 @@ def _leaves(state: Any) -> Iterator[Any]:
 
 
 def _generators(users: tuple) -> list[Any]:
-    """Finds the random generators that callables carry, each once."""
+    """Returns the random generators that callables carry, each once."""
     kinds: tuple = (random.Random, np.random.RandomState, np.random.Generator)
     if cuda.available:
         kinds += (cuda.cupy.random.RandomState,)
@@ -144,5 +144,6 @@ def _parts(value: Any) -> Iterator[Any]:
             yield value.__globals__.get(name)
     elif callable(value):
         yield from getattr(value, "__dict__", {}).values()
-        # As it is outside of deferred_init, which replaces those of initializers.
+        # ``deferred_init`` replaces the calls of initializers by functions that wrap
+        # them.
         yield inspect.unwrap(inspect.getattr_static(type(value), "__call__"))

@@ -21,10 +21,10 @@ class DeferredLayers:
     """The layers of a model that are not made yet.
 
     Attributes:
-        waiting (bool): Whether there may be any.
-        first_calls (dict): Keys for the first calls of layers that are sized then, by
-            position.
-        keys (set): All that were ever given to random draws of the model.
+        waiting (bool): Whether the model may have such layers.
+        first_calls (dict): Keys of random draws in the first calls of layers that get
+            their sizes then, by position.
+        keys (set): All keys that random draws of the model ever got.
     """
 
     def __init__(self) -> None:
@@ -33,11 +33,11 @@ class DeferredLayers:
         self.keys: set[str] = set()
 
     def add(self, layer: Any) -> None:
-        """Looks at a layer that the model gets."""
+        """Records whether a layer that the model gets is deferred."""
         self.waiting = self.waiting or is_deferred(layer)
 
     def check(self, layers: Sequence[Any], model: str) -> None:
-        """Refuses to use layers that are not made.
+        """Raises an error if some layers are not made.
 
         Raises:
             NotMadeError: If there are any.
@@ -52,22 +52,22 @@ class DeferredLayers:
             )
 
     def do(self, action: Action, link: Link) -> None:
-        """Does something to a link, now or when the link is made."""
+        """Runs an action on a link, now or when the link is made."""
         if self.waiting and is_deferred(link):
             postpone(link, action)
         else:
             action(link)
 
     def serialize(self, link: Link, serialize: Serialize, serializer: Any) -> None:
-        """Reads or writes a link; a link that is not made reads when it is.
+        """Loads or saves a link. A link that is not made is loaded when it is made.
 
         Args:
             link: The link.
-            serialize: Reads or writes it.
-            serializer: Where from or where to.
+            serialize: Function that loads or saves the link.
+            serializer: The serializer to load from or save to.
 
         Raises:
-            NotMadeError: If that cannot be.
+            NotMadeError: If the link cannot be loaded later.
         """
         if self.waiting and is_deferred(link):
             postpone(link, load_later(serialize, serializer))
@@ -75,18 +75,18 @@ class DeferredLayers:
             serialize(link, serializer)
 
     def copied(self) -> DeferredLayers:
-        """Returns the same for a copy of the model."""
+        """Returns a copy of this object for a copy of the model."""
         ret = copy.copy(self)
         ret.first_calls, ret.keys = dict(self.first_calls), set(self.keys)
         return ret
 
     def assign_places(self, layers: Mapping[int, Any]) -> None:
-        """Ties the random draws for deferred parameters to where these are.
+        """Ties the random draws of deferred parameters to the positions of layers.
 
-        What layers share, or are copies of, is tied to the first place.
+        Parameters that layers share or copy are tied to the first position.
 
         Args:
-            layers: All of the model, by their first positions.
+            layers: All layers of the model, by their first positions.
         """
         if not ever_deferred():
             return
@@ -104,11 +104,11 @@ class DeferredLayers:
         """Makes the layers of a stage, whose places are assigned.
 
         Args:
-            stage: For each position in the stage the first one of the layer there, and
+            stage: For each position in the stage the first position of its layer, and
                 the layer.
 
         Returns:
-            DeferredLayers: Of the stage.
+            DeferredLayers: The deferred layers of the stage.
 
         Raises:
             RuntimeError: If an initializer fails.
@@ -120,15 +120,15 @@ class DeferredLayers:
             _make_layer(first, layer)
             act(layer)
         ret.await_first_calls(stage)
-        # The model may be called as well, after ``model.divide()``.
+        # The model may also be called, after ``model.divide()``.
         self.first_calls.update(ret.first_calls)
         return ret
 
     def await_first_calls(self, stage: Mapping[int, tuple[int, Any]]) -> None:
-        """Gives a key to each layer that is sized by its next call.
+        """Gives a key to each layer that gets its sizes in its next call.
 
         Args:
-            stage: As in :meth:`make`.
+            stage: Layers by position; see :meth:`make`.
         """
         for position, (first, layer) in stage.items():
             key = _first_call_key(first, layer)
@@ -136,25 +136,25 @@ class DeferredLayers:
                 self.first_calls[position] = key
 
     def first_call(self, position: int, layer: Any, inputs: tuple) -> Any:
-        """Calls a layer that is sized, and may draw its weights, by this call.
+        """Calls a layer that gets its sizes in this call, and may draw its weights.
 
         Args:
             position (int): One of `first_calls`.
             layer: The layer there.
-            inputs: Of the layer.
+            inputs: Inputs of the layer.
 
         Returns:
-            What the layer returns.
+            The outputs of the layer.
         """
         if _first_call_key(position, layer) is None:
-            # Loaded, say.
+            # The layer has its sizes by now, for example from a file.
             draws: AbstractContextManager = nullcontext()
         else:
             draws = keyed_random(self.first_calls[position])
         with draws:
             output = layer(*inputs)
-        # Even if something is not sized yet: other calls want other dropout. What they
-        # size has a key of its own.
+        # The key serves one call, even if some parameter has no size yet: later calls
+        # must draw other dropout. A parameter that gets its size later has its own key.
         self.first_calls.pop(position, None)
         return output
 
@@ -163,7 +163,7 @@ def _make_layer(position: int, layer: Any) -> None:
     """Makes the arrays of a layer whose places are assigned.
 
     Args:
-        position (int): In the undivided model, for errors.
+        position (int): Position in the undivided model, for errors.
         layer: The layer.
 
     Raises:
@@ -193,13 +193,13 @@ def _make(found: Found) -> None:
 
 
 def _first_call_key(position: int, layer: Any) -> str | None:
-    """Returns the key of all that is drawn in the first call of a layer.
+    """Returns the key of all random draws in the first call of a layer.
 
-    A parameter that is sized then has a key of its own, but a link may draw for it
-    otherwise, as ``L.LSTM(None, n)`` does.
+    A parameter that gets its size in the call has its own key. But a link may draw for
+    it in another way, as ``L.LSTM(None, n)`` does.
 
     Returns:
-        str or None: Only if there are parameters to be sized.
+        str or None: The key, or ``None`` if all parameters have their sizes.
     """
     for _, value, _ in find(layer):
         keyed = keyed_initializer(value)

@@ -1,4 +1,4 @@
-"""Actions on links that are put off until the links are made."""
+"""Actions on links that wait until the links are made."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from divisible.deferred.recipe import NotMadeError
 Action = Callable[[Link], Any]
 Serialize = Callable[[Link, chainer.AbstractSerializer], None]
 
-# What to do to links once they are made, in the order in which it was asked for. Not
-# kept by a model: a link may be in several, one within another.
+# Actions of links that are not made, with numbers in the order of the calls. They are
+# not kept by a model, because a link may be in several models, one within another.
 _postponed: weakref.WeakKeyDictionary[Link, list[tuple[int, Action]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -26,15 +26,15 @@ _numbers = itertools.count()
 
 
 def postpone(link: Link, action: Action) -> None:
-    """Puts an action off."""
+    """Records an action, to be run when the link is made."""
     _postponed.setdefault(link, []).append((next(_numbers), action))
 
 
 def follow(original: Any, copy: Any) -> None:
-    """Sees to it that what was put off for a layer happens to a copy of it too."""
+    """Copies the actions that wait for a layer to a copy of the layer."""
     if not (_postponed and isinstance(original, Link)) or copy is original:
         return
-    # By path: a copy may have less in it.
+    # Links are matched by path, because a copy may have fewer links.
     copies = dict(copy.namedlinks())
     for path, link in original.namedlinks():
         if link in _postponed and path in copies:
@@ -42,7 +42,7 @@ def follow(original: Any, copy: Any) -> None:
 
 
 def act(layer: Any) -> None:
-    """Does what was put off for a layer, or for links within."""
+    """Runs the actions that wait for a layer, or for links within the layer."""
     if not isinstance(layer, Link):
         return
     actions = [
@@ -55,7 +55,7 @@ def act(layer: Any) -> None:
 
 
 def load_later(serialize: Serialize, deserializer: Any) -> Action:
-    """Returns what reads a link from the file that a deserializer reads now."""
+    """Returns a function that loads a link later, from the deserializer's file."""
     if not isinstance(deserializer, chainer.Deserializer):
         raise NotMadeError(
             "a model that was built in deferred_init has no values to save yet:"

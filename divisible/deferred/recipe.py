@@ -22,22 +22,22 @@ View = Callable[[np.ndarray], np.ndarray]
 
 
 class NotMadeError(RuntimeError):
-    """Something needs the values of an array that has none yet."""
+    """Code needs the values of an array that has none yet."""
 
 
 @dataclasses.dataclass(eq=False)
 class Step:
-    """One write to an array: what is written, and to which part.
+    """One write to an array, or to a part of it.
 
     Args:
-        write: Writes to the part, which it is called with: an initializer.
-        view: Takes the part out of the whole array.
-        dtype: Dtype that the array has when it is written to.
+        write: Function that writes, such as an initializer. It is called with the part.
+        view: Function that returns the part of the whole array.
+        dtype: Dtype of the array when it is written to.
         sources: Recipes of the arrays that ``write`` reads.
 
     Attributes:
-        key (str or None): Of the random draws. Copies of an array share its steps and
-            so the key, and get the same values.
+        key (str or None): Key of the random draws. Copies of an array share its steps,
+            and so the key and the values.
     """
 
     write: Write
@@ -47,7 +47,7 @@ class Step:
     key: str | None = None
 
     def drawing(self) -> AbstractContextManager[None]:
-        """Makes what is drawn for the write inside depend on its key only."""
+        """Makes the random draws within depend on the key of this write only."""
         if self.key is None:
             raise unreadable("its initializer")
         return keyed_random(self.key, self.write)
@@ -62,15 +62,15 @@ class Recipe:
     """How to make an array: its writes in order.
 
     Args:
-        shape: Of the array.
-        dtype: Of the array.
-        seed (int): Of its random draws, together with the steps' keys.
+        shape: Shape of the array.
+        dtype: Dtype of the array.
+        seed (int): Seed of its random draws, which also depend on the steps' keys.
         steps: The first writes.
 
     Attributes:
-        maker: Makes the array from the recipe, if not :meth:`compute`: one that is not
-            to be in memory as a whole.
-        place (str): The place of the array in the model, such as ``'3/W'``; empty
+        maker: Function that makes the array in place of :meth:`compute`, for an array
+            that must not be in memory as a whole.
+        place (str): The place of the array in the model, such as ``'3/W'``. Empty
             before it is known.
     """
 
@@ -87,7 +87,7 @@ class Recipe:
         self._made: np.ndarray | None = None
 
     def make(self) -> np.ndarray:
-        """Returns the array; all that share the recipe get the same one."""
+        """Returns the array. All arrays that share the recipe get the same one."""
         if self._made is None:
             self._made = self.compute() if self.maker is None else self.maker(self)
         return self._made
@@ -96,7 +96,7 @@ class Recipe:
         """Makes a new array.
 
         Raises:
-            OverflowError: If it is converted to a dtype that is too small for it.
+            OverflowError: If some numbers are too large for a dtype.
         """
         dtypes = [step.dtype for step in self.steps]
         array = np.empty(self.shape, *dtypes[:1] or [self.dtype])
@@ -107,7 +107,7 @@ class Recipe:
         return _converted(array, self.dtype)
 
     def copied(self, dtype: np.dtype) -> Recipe:
-        """Returns the same recipe for another array.
+        """Returns a copy of the recipe for another array.
 
         Args:
             dtype: The dtype of that array.
@@ -120,8 +120,8 @@ class Recipe:
         """Gives a key to every step that has none yet.
 
         Args:
-            place (str): Where in the model the array is.
-            taken (set): All keys that the model has given; gets the new ones.
+            place (str): The place of the array in the model.
+            taken (set): All keys that the model has given. The new ones are added.
         """
         self.place = self.place or place
         for number, step in enumerate(self.steps):
@@ -132,16 +132,16 @@ class Recipe:
 
 
 def new_key(seed: int, place: str, taken: set[str], number: int = 0) -> str:
-    """Returns a key for random draws that depends on where they are.
+    """Returns a key for random draws, which depends on the place of the array.
 
-    Another array may have been there before: what is put into a model after it was
-    divided moves all behind it.
+    A key gets a suffix if it is taken: another array may have had the place before,
+    because inserting a layer into a divided model moves all layers behind it.
 
     Args:
-        seed (int): Of all draws.
-        place (str): Where in the model the array is.
-        taken (set): All keys that the model has given; gets the new one.
-        number (int): Of the write to the array.
+        seed (int): Seed of all draws.
+        place (str): The place of the array in the model.
+        taken (set): All keys that the model has given. The new one is added.
+        number (int): Position of the write among those of the array.
     """
     key = f"{seed}:{place}#{number}"
     while key in taken:
@@ -151,7 +151,7 @@ def new_key(seed: int, place: str, taken: set[str], number: int = 0) -> str:
 
 
 def whole(array: np.ndarray) -> np.ndarray:
-    """Returns an array: the view of all of it."""
+    """Returns the array itself: the view of the whole array."""
     return array
 
 
@@ -169,10 +169,10 @@ def _converted(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def unreadable(what: str) -> NotMadeError:
-    """Returns the error of something that needs values.
+    """Returns the error of an operation that needs values.
 
     Args:
-        what (str): What needs them.
+        what (str): Words for the operation.
     """
     return NotMadeError(
         f"{what} needs values of a parameter that was created in deferred_init and is"

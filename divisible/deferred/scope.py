@@ -21,7 +21,7 @@ from divisible.deferred.recipe import NotMadeError
 class _Scopes(threading.local):
     """The seeds of the scopes that this thread is in, the innermost last.
 
-    ``None`` stands for a pause: parameters are made at once.
+    A seed of ``None`` is a pause, in which parameters are made at once.
     """
 
     def __init__(self) -> None:
@@ -47,58 +47,59 @@ _scopes = _Scopes()
 def deferred_init(seed: int = 0) -> Iterator[None]:
     """Builds models without allocating their parameters.
 
-    In the scope, parameters and the running statistics of batch normalization are
-    only noted down, with their shapes, dtypes and initializers.
+    In the scope, parameters and the running statistics of batch normalization are not
+    made. Only their shapes, dtypes and initializers are recorded.
     :meth:`Divisible.divide` makes those of its own layers::
 
         rank 0   with deferred_init(0): model = VGG16()    0 bytes, on every rank
         rank 1   stage = model.divide(7, 15)               layers 7 to 14 only
 
-    so a model may be larger than the memory of any one host. ``model.divide()`` makes
-    the whole, for a serial script.
+    So a model may be larger than the memory of any one host. A serial script calls
+    ``model.divide()``, which makes the whole model.
 
-    Every random draw depends on the seed, the layer's position in the undivided model,
-    and the parameter's path in the layer, and on nothing else. So the weights are
-    bitwise the same however many ranks there are and wherever the model is cut, for
-    any initializer: Chainer's own, arrays, and functions that draw from the global
-    generators of NumPy, CuPy or Python, or from a generator that they carry (``rng``).
-    They are the same for ``Linear(None, n)``, which is sized at the first call, as for
-    ``Linear(m, n)``. Two models of the same layers and the same seed are equal; they
-    do not equal what ``numpy.random.seed`` gives without ``deferred_init``. The
-    position is the one at which the layer is when the model is first divided or
-    profiled: change the list before that, or on every rank alike.
+    Every random draw depends only on the seed, the layer's position in the undivided
+    model, and the parameter's path in the layer. So the weights are bitwise the same
+    for any number of ranks and any cut of the model. This holds for any initializer:
+    Chainer's own, arrays, and functions that draw from the global generators of NumPy,
+    CuPy or Python, or from a generator that they carry (``rng``).
 
-    A link that draws numbers in its ``__init__`` otherwise, not for a parameter, gets
-    them at once, from generators that the seed has set; which ones depends on what was
-    built before it, which is the same on every rank. The global generators are put
-    back into their former state at the end of the scope.
+    A ``Linear(None, n)``, which gets its size in the first call, has the same weights
+    as a ``Linear(m, n)``. Two models with the same layers and the same seed are equal.
+    Their weights differ from those of ``numpy.random.seed`` without ``deferred_init``.
+    A layer's position is the one at which it is when the model is first divided or
+    profiled. Change the list of layers before that, or on every rank alike.
+
+    Some links draw numbers in their ``__init__`` that belong to no parameter. They get
+    them at once, from generators that the seed has set. These numbers depend on what
+    was built before, which is the same on every rank. The global generators get back
+    their former state at the end of the scope.
 
     Until a layer is made
 
     - shapes, ``count_params``, ``print``, ``copy``, ``repeat`` and writes to a
       parameter's array work, as do tied and repeated parameters;
-    - ``model.to_device`` and ``load_npz(path, model)`` are put off too, and happen to
-      the layers of a stage when they are made: of a file, which must still be there
-      then, no more is read;
-    - what needs values (calling or saving the model) raises :class:`NotMadeError`.
-      Some of NumPy's and CuPy's C functions cannot be stopped; they see NaN.
+    - ``model.to_device`` and ``load_npz(path, model)`` are postponed until the layers
+      of a stage are made. Only these layers are then read from the file, which must
+      still be there;
+    - operations that need values, such as calling or saving the model, raise
+      :class:`NotMadeError`. Some of NumPy's and CuPy's C functions cannot be stopped;
+      they read NaN.
 
-    Arrays that are made by other means than Chainer's parameters and initializers,
-    such as ``L.DecorrelatedBatchNormalization``'s, or that are given to a link, take
-    their memory at once, and free it when the model is dropped.
+    Other arrays take their memory at once, and free it when the model is dropped. These
+    are arrays given to a link, and those that are made without Chainer's parameters and
+    initializers, such as ``L.DecorrelatedBatchNormalization``'s.
 
-    Chainer offers no way to create a parameter of known shape without its array. In
-    the scope, and in the thread that is in it, ``Parameter.__init__``,
-    ``initializers.generate_array`` and the calls of Chainer's initializers are
-    replaced by ones that note down; nothing else is, and nothing remains replaced
-    afterwards.
+    Chainer cannot create a parameter of known shape without its array. So in the scope,
+    and only in its thread, ``Parameter.__init__``, ``initializers.generate_array`` and
+    the calls of Chainer's initializers are replaced by functions that record.
+    Afterwards the original functions are back.
 
     Args:
         seed (int): Any number that is not negative, the same on every rank.
 
     Raises:
         TypeError: If the seed is not an integer.
-        ValueError: If it is negative.
+        ValueError: If the seed is negative.
 
     Example:
         >>> import chainer.links as L
@@ -125,7 +126,7 @@ class _Patches:
         self._lock = threading.Lock()
         self._n_scopes = 0
         self._originals = ExitStack()
-        #: Whether there ever was a scope, and so may be deferred arrays.
+        #: Whether there ever was a scope, and so there may be deferred arrays.
         self.used = False
 
     def __enter__(self) -> None:
@@ -162,7 +163,7 @@ _patches = _Patches()
 
 
 def ever_deferred() -> bool:
-    """Says whether there ever was a scope, and so may be deferred parameters."""
+    """Returns whether there ever was a scope, and so may be deferred parameters."""
     return _patches.used
 
 
@@ -179,7 +180,7 @@ def _kinds(kind: type) -> set[type]:
 def _parameter(
     original: Callable, self: chainer.Parameter, *args: Any, **kwargs: Any
 ) -> None:
-    """Creates a parameter; if its shape is not known yet, its draws get a key."""
+    """Creates a parameter. If it has no shape yet, its draws get a key."""
     original(self, *args, **kwargs)
     if not self.is_initialized and not isinstance(self.initializer, KeyedInitializer):
         self.initializer = KeyedInitializer(self.initializer, _scopes.seed)
@@ -193,7 +194,7 @@ def _generate_array(
     dtype: Any = None,
     device: Any = None,
 ) -> Any:
-    """Notes the initializer down instead of calling it."""
+    """Records the initializer instead of calling it."""
     if isinstance(initializer, KeyedInitializer):
         initializer = initializer.initializer
     if xp is not np:
@@ -211,7 +212,7 @@ def _generate_array(
 def _initializer_call(
     original: Callable, self: chainer.Initializer, array: Any
 ) -> None:
-    """Notes the call of an initializer down, as ``L.LSTM`` calls them on gates."""
+    """Records the call of an initializer, as ``L.LSTM`` calls them on gates."""
     if isinstance(array, DeferredArray):
         array.write(_as_it_is(self))
     else:
@@ -219,32 +220,32 @@ def _initializer_call(
 
 
 def _as_it_is(initializer: Any) -> Any:
-    """Returns an initializer that does not change when the one given does."""
+    """Returns an initializer that stays as it is when the given one changes."""
     if isinstance(initializer, chainer.Initializer):
         return copy.copy(initializer)
     return initializer
 
 
 class KeyedInitializer:
-    """Draws for a parameter that is sized at its first call.
+    """Draws the values of a parameter that gets its size in its first call.
 
     Args:
-        initializer: The one to call, whose attributes this has.
-        seed (int): Of the draws, together with their place.
+        initializer: The initializer to call. Its attributes can be read from this one.
+        seed (int): Seed of the draws, which also depend on their place.
 
     Attributes:
-        key (str or None): Of the draws, once the place is known.
+        key (str or None): Key of the draws, once the place is known.
     """
 
     def __init__(self, initializer: Any, seed: int) -> None:
         self.initializer = initializer
         self.seed = seed
         self.key: str | None = None
-        # Who initializes a parameter once more wants other values.
+        # A parameter that is initialized once more must get other values.
         self._called = False
 
     def __call__(self, array: Any) -> None:
-        """Fills the array, on whatever device it is."""
+        """Fills the array on its own device."""
         if self.key is None:
             raise NotMadeError(
                 "this link was created in deferred_init and is sized at its first"
@@ -255,7 +256,7 @@ class KeyedInitializer:
             self.initializer(array)
             return
         self._called = True
-        # On the host, where all other weights are drawn.
+        # Values are drawn on the host, as those of all other weights.
         is_there = isinstance(array, np.ndarray)
         weights = array if is_there else np.empty(array.shape, array.dtype)
         with keyed_random(self.key, self.initializer):
@@ -264,7 +265,7 @@ class KeyedInitializer:
             chainer.backend.copyto(array, weights)
 
     def __getattr__(self, name: str) -> Any:
-        # Copying and pickling look for these before there is an initializer.
+        # Copying and pickling read these before there is an initializer.
         if name == "initializer" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.initializer, name)

@@ -1,4 +1,4 @@
-"""Finds what is not made yet in a layer."""
+"""Finds the deferred arrays in a layer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Found(NamedTuple):
     """A deferred array or a variable somewhere in a layer.
 
     Attributes:
-        path: Where, below the layer.
-        value: What it is.
-        put: Puts another array in the place of an array, where that can be.
+        path: Path below the layer.
+        value: The array or variable.
+        put: Function that replaces an array; ``None`` where this is not possible.
     """
 
     path: str
@@ -29,10 +29,10 @@ class Found(NamedTuple):
 
 
 def find(layer: Any) -> Iterator[Found]:
-    """Finds the deferred arrays and all variables that a layer's attributes hold.
+    """Finds the deferred arrays and all variables in a layer's attributes.
 
-    Registered or not, also in lists, dictionaries and further links. Parameters have
-    the paths that ``namedparams`` gives them; their arrays come before them.
+    The search includes unregistered ones, and lists, dictionaries and further links.
+    Parameters have the paths that ``namedparams`` gives them; their arrays come first.
     """
     seen: set[int] = set()
 
@@ -41,7 +41,8 @@ def find(layer: Any) -> Iterator[Found]:
             yield Found(path, value, put)
             return
         if isinstance(value, chainer.Variable):
-            # The property ``grad`` refuses to give a gradient that was never cleared.
+            # The property ``grad`` raises an error for a gradient that was never
+            # cleared.
             arrays = {"array": value.raw_array, "grad": value._grad}
             for name, array in arrays.items():
                 if isinstance(array, DeferredArray):
@@ -78,12 +79,12 @@ def find(layer: Any) -> Iterator[Found]:
 
     if isinstance(layer, (Link, functools.partial)):
         return search(layer, "", None)
-    # A callable object with parameters that Chainer does not know of.
+    # The layer is a callable object with parameters that Chainer does not know.
     return search(getattr(layer, "__dict__", None), "", None)
 
 
 def is_deferred(layer: Any) -> bool:
-    """Says whether a layer holds anything that is not made yet."""
+    """Returns whether a layer has anything that is not made yet."""
     return ever_deferred() and any(
         isinstance(found.value, DeferredArray) or _awaits_place(found.value)
         for found in find(layer)
@@ -96,10 +97,10 @@ def _awaits_place(variable: chainer.Variable) -> bool:
 
 
 def keyed_initializer(value: Any) -> KeyedInitializer | None:
-    """Returns what draws for a parameter, if by a key.
+    """Returns the keyed initializer of a parameter, if it has one.
 
-    Another initializer, which rounds what is drawn, say, may have it as its
-    ``initializer``.
+    It may be the ``initializer`` of another initializer, such as one that rounds the
+    values.
     """
     initializer = getattr(value, "initializer", None)
     while not (initializer is None or isinstance(initializer, KeyedInitializer)):
