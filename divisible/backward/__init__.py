@@ -2,11 +2,12 @@
 
 ::
 
-    tensors           to and from Chainer's variables
+    tensors           conversion from and to Chainer's variables
     backprop          backward as a whole (B), or in two halves (I, then W)
-    graph_walk        the walk through the graph that does it
-    weight_gradients  those of weights, added up over the microbatches
+    graph_walk        the traversal of the graph that computes gradients
+    weight_gradients  gradients of weights, summed over the microbatches
+    completion        the gradients that are complete during the last backward
 
-Which functions can be split, and which tell what to add to the gradient of a weight
-without forming it, is in :mod:`chainer_kernels.catalogue`.
+The catalogue :mod:`chainer_kernels.catalogue` has the functions that can be split, and
+those that can add to the gradient of a weight without forming it.
 """

@@ -2,8 +2,8 @@
 
 A zero-bubble schedule sends the gradient of a stage's input on as early as it can and
 computes weight gradients when the rank would otherwise wait. Chainer has only the whole
-backward, so this module walks the graph itself. The steps between a stage's inputs, x,
-and outputs, y::
+backward, so this package traverses the graph itself. The steps between a stage's
+inputs, x, and outputs, y::
 
               I: input gradients, now
         gx <---- Linear <---- ReLU <---- Linear <---- gy
@@ -11,16 +11,17 @@ and outputs, y::
                    : gW, gb                : gW, gb
               W: weight gradients, later
 
-are shared out by what they lead to. A *weight* is a parameter or a value computed from
-parameters alone, such as ``F.transpose(W)`` for a tie; every other value is an
+are divided by their results. A *weight* is a parameter or a value computed from
+parameters alone, such as ``F.transpose(W)`` for a tie. Every other value is an
 activation. Gradients of activations belong to I, gradients of weights to W. A first
 stage, whose input needs no gradient, is no exception: the gradient still has to pass
 through the activations down to its lowest parameter.
 
-Chainer's functions compute the gradients of the inputs they are asked for. Where those
-of activation and weight are independent work, which :mod:`chainer_kernels.catalogue`
-knows, a function is asked twice. All other functions, old-style ones included, run
-whole in I; or whole in W if none of their activations needs a gradient.
+Chainer's functions compute the gradients of the inputs they are asked for. For some
+functions, which :mod:`chainer_kernels.catalogue` lists, the gradients of activations
+and of weights are independent work. Such a function is called twice. All other
+functions, old-style ones included, run whole in I, or whole in W if none of their
+activations needs a gradient.
 """
 
 from __future__ import annotations
@@ -39,10 +40,9 @@ Array = Any
 class PendingWeightGradients:
     """The weight gradients of one microbatch that :func:`backward_input` left out.
 
-    It holds what they need and nothing else: of the graph only the functions with
-    parameters, their retained inputs and the gradients of their outputs. The arrays
-    given as output gradients can be among the latter, so they must not be overwritten
-    before :meth:`run`.
+    This object holds only what they need: the functions with parameters, their retained
+    inputs, and the gradients of their outputs. These gradients may include the arrays
+    given as output gradients. So do not overwrite those before :meth:`run`.
     """
 
     def __init__(self, walk: GraphWalk) -> None:
@@ -52,7 +52,7 @@ class PendingWeightGradients:
         """Computes the weight gradients (W) and releases everything held for them.
 
         Raises:
-            RuntimeError: If it has run before.
+            RuntimeError: If they have been computed before.
         """
         if self._walk is None:
             raise RuntimeError(
@@ -62,7 +62,7 @@ class PendingWeightGradients:
         walk.run_weights()
 
     def arrays(self) -> Iterator[Array]:
-        """Yields the arrays that it holds, parameters among them, some twice."""
+        """Yields the arrays that this object holds, parameters included, some twice."""
         if self._walk is not None:
             yield from self._walk.held_arrays()
 
@@ -75,22 +75,23 @@ def backward(
 ) -> tuple[Array | None, ...]:
     """Runs the whole backward (B) of one microbatch.
 
-    It gives what :func:`backward_input` and then :meth:`PendingWeightGradients.run`
-    give, but computes weight gradients while their operands are in the cache and holds
-    nothing. Gradients equal those of :meth:`chainer.Variable.backward` bit for bit for
-    the first microbatch of a minibatch, and up to the order of additions after that.
+    The results are those of :func:`backward_input` and then
+    :meth:`PendingWeightGradients.run`. But weight gradients are computed while their
+    operands are in the cache, and nothing is held. For the first microbatch of a
+    minibatch, gradients equal those of :meth:`chainer.Variable.backward` bit for bit.
+    After that they are equal up to the order of additions.
 
     The graph is consumed: activations are released on the way, and the outputs keep
     their arrays only.
 
     Args:
-        inputs: The leaf variables that the forward started from. Those with
+        inputs: The leaf variables from which the forward started. Those with
             ``requires_grad=False``, integers for instance, get no gradient.
-        outputs: What the forward returned.
+        outputs: The outputs of the forward.
         output_gradients: For each output an array of its shape and dtype, or ``None``
             if no gradient flows into it.
-        weight_gradients: Where gradients of parameters are added, between its
-            ``begin`` and ``finish``.
+        weight_gradients: The object to which gradients of parameters are added, between
+            its ``begin`` and ``finish``.
 
     Returns:
         For each input an array of its shape and dtype, or ``None`` if it needs or gets
@@ -99,7 +100,7 @@ def backward(
     Raises:
         ValueError: The number of gradients or a shape does not fit the outputs.
         TypeError: The type or dtype of a gradient does not fit its output.
-        Exception: What a function raises, with its layer's ``layer_position``.
+        Exception: An error of a function, with its layer's ``layer_position``.
 
     Example:
         >>> import chainer, numpy as np
@@ -127,22 +128,22 @@ def backward_input(
 ) -> tuple[tuple[Array | None, ...], PendingWeightGradients]:
     """Computes the input gradients of one microbatch (I); weight gradients come later.
 
-    A function hook sees a function that is split twice, once in each half.
+    A function hook is called twice for a function that is split, once in each half.
 
     Args:
-        inputs: As for :func:`backward`.
-        outputs: As for :func:`backward`.
-        output_gradients: As for :func:`backward`.
-        weight_gradients: As for :func:`backward`. Functions that cannot be split add
-            to it at once.
+        inputs: See :func:`backward`.
+        outputs: See :func:`backward`.
+        output_gradients: See :func:`backward`.
+        weight_gradients: See :func:`backward`. Functions that cannot be split add to it
+            at once.
 
     Returns:
-        The input gradients, as from :func:`backward`, and the work left to do.
+        The input gradients, as from :func:`backward`, and the work that remains.
 
     Raises:
         ValueError: The number of gradients or a shape does not fit the outputs.
         TypeError: The type or dtype of a gradient does not fit its output.
-        Exception: What a function raises, with its layer's ``layer_position``.
+        Exception: An error of a function, with its layer's ``layer_position``.
 
     Example:
         >>> import chainer, numpy as np

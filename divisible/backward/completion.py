@@ -1,4 +1,4 @@
-"""Tells which gradients are complete while the last backward of a minibatch goes on.
+"""Reports which gradients are complete during the last backward of a minibatch.
 
 ::
 
@@ -20,8 +20,8 @@ import chainer
 class Completion:
     """The parts that functions still have to add to gradients of parameters.
 
-    A parameter of which fewer parts come than were expected, because no gradient
-    reaches a function, is not told of.
+    A parameter is not reported if it gets fewer parts than expected, because no
+    gradient reaches a function.
 
     Args:
         complete: Called with each parameter whose last expected part has been added.
@@ -43,29 +43,29 @@ class Completion:
         self._left_out: set[int] = set()
 
     def leave_out(self, parameters: Iterable[chainer.Parameter]) -> None:
-        """Tells nothing of some parameters, because other graphs will add to them.
+        """Sets the parameters that are not reported, as other graphs will add to them.
 
         Args:
-            parameters: They replace those of the last call.
+            parameters: The parameters. They replace those of the last call.
         """
         self._left_out = {id(param) for param in parameters}
 
     def expect(self, parameters: Iterable[chainer.Parameter]) -> None:
-        """Counts parts that a graph will add.
+        """Counts the parts that a graph will add.
 
         Args:
-            parameters: One for each part; some several times.
+            parameters: A parameter for each part; some occur several times.
         """
         for param in parameters:
             self._missing[id(param)] = self._missing.get(id(param), 0) + 1
 
     def is_next(self, parameter: chainer.Parameter) -> bool:
-        """Says whether the part that comes next completes a gradient."""
+        """Returns whether the next part completes a gradient."""
         key = id(parameter)
         return self._missing.get(key) == 1 and key not in self._left_out
 
     def add(self, parameter: chainer.Parameter) -> None:
-        """Takes note of a part that has been added."""
+        """Records that a part has been added."""
         key = id(parameter)
         self._missing[key] = self._missing.get(key, 0) - 1
         if not self._missing[key] and key not in self._left_out:

@@ -1,7 +1,7 @@
-"""The walk through the graph of one microbatch, back from its outputs.
+"""The traversal of the graph of one microbatch, back from its outputs.
 
 Chainer's own, :meth:`chainer.Variable.backward`, cannot stop between the gradients of
-activations and those of weights, nor add the latter up over microbatches.
+activations and those of weights, nor sum the latter over microbatches.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ _NOTHING = nullcontext()
 
 
 class GraphWalk:
-    """One microbatch on its way backward.
+    """The backward of one microbatch.
 
-    Functions wait in two queues, those between activations and those between weights,
-    and run in the order of :meth:`chainer.Variable.backward`, on which the order of
-    additions depends: by rank (all consumers of a value rank higher than its
-    creator), then first come, first served.
+    Functions wait in two queues, those between activations and those between weights.
+    They run in the order of :meth:`chainer.Variable.backward`, which decides the order
+    of additions: by rank (all consumers of a value rank higher than its creator), then
+    in the order in which they were queued.
 
     Args:
-        weight_gradients (WeightGradients): Where gradients of parameters are added.
-        defer (bool): Whether :meth:`run_activations` leaves out what it can of the
-            gradients of weights.
+        weight_gradients (WeightGradients): The object to which gradients of parameters
+            are added.
+        defer (bool): Whether :meth:`run_activations` leaves out as many gradients of
+            weights as it can.
     """
 
     def __init__(self, weight_gradients: WeightGradients, defer: bool) -> None:
         self._weight_gradients = weight_gradients
         self._defer = defer
-        # More than one gradient of a node only under chainer.config.lazy_grad_sum.
+        # A node has several gradients only under chainer.config.lazy_grad_sum.
         self._gradients: dict[variable.VariableNode, list[chainer.Variable]] = {}
         self._activations = _RankQueue()
         self._weights = _RankQueue()
@@ -56,7 +57,7 @@ class GraphWalk:
         outputs: Sequence[chainer.Variable],
         output_gradients: Sequence[Array | None],
     ) -> tuple[Array | None, ...]:
-        """Walks through the activations; see :func:`.backprop.backward`."""
+        """Traverses the activations; see :func:`.backprop.backward`."""
         if len(outputs) != len(output_gradients):
             raise ValueError(
                 f"{len(output_gradients)} output gradients for {len(outputs)} outputs"
@@ -81,7 +82,7 @@ class GraphWalk:
 
         if self._deferred:
             self._release_unneeded()
-        # Parts that no gradient reached still hang on these.
+        # Parts of the graph that no gradient reached still hang on the outputs.
         for y in outputs:
             if not self._is_weight(y.node):
                 y.node.unchain()
@@ -89,7 +90,7 @@ class GraphWalk:
         return tuple([None if g is None else g.array for g in gradients])
 
     def run_weights(self) -> None:
-        """Runs what was left out, and the functions between weights."""
+        """Runs the functions that were left out, and those between weights."""
         if self._defer:
             deferred = [(f, weights) for f, weights, _ in self._deferred]
             between = [(f, _targets(f)) for f in self._weight_functions]
@@ -101,7 +102,7 @@ class GraphWalk:
                 self._run_next(self._weights, defers=False)
 
     def held_arrays(self) -> Iterator[Array]:
-        """Yields the arrays that the functions left out hold, some twice."""
+        """Yields the arrays that the deferred functions hold, some twice."""
         for function, _, output_gradients in self._deferred:
             yield from (x.data for x in function.inputs if x.data is not None)
             yield from function._retained_output_data or ()
@@ -110,16 +111,16 @@ class GraphWalk:
             yield from (g.array for g in gradients)
 
     def _run_next(self, queue: _RankQueue, defers: bool) -> None:
-        """Runs the first function of a queue, as far as it is not deferred."""
+        """Runs the first function of a queue, except for the part that is deferred."""
         function = heapq.heappop(queue.heap)[2]
-        # No second push can follow: whoever could, ranks higher and has run.
+        # No second push can follow: all functions that push this one have run.
         queue.waiting.remove(function)
         gradients = []
         for reference in function.outputs:
             y = reference()
             if y is not None:
-                # All consumers have run. One that is deferred and keeps this node would
-                # keep the graph below it as well.
+                # All consumers have run. A deferred one that keeps this node would also
+                # keep the graph below it.
                 y.unchain()
             gradients.append(self._pop_gradient(y))
         output_gradients, targets = tuple(gradients), _targets(function)
@@ -138,7 +139,7 @@ class GraphWalk:
         targets: tuple[int, ...],
         output_gradients: tuple[chainer.Variable | None, ...],
     ) -> None:
-        """Computes the gradients of the inputs asked for."""
+        """Computes the gradients of some inputs of a function."""
         parameters = {}
         for i in targets:
             x = function.inputs[i]
@@ -146,7 +147,7 @@ class GraphWalk:
             if isinstance(owner, chainer.Parameter):
                 parameters[i] = owner
         arguments = function, targets, output_gradients, parameters
-        # Function hooks see the step, and it runs on the device of its arrays.
+        # Function hooks are called for the step, which runs on its arrays' device.
         if (
             cuda.available
             or chainer.get_function_hooks()
@@ -164,7 +165,7 @@ class GraphWalk:
     def _expect(
         self, steps: Iterable[tuple[chainer.FunctionNode, tuple[int, ...]]]
     ) -> None:
-        """Tells the completion, if there is one, what the steps to come will add to."""
+        """Reports to the completion, if there is one, the targets of coming steps."""
         completion = self._weight_gradients.completion
         if completion is not None:
             completion.expect(self._parameters_of(steps))
@@ -188,13 +189,13 @@ class GraphWalk:
     ) -> None:
         """Computes gradients, and passes them on.
 
-        A rule adds what it knows of the parameters' gradients without forming them. The
-        function itself computes the others.
+        A rule adds some gradients of parameters without forming them. The function
+        itself computes the others.
         """
         try:
             kind = type(function)
             rule = weights_of(kind) if parameters else None
-            # Debug mode looks for NaN in the arrays that functions return.
+            # Debug mode checks the arrays that functions return for NaN.
             if rule is not None and (
                 not chainer.is_debug() or backward_of(kind).is_only_told
             ):
@@ -217,8 +218,8 @@ class GraphWalk:
                     variable._check_grad_type(function, x, True, gx.raw_array)
                 self._route(x)
         except Exception as error:
-            # As a model's forward does: the traceback shows the code of the function,
-            # not in which layer it is.
+            # A model's forward does the same: the traceback shows the code of the
+            # function, but not its layer.
             error.layer_position = getattr(function, "layer_position", None)
             raise
 
@@ -234,7 +235,7 @@ class GraphWalk:
         elif x not in self._inputs:
             gradient = self._pop_gradient(x)
             parameter = _parameter(x)
-            # Other leaves are constants, which nobody asks for the gradient of.
+            # Other leaves are constants, whose gradient is not needed.
             if parameter is not None:
                 self._weight_gradients.add(parameter, gradient.array)
 
@@ -250,11 +251,11 @@ class GraphWalk:
         return x.creator_node in self._weight_functions
 
     def _own_parameter(self, x: variable.VariableNode) -> chainer.Parameter | None:
-        """Returns the parameter that a leaf is, unless it is an input."""
+        """Returns the parameter of a leaf, unless the leaf is an input."""
         return None if x in self._inputs else _parameter(x)
 
     def _release_unneeded(self) -> None:
-        """Cuts what deferred functions hold beyond what their weights need."""
+        """Cuts parts of the graph that deferred functions hold, but do not need."""
         retained, others = set(), set()
         for function, _, _ in self._deferred:
             indexes = function._input_indexes_to_retain or ()
@@ -262,17 +263,17 @@ class GraphWalk:
             for i, x in enumerate(function.inputs):
                 if not self._is_weight(x):
                     x.unchain()
-                    # Functions not on the list might look at inputs all the same.
+                    # Functions that are not in the catalogue might read other inputs.
                     needed = i in indexes or not is_splittable
                     (retained if needed else others).add(x)
         for x in others - retained:
-            # A function that ran in I retained it. The property would forget the
-            # shape, which some functions read.
+            # A function that ran in I retained the array. Setting the property ``data``
+            # would also remove the shape, which some functions read.
             x._data = None
 
 
 class _RankQueue:
-    """Functions by falling rank, each once; equal ranks in the order they came."""
+    """Functions by falling rank, each once; equal ranks in the order of pushes."""
 
     def __init__(self) -> None:
         self.heap: list[tuple[int, int, chainer.FunctionNode]] = []
@@ -299,7 +300,7 @@ def functions_behind(outputs: Iterable[Any]) -> list[chainer.FunctionNode]:
     """Returns the functions of the graph behind some outputs, each once.
 
     Args:
-        outputs: What a forward returned; all but variables is ignored.
+        outputs: The values that a forward returned. Only variables are followed.
     """
     functions: dict[chainer.FunctionNode, None] = {}
     found = [y.creator_node for y in outputs if isinstance(y, chainer.Variable)]
@@ -342,7 +343,7 @@ def _observed(
         hooks.update(function.local_function_hooks)
     inputs = tuple([x.data for x in function.inputs])
     gradients = tuple([None if g is None else g.raw_array for g in output_gradients])
-    # Without a GPU there is one device, and to find that out takes a while.
+    # Without a GPU there is one device, and finding it takes a while.
     device = _NOTHING
     if cuda.available:
         device = chainer.using_device(

@@ -1,7 +1,7 @@
-"""Tensors, as they travel between stages, to and from Chainer's variables.
+"""Conversion of values between stages from and to Chainer's variables.
 
-Between two graphs of one rank more can pass than between ranks: :func:`detached` keeps
-lists, dictionaries and constants, in which variables are in places of their own.
+Only tensors travel between ranks. More can pass between two graphs of one rank:
+:func:`detached` keeps constants, and variables in lists and dictionaries.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from divisible.communication.signatures import Tensor, check_plain
 
 
 def to_message(y: Any, source: str) -> Tensor:
-    """Returns what a layer returned, as it travels to another stage.
+    """Converts an output of a layer for the way to another stage.
 
     Args:
         y: A variable or an array.
-        source: Where it comes from, for the error.
+        source: Words for the origin of ``y``, for the error message.
 
     Raises:
-        TypeError: As :func:`to_tensor`, or if the array is of a subclass.
+        TypeError: For the reasons of :func:`to_tensor`, or if the array is of a
+            subclass.
     """
     tensor = to_tensor(y, source)
     if type(tensor.array) is not np.ndarray:
@@ -35,15 +36,15 @@ def to_message(y: Any, source: str) -> Tensor:
 
 
 def to_tensor(y: Any, source: str = "the last layer of this one returned") -> Tensor:
-    """Returns what a layer returned, as it travels.
+    """Converts an output of a layer to a tensor.
 
     Args:
         y: A variable or an array.
-        source: Where it comes from, for the error.
+        source: Words for the origin of ``y``, for the error message.
 
     Raises:
-        TypeError: If it is neither a variable nor an array, or an array of what MPI has
-            no type for.
+        TypeError: If it is neither a variable nor an array, or if MPI has no type for
+            the array's elements.
     """
     array = chainer.as_array(y)
     if isinstance(array, chainer.get_array_types()) and array.dtype.kind in "OV":
@@ -62,24 +63,24 @@ def to_tensor(y: Any, source: str = "the last layer of this one returned") -> Te
 
 
 def from_tensor(tensor: Tensor) -> Any:
-    """Returns what a layer is called with: just what the layer before returned."""
+    """Returns the input of a layer: the same as the output of the layer before."""
     if tensor.requires_grad is None:
         return tensor.array
     return chainer.Variable(tensor.array, requires_grad=tensor.requires_grad)
 
 
 def detached(y: Any) -> Any:
-    """Returns what a layer returned for one on the same rank that has its own graph.
+    """Converts an output for a layer on the same rank that has its own graph.
 
     Args:
         y: Variables, arrays, ``None``, numbers and texts, and tuples, lists and
             dictionaries of them.
 
     Returns:
-        The same, with tensors in the place of variables and arrays.
+        The value with tensors in the place of variables and arrays.
 
     Raises:
-        TypeError: If it is anything else.
+        TypeError: If it has anything else.
 
     Example:
         >>> import numpy as np
@@ -100,14 +101,14 @@ def detached(y: Any) -> Any:
 
 
 def attached(y: Any) -> Any:
-    """Returns what a layer is called with: what :func:`detached` was given."""
+    """Returns the input of a layer: the value that :func:`detached` converted."""
     if isinstance(y, Tensor):
         return from_tensor(y)
     return _mapped(attached, y) if isinstance(y, (tuple, list, dict)) else y
 
 
 def copied(y: Any) -> Any:
-    """Returns what :func:`detached` gave, with copies of arrays of no variable."""
+    """Copies the arrays that belong to no variable in a result of :func:`detached`."""
     if isinstance(y, Tensor):
         is_plain = y.requires_grad is None and y.array is not None
         return y._replace(array=y.array.copy()) if is_plain else y
@@ -115,7 +116,7 @@ def copied(y: Any) -> Any:
 
 
 def leaves(y: Any) -> list[Any]:
-    """Returns all that is in tuples, lists and dictionaries, in their order."""
+    """Returns all values in tuples, lists and dictionaries, in their order."""
     found: list[Any] = []
     waiting = [y]
     while waiting:

@@ -1,12 +1,12 @@
 """Weight gradients, accumulated in place over the microbatches of a minibatch.
 
-Chainer accumulates the gradient of a parameter with ``F.add``: every microbatch
-allocates an array as large as the parameter for its own gradient and another one for
-the sum. :class:`WeightGradients` gives each parameter one array for good. The first
-microbatch overwrites it, so nothing is filled with zeros, and the later ones add to
-it; what is not an array yet, such as a matrix product, is computed into it.
+Chainer accumulates the gradient of a parameter with ``F.add``. For every microbatch it
+allocates an array as large as the parameter for the microbatch's gradient, and another
+one for the sum. :class:`WeightGradients` keeps one array for each parameter. The first
+microbatch overwrites it, so it is never filled with zeros. Later ones add to it. A
+contribution that is not an array yet, such as a matrix product, is computed into it.
 
-Gradients of float16 parameters are added up in float32 and rounded once, at the end of
+Gradients of float16 parameters are summed in float32 and rounded once, at the end of
 the minibatch.
 """
 
@@ -33,20 +33,20 @@ class _Gradient:
     parameter: chainer.Parameter
     array: Array
     n_parts: int = 0
-    # Whether somebody uses it already, and nothing may be added.
+    # Whether the gradient is in use already, so that nothing may be added.
     is_taken: bool = False
-    # Brings the array in order, while it is in another one.
+    # Function that brings the array into the parameter's order, while it has another.
     bring_in_order: Callable[[Array], None] | None = None
 
     def in_order(self) -> Array:
-        """Returns the array, in its own order."""
+        """Returns the array in the order of the parameter."""
         if self.bring_in_order is not None:
             self.bring_in_order(self.array)
             self.bring_in_order = None
         return self.array
 
     def accumulate(self, contribution: Contribution, scratch: Scratch) -> None:
-        """Adds one contribution, or overwrites what is there with the first."""
+        """Adds one contribution. The first one overwrites the array."""
         is_first = not self.n_parts
         if is_first or self.bring_in_order is not None:
             turned = getattr(contribution, "turned", None)
@@ -61,7 +61,7 @@ class _Gradient:
             contribution.add(self.in_order(), scratch)
         self.n_parts += 1
 
-    # Of float16 parameters, for which `array` is float32.
+    # The gradient in float16, for float16 parameters, whose `array` is float32.
     rounded: Array | None = None
 
 
@@ -75,12 +75,11 @@ class WeightGradients:
         add(W, g1)  array += g1      later ones: in place
         finish()    param.grad is array, or None for a parameter that got nothing
 
-    The same array serves a parameter step after step. It stays the property of this
-    object, which copes with whatever happens to ``param.grad`` between the steps: an
-    optimizer may scale or clip it in place, and a user may clear or replace it. An
-    array kept from one minibatch is overwritten in the next, so copy what has to
-    outlive it. When the parameter's shape, dtype or device changes, a new array takes
-    the place of the old one.
+    The same array serves a parameter step after step, and belongs to this object.
+    Between the steps anything may happen to ``param.grad``: an optimizer may scale or
+    clip it in place, and a user may clear or replace it. The next minibatch overwrites
+    an array of this one, so copy it if it must last longer. When the parameter's shape,
+    dtype or device changes, a new array replaces the old one.
 
     Some functions add to ``param.grad`` by themselves while they run backward,
     :func:`chainer.functions.forget` above all; :meth:`finish` adds that up too.
@@ -89,16 +88,17 @@ class WeightGradients:
     Chainer, because hooks such as ``GradientClipping`` count it.
 
     Args:
-        parameters: Returns the parameters in question, for example ``stage.params``.
-            It is called at the beginning of every minibatch. Others that receive a
-            gradient are served as well, from then on.
+        parameters: Function that returns the parameters, for example ``stage.params``.
+            It is called at the beginning of every minibatch. Other parameters that
+            receive a gradient are included from then on.
 
     Attributes:
-        completion (Completion or None): Whom backwards tell what they add.
-        is_updated_early: Says of a parameter whether the last part of its gradient,
-            which then is added up nowhere, is to update it; ``None`` if none is.
-        others (list of Parameter): What received a gradient and is not among the given
-            parameters.
+        completion (Completion or None): The object that is notified of each addition.
+        is_updated_early: Function that returns whether the last part of a parameter's
+            gradient updates it directly, without being summed; ``None`` if no parameter
+            is updated so.
+        others (list of Parameter): Parameters that received a gradient, but are not
+            among those that ``parameters`` returned.
 
     Example:
         >>> import chainer, numpy as np
@@ -118,20 +118,20 @@ class WeightGradients:
         self, parameters: Callable[[], Iterable[chainer.Parameter]] = tuple
     ) -> None:
         self._parameters = parameters
-        # Keyed by id because variables do not hash. Each keeps its parameter alive, so
-        # no id is used twice.
+        # Keys are identities, because variables do not hash. A gradient keeps its
+        # parameter alive, so no identity is used twice.
         self._gradients: dict[int, _Gradient] = {}
-        # Those that were given when the minibatch began.
+        # The parameters when the minibatch began.
         self._given: dict[int, chainer.Parameter] = {}
         self.others: list[chainer.Parameter] = []
-        # Those that the last part of their gradient has updated.
+        # Parameters that the last part of their gradient has updated.
         self._updated: set[int] = set()
         self._scratch = Scratch()
         self.completion: Completion | None = None
         self.is_updated_early: Callable[[chainer.Parameter], bool] | None = None
 
     def begin(self) -> None:
-        """Empties all gradients; what an unfinished minibatch left is forgotten."""
+        """Empties all gradients, also those of an unfinished minibatch."""
         for gradient in self._gradients.values():
             gradient.n_parts, gradient.is_taken = 0, False
             gradient.bring_in_order = None
@@ -143,8 +143,8 @@ class WeightGradients:
             if key not in given
         ]
         for parameter in (*given.values(), *self.others):
-            # It also spares uninitialized parameters the array of NaN that Chainer
-            # would create beside their data.
+            # Without this, Chainer would create an array of NaN beside the data of a
+            # parameter that is initialized later.
             parameter.cleargrad()
 
     def add(self, parameter: chainer.Parameter, array: Array) -> None:
@@ -152,7 +152,7 @@ class WeightGradients:
 
         Args:
             parameter: An initialized parameter.
-            array: Its gradient, of the parameter's shape and dtype. It is only read.
+            array: A gradient of the parameter's shape and dtype. It is only read.
         """
         self.accumulate(parameter, Whole(array))
 
@@ -163,8 +163,9 @@ class WeightGradients:
 
         Args:
             parameter: An initialized parameter.
-            contribution: Of the parameter's shape, if its axes but the first are
-                flattened, and dtype; of float32 for float16.
+            contribution: The contribution, of the parameter's dtype, or float32 for
+                float16. It has the parameter's shape with all axes but the first
+                flattened.
         """
         if self.is_updated_early is not None and self._updates_early(
             parameter, contribution
@@ -187,7 +188,7 @@ class WeightGradients:
     def _updates_early(
         self, parameter: chainer.Parameter, contribution: Contribution
     ) -> bool:
-        """Says whether a contribution is to update a parameter."""
+        """Returns whether a contribution updates a parameter directly."""
         if id(parameter) in self._updated:
             raise RuntimeError(
                 f"a gradient of {parameter} came after it had been updated with those"
@@ -203,9 +204,9 @@ class WeightGradients:
         )
 
     def n_parts(self, parameter: chainer.Parameter) -> int:
-        """Returns how many contributions there were to a gradient.
+        """Returns the number of contributions to a gradient.
 
-        One that a function has written to ``param.grad`` by itself counts from
+        A contribution that a function wrote to ``param.grad`` by itself counts from
         :meth:`take` or :meth:`finish` on.
         """
         gradient = self._gradients.get(id(parameter))
@@ -214,10 +215,11 @@ class WeightGradients:
     def take(self, parameter: chainer.Parameter) -> Array | None:
         """Returns the gradient of a parameter that is complete before the others are.
 
-        :meth:`finish` leaves it alone.
+        The gradient is then in use: :meth:`finish` does not change it.
 
         Args:
-            parameter: Nothing may be added to its gradient in this minibatch.
+            parameter: The parameter. Nothing may be added to its gradient any more in
+                this minibatch.
 
         Returns:
             An array of the parameter's dtype; ``None`` if it has received nothing.
@@ -229,26 +231,26 @@ class WeightGradients:
         return gradient
 
     def finish(self, factor: float = 1.0, loss_scale: float | None = None) -> None:
-        """Leaves the minibatch's gradients in ``param.grad``, but for those taken.
+        """Stores the minibatch's gradients in ``param.grad``, except for those in use.
 
         Parameters that received nothing have ``None`` there, as after Chainer's
         ``cleargrads`` and ``backward``.
 
         Args:
-            factor (float): What the sums are multiplied by, before they are rounded.
-            loss_scale (float or None): What the sums are multiplied by already.
+            factor (float): Factor of the sums, which is applied before rounding.
+            loss_scale (float or None): Scale that the sums already have.
         """
         for parameter in (*self._given.values(), *self.others):
             gradient = self._total(parameter, factor)
             if gradient is not None:
                 parameter.grad = gradient
-            # As Variable.backward does; update rules divide by it.
+            # Variable.backward sets this, too; update rules divide by it.
             parameter._loss_scale = loss_scale
 
     def _total(self, parameter: chainer.Parameter, factor: float = 1.0) -> Array | None:
-        """Returns the gradient, with what was written to ``param.grad``.
+        """Returns the gradient, including contributions to ``param.grad``.
 
-        ``None`` if there is none, or if it is taken.
+        Returns ``None`` if there is none, or if it is in use.
         """
         written = parameter.grad
         if written is not None:
@@ -268,7 +270,7 @@ class WeightGradients:
     ) -> _Gradient:
         """Returns the gradient that a parameter has, or a new one for its shape."""
         if gradient is None and id(parameter) not in self._given:
-            # Not known at the beginning: what it has is of before, or Chainer's NaN.
+            # At the beginning it was unknown. Its gradient is an old one, or NaN.
             parameter.cleargrad()
             self.others.append(parameter)
         if gradient is None or not _fits(gradient.array, parameter.array):
@@ -279,10 +281,10 @@ class WeightGradients:
 
 def _new_gradient(parameter: chainer.Parameter) -> Array:
     if hasattr(parameter, "new_gradient"):
-        # It has a place for it that is not memory.
+        # The parameter has another place for its gradient than memory.
         return parameter.new_gradient()
     xp = backend.get_array_module(parameter.array)
-    # C order whatever the data's: GEMM writes into flattened views.
+    # C order, whatever the order of the data: GEMM writes into flattened views.
     return xp.empty(parameter.shape, _sum_dtype(parameter.dtype))
 
 
@@ -295,20 +297,20 @@ def _rounded(parameter: chainer.Parameter, gradient: _Gradient) -> Array:
     if gradient.rounded is None:
         xp = backend.get_array_module(gradient.array)
         gradient.rounded = xp.empty(gradient.array.shape, parameter.dtype)
-    # Whoever scales the loss looks for infinities.
+    # Code that scales the loss checks for infinities.
     with numpy.errstate(over="ignore"):
         gradient.rounded[...] = gradient.array
     return gradient.rounded
 
 
 def _fits(array: Array, data: Array) -> bool:
-    # Most gradients are added up in their own dtype, and those of float16 never are.
+    # Most gradients have the dtype of the parameter, but never those of float16.
     is_own = array.dtype == data.dtype and data.dtype != numpy.float16
     if array.shape != data.shape or not (
         is_own or array.dtype == _sum_dtype(data.dtype)
     ):
         return False
     if type(array) is type(data) is numpy.ndarray:
-        # Most of them, and to ask for devices takes longer.
+        # Most arrays are NumPy's, and comparing devices takes longer.
         return True
     return backend.get_device_from_array(array) == backend.get_device_from_array(data)
