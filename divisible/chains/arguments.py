@@ -1,7 +1,7 @@
 """The arguments of functions, in minibatches of several sizes.
 
-A function is seen in each of them, with the shapes of its inputs. An argument that
-differs can be kept if it is a size of the function's own input::
+A function is recorded in each minibatch, with the shapes of its inputs. An argument
+that differs is accepted if it is a size of the function's own input::
 
     input (4, 6, 5)     input (4, 6, 8)     argument
     axis = 1            axis = 1            1
@@ -24,7 +24,7 @@ from chainer.functions.array.reshape import Reshape
 
 from divisible.chains.calls import INPUT, Call, ChainError, Recording, Shape
 
-#: Attributes that a function has from its call, and not from its arguments.
+#: Attributes that a function gets when it is called, which are no arguments.
 _OF_CALLS = {"_input_layouts", "stack", "_cnt"}
 
 #: Name of the argument that is the shape of the output, by function.
@@ -48,7 +48,7 @@ class Seen(NamedTuple):
 
     @classmethod
     def of(cls, recording: Recording, number: int) -> Seen:
-        """Returns what was seen of the call at a position of a recording."""
+        """Returns the call at a position of a recording, with its surroundings."""
         call = recording.calls[number]
         before = call.inputs[0].call
         while before != INPUT and not recording.calls[before].path:
@@ -58,17 +58,17 @@ class Seen(NamedTuple):
         return cls(call, shape, recording.minibatch, place)
 
     def argument(self, name: str) -> Any:
-        """Returns an argument; of a shape with -1 what it became."""
+        """Returns an argument. A shape with -1 is returned as the resulting shape."""
         if name == _SHAPES.get(type(self.call.callee)):
             return self.call.shapes[0]
         return vars(self.call.callee).get(name)
 
 
 class Size(NamedTuple):
-    """Stands in an argument for a size of the function's first input.
+    """Replaces, in an argument, a size of the function's first input.
 
     Attributes:
-        axis: Axis of that input.
+        axis: Axis of the first input.
     """
 
     axis: int
@@ -78,7 +78,7 @@ class Size(NamedTuple):
 
 
 def arguments(function: FunctionNode) -> dict[str, Any]:
-    """Returns what tells a function from others of its class."""
+    """Returns the arguments in which functions of one class differ."""
     names = sorted(vars(function).keys() - _OF_CALLS)
     return {name: vars(function)[name] for name in names}
 
@@ -87,11 +87,11 @@ def followed(seen: Sequence[Seen]) -> dict[str, Any]:
     """Returns the arguments of a function that follow the size of its input.
 
     Args:
-        seen: Sightings of one call: in the first minibatch, in one with another number
-            of samples, and in those of other sizes.
+        seen: One call in several minibatches: the first one, one with another number of
+            samples, and those of other sizes.
 
     Returns:
-        dict: By name the argument, with a :class:`Size` in each place that follows the
+        dict: The arguments by name. A :class:`Size` is in each place that follows the
         input, and -1 where a reshape finds the number itself.
 
     Raises:
@@ -112,10 +112,10 @@ def followed(seen: Sequence[Seen]) -> dict[str, Any]:
 
 
 def fill(value: Any, shape: Shape) -> Any:
-    """Returns an argument for an input of a shape.
+    """Returns an argument for an input of a given shape.
 
     Args:
-        value: As :func:`followed` returns it.
+        value: An argument in the result of :func:`followed`.
         shape (tuple of int): Shape of the function's first input.
 
     Example:
@@ -128,7 +128,7 @@ def fill(value: Any, shape: Shape) -> Any:
 
 
 def _follow(values: Sequence[Any], shapes: Sequence[Shape], is_reshape: bool) -> Any:
-    """Returns a number or tuple by the sizes that it equals; ``None`` if by none."""
+    """Replaces sizes of the input in a number or tuple; ``None`` if there are none."""
     if all(map(_is_size, values)):
         return _size(values, shapes)
     if not all(isinstance(v, tuple) and all(map(_is_size, v)) for v in values):
@@ -148,7 +148,7 @@ def _follow(values: Sequence[Any], shapes: Sequence[Shape], is_reshape: bool) ->
 
 
 def _size(numbers: Sequence[int], shapes: Sequence[Shape]) -> Size | None:
-    """Returns the size of the input that some numbers are in every minibatch."""
+    """Returns the axis of the input with these numbers in the minibatches, if any."""
     n_axes = min(map(len, shapes))
     for axis in range(n_axes):
         if all(n == shape[axis] for n, shape in zip(numbers, shapes)):
@@ -161,7 +161,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _check_samples(name: str, seen: Sequence[Seen]) -> None:
-    """Refuses what depends on the number of samples, except one size of a shape."""
+    """Refuses an argument that depends on the number of samples, unless as one size."""
     first, other = seen[:2]
     mine, theirs = first.argument(name), other.argument(name)
     if _is_same(mine, theirs):

@@ -8,8 +8,8 @@
         return h + g                      2      /conv2     output of 1
                                           3      Add        outputs of 1 and 2
 
-Calls within a call of a link are the link's own affair. A value is known by its node in
-the graph, so whatever leaves the graph, such as ``h.array``, is found.
+Calls within the call of a link belong to the link. A value is identified by its node in
+the graph, so anything that leaves the graph, such as ``h.array``, is detected.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any, Callable, NamedTuple
 import chainer
 from chainer import FunctionNode, Link, Variable
 
-#: Instead of a position: what the chain was called with.
+#: Position that stands for the inputs of the chain.
 INPUT = -1
 
 Shape = tuple[int, ...]
 
 
 class ChainError(ValueError):
-    """A chain that is no line of layers, and why."""
+    """A chain that cannot be a line of layers. The message has the reason."""
 
 
 class ForwardError(ChainError):
@@ -41,7 +41,7 @@ class Value(NamedTuple):
 
     Attributes:
         call: The position of the call, or :data:`INPUT`.
-        output: Which of its outputs.
+        output: Position of the output among those of the call.
     """
 
     call: int
@@ -52,10 +52,10 @@ class Call(NamedTuple):
     """A call of a link, or of a function between two links.
 
     Attributes:
-        callee: The link; of a function a copy as it was before the call.
-        path: Of the link in the chain, such as ``/conv2``; of functions empty.
-        inputs: What it is called with.
-        shapes: Of its outputs; ``None`` for one that nothing was done with.
+        callee: The link, or a copy of the function as it was before the call.
+        path: Path of the link in the chain, such as ``/conv2``; empty for a function.
+        inputs: The inputs of the call.
+        shapes: Shapes of the outputs; ``None`` for an output that was not used.
     """
 
     callee: Link | FunctionNode
@@ -65,7 +65,7 @@ class Call(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The name that messages use for it."""
+        """The name of the link or function in messages."""
         return title(self.callee, self.path)
 
 
@@ -73,9 +73,9 @@ class Recording(NamedTuple):
     """The calls that one forward of a chain made.
 
     Attributes:
-        calls: Those on which the output depends, in the order in which they were made.
-        output: What was returned.
-        shapes: Shapes of the arrays that the chain was called with.
+        calls: The calls on which the output depends, in order.
+        output: The output of the forward.
+        shapes: Shapes of the chain's inputs.
     """
 
     calls: tuple[Call, ...]
@@ -84,22 +84,22 @@ class Recording(NamedTuple):
 
     @property
     def n_inputs(self) -> int:
-        """How many arrays the chain was called with."""
+        """Number of the chain's inputs."""
         return len(self.shapes)
 
     @property
     def minibatch(self) -> str:
-        """Shapes of those arrays, as text."""
+        """Shapes of the chain's inputs, as text."""
         return " and ".join(map(str, self.shapes))
 
     def shape(self, value: Value) -> Shape:
-        """Returns the shape of what a call takes."""
+        """Returns the shape of a value."""
         shapes = self.shapes if value.call == INPUT else self.calls[value.call].shapes
         return shapes[value.output]
 
 
 def title(callee: Link | FunctionNode, path: str) -> str:
-    """Returns what messages call a link or a function."""
+    """Returns the name of a link or a function in messages."""
     name = type(callee).__name__
     return f"{path} ({name})" if path else f"the function {name}"
 
@@ -107,7 +107,7 @@ def title(callee: Link | FunctionNode, path: str) -> str:
 def record(
     chain: chainer.Chain, forward: Callable[..., Any], inputs: Sequence[Any], depth: int
 ) -> Recording:
-    """Calls a chain's forward, and notes what that calls.
+    """Calls a chain's forward, and records the calls in it.
 
     Args:
         chain (chainer.Chain): The chain.
@@ -117,7 +117,7 @@ def record(
 
     Raises:
         ForwardError: If the forward raises an error.
-        ChainError: If a call cannot be made again from what is in the graph.
+        ChainError: If a call cannot be repeated from the values in the graph.
     """
     variables = as_variables(inputs)
     noted: list[_Noted] = []
@@ -136,12 +136,12 @@ def link_paths(chain: chainer.Link) -> dict[int, str]:
 
 
 def as_variables(inputs: Sequence[Any]) -> list[Variable]:
-    """Returns variables, so that all that is done with them is in the graph."""
+    """Returns variables of arrays, so that all operations on them are in the graph."""
     return [Variable(x, requires_grad=x.dtype.kind == "f") for x in inputs]
 
 
 def call_forward(forward: Callable[..., Any], variables: Sequence[Variable]) -> Any:
-    """Returns what a forward returns.
+    """Calls a forward, and returns its output.
 
     Raises:
         ForwardError: If it raises an error.
@@ -160,26 +160,26 @@ def call_forward(forward: Callable[..., Any], variables: Sequence[Variable]) -> 
 
 @dataclass
 class _Noted:
-    """A call as it was seen; who made its inputs is found afterwards."""
+    """A call as it was recorded; the origin of its inputs is found afterwards."""
 
     callee: Link | FunctionNode
     path: str
-    # Variables and arrays, or of a function its arrays alone.
+    # Variables and arrays; for a function arrays alone.
     inputs: tuple
-    # Of a link; a function has its nodes itself.
+    # The outputs of a link. A function has its own nodes.
     outputs: tuple = ()
     ran: FunctionNode | None = None
 
 
 @dataclass
 class _Watch:
-    """Where a forward is in the hierarchy of links."""
+    """The position of a running forward in the hierarchy of links."""
 
     chain: chainer.Chain
     depth: int
     noted: list[_Noted]
     entered: list[Link] = field(default_factory=list)
-    # How many links are entered within the call that is noted, if there is one.
+    # The number of entered links at the start of the recorded call, if there is one.
     level: int | None = None
 
     def __post_init__(self) -> None:
@@ -198,8 +198,8 @@ class _Watch:
         self.level = len(self.entered)
         if id(link) not in self.paths:
             raise ChainError(
-                f"a {type(link).__name__} is called that is no child of the chain:"
-                f" make it an attribute in init_scope()"
+                f"forward calls a {type(link).__name__} that does not belong to the"
+                f" chain: make it an attribute in init_scope()"
             )
         self._check(link, args)
         inputs = tuple(args.args)
@@ -276,7 +276,7 @@ class _Functions(chainer.FunctionHook):
 
 
 class _Resolver:
-    """Finds which call made what another one takes."""
+    """Finds the calls that made the inputs of other calls."""
 
     def __init__(
         self,
@@ -287,7 +287,8 @@ class _Resolver:
         self._noted = noted
         self._shapes = tuple(x.shape for x in variables)
         self._params = {id(param.node): path for path, param in chain.namedparams()}
-        # By node; those of arrays that became variables only in a function, by array.
+        # Keys are nodes. Arrays that became variables only in a function are found by
+        # array.
         self._values: dict[int, Value] = {}
         self._arrays: dict[int, Value] = {}
         for i, x in enumerate(variables):
@@ -315,7 +316,7 @@ class _Resolver:
         if not inputs:
             raise ChainError(f"{name} is called without an input")
         for i, node in enumerate(nodes):
-            # Of an output that nobody took there is no node any more.
+            # An output that no call used has no node any more.
             if node is not None:
                 self._values[id(node)] = Value(number, i)
         shapes = tuple(None if node is None else node.shape for node in nodes)

@@ -20,17 +20,18 @@ def compare(
     inputs: Sequence[Any],
     modes: Sequence[bool],
 ) -> None:
-    """Checks that the layers compute what the chain computes.
+    """Checks that the layers have the same results as the chain.
 
     Args:
         chain (chainer.Chain): The chain.
-        forward: The function of the chain that the layers stand for.
+        forward: The function of the chain that the layers replace.
         model (Divisible): The layers.
         inputs: Arrays of a minibatch.
-        modes: Values of ``chainer.config.train`` to compare in.
+        modes: Values of ``chainer.config.train``, for each of which results are
+            compared.
 
     Raises:
-        ChainError: If an output or a gradient is not the chain's.
+        ChainError: If an output or a gradient differs from the chain's.
     """
     for train in modes:
         results = []
@@ -52,7 +53,7 @@ def compare(
 
 def _gradients(chain: chainer.Chain, y: Any) -> dict[str, Any]:
     if y.creator is not None and y.dtype.kind == "f":
-        # Not all alike: a softmax would give nothing for that.
+        # The weights differ, because equal ones would give a softmax no gradient.
         weights = chain.xp.cos(chain.xp.arange(y.size))
         y.grad = weights.reshape(y.shape).astype(y.dtype)
         y.backward()
@@ -70,7 +71,7 @@ def _check_close(what: str, a: Any, b: Any, scale: float = 0.0) -> None:
         return
     finite = np.abs(a[np.isfinite(a)].astype(np.float64))
     size = max(scale, finite.max(initial=0.0))
-    # Sums may be added up in another order where branches meet.
+    # Sums may be computed in another order where branches meet.
     tolerance = size * float(np.finfo(a.dtype).eps) ** 0.5
     if not np.allclose(a, b, rtol=0, atol=tolerance, equal_nan=True):
         _differs(what)

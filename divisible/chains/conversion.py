@@ -1,4 +1,4 @@
-"""From a chain of Chainer to a list of layers that computes the same."""
+"""Converts a chain of Chainer to a list of layers with the same results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ChainLayers(Divisible):
     """The layers that :func:`from_chain` found.
 
     Attributes:
-        chain_names (ChainNames): For each layer that is a link, its path in the chain.
+        chain_names (ChainNames): The path in the chain of each layer that is a link.
     """
 
     chain_names = ChainNames({})
@@ -47,11 +47,13 @@ def from_chain(
     depth: int = 1,
     forward: Callable[..., Any] | None = None,
 ) -> ChainLayers:
-    """Makes a list of layers of a chain with a ``forward``.
+    """Converts a chain with a ``forward`` to a list of layers.
 
-    The chain runs on ``x``, and is watched. Each child that it calls becomes a layer:
-    the very same link, not a copy. So does each function that it calls between two of
-    them. What is used later than by the next call is stashed and popped::
+    The chain runs on ``x``, and its calls are recorded. Each child that it calls
+    becomes
+    a layer: the very same link, not a copy. Each function that it calls between two
+    links becomes a layer, too. A value that is used later than by the next call is
+    stashed and popped::
 
         def forward(self, x):               0  stash('x')
             h = F.relu(self.conv1(x))       1  conv1           '/conv1/W' is '/1/W'
@@ -59,42 +61,42 @@ def from_chain(
                                             3  conv2           '/conv2/W' is '/3/W'
                                             4  pop('x', add)
 
-    It runs on a minibatch with another number of samples, too, and on longer sequences
-    and larger images if the chain accepts them. What depends on these sizes is refused,
-    as it would be wrong in another minibatch, or in a microbatch. Arguments that are
-    sizes of a function's own input follow it: ``h.reshape(len(h), -1)``,
-    ``F.average_pooling_2d(h, h.shape[2:])``. Before the layers are returned, their
-    outputs in training and in test, and the gradients of all parameters, are compared
-    with the chain's. The chain is left as it was, except that links that are sized at
-    their first call have had it, in test mode.
+    The chain also runs on a minibatch with another number of samples, and on longer
+    sequences and larger images if it accepts them. Arguments that depend on these sizes
+    are refused, because they would be wrong in another minibatch, or in a microbatch.
+    Arguments that are sizes of a function's own input follow it:
+    ``h.reshape(len(h), -1)``, ``F.average_pooling_2d(h, h.shape[2:])``. Before the
+    layers are returned, they are compared with the chain: their outputs in training and
+    in test mode, and the gradients of all parameters. The chain is left as it was. Only
+    links that get their sizes in their first call have been called, in test mode.
 
     Such links, as ``L.Linear(None, 10)``, draw their weights here, and in a serial
-    script in its first minibatch. Make the iterators, which shuffle, before this call
-    for the weights of the serial script. Otherwise the first step of a pipeline warns,
-    if NumPy's generator was seeded.
+    script in its first minibatch. For the weights of the serial script, make the
+    iterators, which shuffle, before this call. Otherwise the first step of a pipeline
+    warns, if NumPy's generator was seeded.
 
     A chain that makes its parameters here needs the memory for all of them on each
-    rank; one that is too large for that is written as a list, in
+    rank. Write a chain that is too large for that as a list, in
     :func:`~divisible.deferred_init`.
 
     Args:
         chain (chainer.Chain): The model without the loss: the predictor, not the
-            ``L.Classifier``. Of a :class:`chainer.Sequential` the layers are taken as
-            they are.
+            ``L.Classifier``. The layers of a :class:`chainer.Sequential` are used
+            unchanged.
         x (array or tuple of arrays): A small minibatch, samples along the first axis.
         depth (int): How many levels of links are taken apart. With 2 the children of
             the children become layers, and so does a child without children.
-        forward: The function of ``x`` to take apart, if that is not the chain's call:
+        forward: The function of ``x`` to take apart, if it is not the chain's call:
             ``chain.predict``, or ``lambda x: chain(x, layers=['fc'])['fc']``.
 
     Returns:
-        ChainLayers: A :class:`~divisible.Divisible`, whose ``chain_names`` tell the
-        chain's paths: ``chain_names.in_chain('/3/W')`` is ``'/conv2/W'``.
+        ChainLayers: A :class:`~divisible.Divisible`. Its ``chain_names`` has the paths
+        in the chain: ``chain_names.in_chain('/3/W')`` is ``'/conv2/W'``.
 
     Raises:
-        ValueError: If what forward calls cannot be put in a line, with the child or
-            function and the reason.
-        TypeError: If it is no chain, or a ``Divisible`` already.
+        ValueError: If the calls of forward cannot be put in a line; the message names
+            the child or function and the reason.
+        TypeError: If ``chain`` is not a chain, or is a ``Divisible`` already.
 
     Example:
         >>> import chainer.functions as F
@@ -170,7 +172,7 @@ def _check(chain: Any, inputs: Sequence[Any], depth: int) -> None:
 def _size(
     chain: chainer.Chain, forward: Callable[..., Any], inputs: Sequence[Any]
 ) -> EarlyDraws | None:
-    """Calls links that are sized at their first call; returns what they draw."""
+    """Calls links that get their sizes in their first call; returns their draws."""
     found = None
     if any(not param.is_initialized for param in chain.params()):
         with chainer.using_config("train", False), chainer.no_backprop_mode():
@@ -185,7 +187,7 @@ def _size(
 
 
 def _layers(examples: Sequence[Example]) -> list[tuple[Layer, str]]:
-    """Returns the layers, and the paths in the chain of those that are links."""
+    """Returns the layers, with the path in the chain of each that is a link."""
     recordings = [example.recording for example in examples]
 
     def make_layer(number: int, call: Call) -> Layer:
@@ -209,10 +211,10 @@ def _listed_layers(chain: chainer.Sequential) -> list[tuple[Layer, str]]:
 def _record(
     chain: chainer.Chain, forward: Callable[..., Any], inputs: tuple, depth: int
 ) -> list[Example]:
-    """Returns what is called for minibatches of several sizes, the example's first.
+    """Returns the calls for minibatches of several sizes, those of the example first.
 
-    The second one has another number of samples, the others other lengths, or other
-    sizes of images, as far as the chain accepts them.
+    The second minibatch has another number of samples. The others have other lengths,
+    or other sizes of images, as far as the chain accepts them.
     """
 
     def run(minibatch: tuple) -> Example:
@@ -241,7 +243,7 @@ def _record(
 
 
 def _another_minibatch(x: Any) -> Any:
-    """Returns one more sample, in another order, and other values where they may be."""
+    """Returns one more sample, in reverse order, with other values if of floats."""
     xp = chainer.backend.get_array_module(x)
     more = xp.concatenate([x[::-1], x[:1]])
     return more / 2 if x.dtype.kind == "f" else more
@@ -264,7 +266,7 @@ def _check_alike(first: Recording, other: Recording, what: str, cure: str) -> No
 def _check_parameters(
     chain: chainer.Chain, layers: Sequence[tuple[Layer, str]]
 ) -> None:
-    """Makes sure that each parameter and persistent value belongs to a layer."""
+    """Checks that each parameter and persistent value belongs to a layer."""
     links = [layer for layer, path in layers if path]
     theirs = {id(param) for link in links for param in link.params()}
     for path, param in chain.namedparams():

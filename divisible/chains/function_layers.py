@@ -1,8 +1,8 @@
 """Functions that a chain calls between two links, as layers.
 
-A function is seen in minibatches of several numbers of samples, lengths and image
-sizes. What is alike in all of them belongs to the model; a shape that follows the
-number of samples is written so that it follows that of a microbatch as well::
+A function is recorded in minibatches of several numbers of samples, lengths and image
+sizes. Arguments that are equal in all of them belong to the model. A shape that follows
+the number of samples is changed so that it also follows that of a microbatch::
 
     two samples             three samples           layer
     Softmax(axis=1)         Softmax(axis=1)         the same
@@ -34,12 +34,12 @@ from divisible.chains.calls import ChainError
 
 
 class FunctionLayer:
-    """A layer that applies a function as a chain did.
+    """A layer that applies a function in the same way as a chain did.
 
     Args:
-        function (chainer.FunctionNode): As it was before it was applied.
-        follows (dict or None): By name the arguments that follow the shape of the
-            first input, as :func:`~divisible.chains.arguments.followed` returns them.
+        function (chainer.FunctionNode): The function as it was before it was applied.
+        follows (dict or None): The arguments that follow the shape of the first input,
+            by name; see :func:`~divisible.chains.arguments.followed`.
 
     Example:
         >>> import numpy as np
@@ -56,10 +56,10 @@ class FunctionLayer:
         self._follows = dict(follows or {})
 
     def __call__(self, *inputs: Any) -> Any:
-        """Applies a copy of the function, which is applied once only."""
+        """Applies a copy of the function, because a function is applied only once."""
         follows = {n: fill(v, inputs[0].shape) for n, v in self._follows.items()}
         if follows and isinstance(self._function, Reshape):
-            # A Reshape counts the sizes that are left to it when it is made.
+            # A Reshape counts its sizes of -1 when it is made.
             function = Reshape(**follows)
         else:
             function = copy.copy(self._function)
@@ -74,15 +74,15 @@ class FunctionLayer:
 
 
 def function_layer(seen: Sequence[Seen]) -> Callable[..., Any]:
-    """Returns a layer that does what a function does, for minibatches of any size.
+    """Returns a layer that applies a function to minibatches of any size.
 
     Args:
-        seen: Sightings of one call: in the first minibatch, in one with another number
-            of samples, and in those of other sizes.
+        seen: One call in several minibatches: the first one, one with another number of
+            samples, and those of other sizes.
 
     Raises:
-        ChainError: If its arguments depend on the minibatch in another way than as
-            sizes of its own input.
+        ChainError: If arguments depend on the minibatch in another way than as sizes
+            of the function's own input.
     """
     function = seen[0].call.callee
     if isinstance(function, chainer.function.FunctionAdapter):
@@ -110,7 +110,7 @@ def _average_pooling(f: AveragePooling2D) -> Callable[..., Any]:
 
 
 def _dropout(f: Dropout) -> Callable[..., Any]:
-    # Not the function itself: in test mode there is none.
+    # The function itself would also drop out values in test mode.
     if f.mask is not None or f.return_mask:
         raise ChainError(
             "the function Dropout is called with mask or return_mask: put the call into"
@@ -119,7 +119,7 @@ def _dropout(f: Dropout) -> Callable[..., Any]:
     return partial(F.dropout, ratio=f.dropout_ratio)
 
 
-# What one would have written oneself.
+# Functions that are written as a user would write them.
 _READABLE: dict[type, Callable[[Any], Callable[..., Any]]] = {
     ReLU: lambda f: F.relu,
     Sigmoid: lambda f: F.sigmoid,

@@ -1,4 +1,4 @@
-r"""Calls in a line: what a later call needs is stashed, and popped there.
+r"""Calls in a line: an input of a later call is stashed, and popped there.
 
 ::
 
@@ -11,8 +11,8 @@ r"""Calls in a line: what a later call needs is stashed, and popped there.
                                                6 pop('relu', take 1 0)
                                                7 concat
 
-Calls are made in the order in which the chain made them, so each layer finds what it
-needs either in what the layer before returned, or among what was stashed.
+The layers keep the order of the chain's calls. So each layer finds its inputs either in
+the output of the layer before, or among the stashed values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from divisible.chains.calls import INPUT, Call, Recording, Value
 from divisible.layer_list import Layer
 from divisible.skips import pop, stash
 
-#: Functions that do not mind the order of their inputs.
+#: Functions for which the order of inputs does not matter.
 _COMMUTATIVE = ("Add", "Mul", "Maximum", "Minimum")
 
 
@@ -35,7 +35,7 @@ class Take:
     """A function that chooses among its arguments, and orders them.
 
     Args:
-        order: Which argument comes at which place.
+        order: Position of the argument for each place of the result.
 
     Example:
         >>> Take([2, 0])("a", "b", "c"), Take([1])("a", "b")
@@ -44,11 +44,11 @@ class Take:
 
     def __init__(self, order: Iterable[int]) -> None:
         self._order = tuple(order)
-        # By this a pop prints what joins.
+        # A pop prints this name of its joining function.
         self.__qualname__ = repr(self)
 
     def __call__(self, *values: Any) -> Any:
-        """Returns what was chosen: a tuple, unless it is one."""
+        """Returns the chosen values: a tuple, or a single value."""
         chosen = tuple(values[i] for i in self._order)
         return chosen if len(chosen) > 1 else chosen[0]
 
@@ -59,11 +59,11 @@ class Take:
 def line_up(
     recording: Recording, make_layer: Callable[[int, Call], Layer]
 ) -> list[tuple[Layer, str]]:
-    """Returns layers that do in a line what was recorded.
+    """Returns layers in a line that repeat the recorded calls.
 
     Args:
-        recording (Recording): Calls, each of what earlier calls made.
-        make_layer: Returns the layer that makes a call, of a position and a call.
+        recording (Recording): Calls, whose inputs are outputs of earlier calls.
+        make_layer: Function that returns the layer for a position and a call.
 
     Returns:
         The layers, and for each link its path in the chain.
@@ -76,7 +76,7 @@ def line_up(
         if type(call.callee).__name__ in _COMMUTATIVE and there.order == (1, 0):
             there = there._replace(order=(0, 1))
         if len(there.names) == 1 and there.is_pair and not isinstance(layer, Link):
-            # The function takes the two, so it is what joins them.
+            # The function has these two inputs, so it can join them in the pop.
             layers.append((pop(there.names[0], layer), ""))
         else:
             layers.extend((each, "") for each in there.layers())
@@ -87,12 +87,12 @@ def line_up(
 
 
 class _Fetched(NamedTuple):
-    """How what a call takes comes to it.
+    """The way in which a call gets its inputs.
 
     Attributes:
-        names: What is popped, in this order.
-        order: What the call takes of all that is there then.
-        n_values: How much is there then.
+        names: Names of the values that are popped, in this order.
+        order: Positions of the call's inputs among the values before it.
+        n_values: Number of these values.
     """
 
     names: tuple[str, ...]
@@ -104,7 +104,7 @@ class _Fetched(NamedTuple):
         return self.n_values == 2 and self.order == (0, 1)
 
     def layers(self) -> list[Layer]:
-        """Returns the layers that fetch it."""
+        """Returns the layers that provide the inputs."""
         is_ordered = self.order == tuple(range(self.n_values))
         take = None if is_ordered else Take(self.order)
         if not self.names:
@@ -118,7 +118,7 @@ def _fetch(
     inputs: Sequence[Value],
     names: dict[int, dict[int, str]],
 ) -> _Fetched:
-    """Finds what a call takes in what is there, and in what was stashed for it."""
+    """Finds the inputs of a call in the previous output and among stashed values."""
     before = number - 1
     there = _outputs(recording, before)
     popped = dict.fromkeys(value.call for value in inputs if value.call != before)
@@ -138,7 +138,7 @@ def _outputs(recording: Recording, number: int) -> list[Value]:
 
 
 def _skip_names(recording: Recording) -> dict[int, dict[int, str]]:
-    """Names, for each call, the skips from it, by the calls that they go to."""
+    """Returns, for each call, names of its skips, by the calls at their other ends."""
     users: dict[int, list[int]] = {n: [] for n in range(INPUT, len(recording.calls))}
     takers = [call.inputs for call in recording.calls] + [(recording.output,)]
     for number, inputs in enumerate(takers):

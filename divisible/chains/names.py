@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 
 class ChainNames(Mapping):
-    """For each layer that is a link, its path in the chain.
+    """The path in the chain of each layer that is a link.
 
     Args:
-        paths: By position the path, such as ``{0: '/conv1', 2: '/conv2'}``.
+        paths: Paths by position, such as ``{0: '/conv1', 2: '/conv2'}``.
 
     Example:
         >>> names = ChainNames({0: '/conv1', 2: '/blocks/0'})
@@ -36,7 +36,7 @@ class ChainNames(Mapping):
         return f"{type(self).__name__}({self._paths})"
 
     def in_chain(self, path: str) -> str:
-        """Returns what the chain calls a parameter of a layer.
+        """Returns the chain's name of a parameter of a layer.
 
         Args:
             path (str): A path such as ``'/2/W'``, or a key of a file, ``'2/W'``.
@@ -48,13 +48,13 @@ class ChainNames(Mapping):
         return _replace(path, named)
 
     def in_layers(self, path: str) -> str:
-        """Returns the path in the model of what the chain calls so.
+        """Returns the path in the model of a parameter of the chain.
 
         Args:
             path (str): A path such as ``'/conv2/W'``, or a key, ``'conv2/W'``.
 
         Raises:
-            KeyError: If it belongs to no layer.
+            KeyError: If the parameter belongs to no layer.
         """
         return _replace(path, self._positions)
 

@@ -1,4 +1,4 @@
-"""A chain that is as it was after it ran, so that runs begin alike."""
+"""Runs of a chain that do not change it, so that each begins with the same state."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import chainer
 
 @contextmanager
 def preserved_state(chain: chainer.Link) -> Iterator[None]:
-    """Gives a chain back its gradients, running averages and other attributes.
+    """Restores a chain's gradients, running averages and other attributes at the end.
 
-    What links keep in lists and other containers is not looked into.
+    Content of lists and other containers in links is not restored.
 
     Args:
         chain (chainer.Link): The chain; its parameters have their sizes.
@@ -44,7 +44,7 @@ def alike_run(chain: chainer.Link, train: bool) -> Iterator[None]:
     """Begins a run with the same state, random numbers and mode, without gradients.
 
     Args:
-        chain (chainer.Link): The chain; it is as it was afterwards.
+        chain (chainer.Link): The chain. It is restored at the end.
         train (bool): Value of ``chainer.config.train``.
     """
     with preserved_state(chain), chainer.using_config("train", train):

@@ -17,15 +17,15 @@ import chainer
 
 from divisible.chains.calls import Recording
 
-#: The number of an input, and one of its axes behind the samples.
+#: Position of an input, and one of its axes behind the samples.
 _Axis = tuple[int, int]
 
 
 class Example(NamedTuple):
-    """A minibatch, and what a chain called for it.
+    """A minibatch, and the calls of a chain for it.
 
     Attributes:
-        minibatch: Arrays that the chain was called with.
+        minibatch: The inputs of the chain.
         recording: The calls.
     """
 
@@ -36,16 +36,16 @@ class Example(NamedTuple):
 def other_sizes(
     inputs: Sequence[Any], attempt: Callable[[tuple], Example | None]
 ) -> list[Example]:
-    """Returns minibatches of other sizes, with what a chain calls for them.
+    """Returns minibatches of other sizes, with the calls of a chain for them.
 
-    Each axis grows by one, and then to more than the double, which changes its half as
-    well. Axes that do not grow alone grow together with others of the same size, or
-    else to the double.
+    Each axis grows by one, and then to more than double, so that half of the size
+    changes as well. Axes that cannot grow alone grow together with others of the same
+    size, or to exactly double.
 
     Args:
         inputs: The arrays of the example.
-        attempt: Returns a minibatch with what the chain calls for it, or ``None`` if
-            the chain raises an error.
+        attempt: Function that returns a minibatch with the chain's calls for it, or
+            ``None`` if the chain raises an error.
     """
     found: list[Example] = []
 
@@ -80,7 +80,7 @@ def other_sizes(
 
 
 def _grown(x: Any, axis: int, factor: int, more: int) -> Any:
-    """Returns an array that begins again where it ends along an axis."""
+    """Returns an array that is repeated from its start along an axis."""
     xp = chainer.backend.get_array_module(x)
     n = x.shape[axis]
     return xp.take(x, xp.arange(factor * n + more) % n, axis=axis)

@@ -326,7 +326,7 @@ REFUSED = {
         "a",
         lambda self, x: sum(F.separate(self.a(x))),
     ),
-    "no child of the chain": ("a", lambda self, x: L.Linear(6, 6)(self.a(x))),
+    "does not belong to the chain": ("a", lambda self, x: L.Linear(6, 6)(self.a(x))),
     "forward raised TypeError": ("a", lambda self, x, t: self.a(x)),
     "forward raised AttributeError": (
         "a",
