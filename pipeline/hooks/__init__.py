@@ -1,12 +1,12 @@
-"""Hooks and updates of optimizers, each of which has a part of the model.
+"""Hooks and updates of optimizers that each have a part of the model.
 
 ::
 
-    global_hooks     hooks that look at the whole model, on all ranks' optimizers
+    global_hooks     hooks for the whole model, on the optimizers of all ranks
     model_norm       the norm of all ranks' gradients
     keyed_noise      noise on gradients that does not depend on the cut
-    update_agreement whether hooks, and copies of a parameter, are alike on all ranks
-    optimizers       what a rank's optimizers have been set up with
-    setting_up       an optimizer for all stages of a rank, as a plan wants it
+    update_agreement compares hooks, and copies of a parameter, over all ranks
+    optimizers       a rank's optimizers, and the links that they update
+    setting_up       sets up an optimizer for all stages of a rank, as a plan wants it
     parameter_paths  the paths of a rank's parameters
 """

@@ -1,8 +1,8 @@
-"""Hooks that look at a whole model, on optimizers that have a part of it each.
+"""Hooks for a whole model, on optimizers that each have a part of it.
 
-``GradientClipping`` clips by the norm of all gradients. In a pipeline an optimizer has
-those of its stage, so the optimizers of all ranks, and of all stages of a rank, call
-their hooks together and agree on the norm in between::
+``GradientClipping`` clips by the norm of all gradients. In a pipeline, an optimizer has
+only the gradients of its stage. So the optimizers of all ranks, and of all stages of a
+rank, call their hooks together and agree on the norm in between::
 
                      hooks before    norm       hooks after
     optimizer a      WeightDecay  ---.     .--> Lasso         then a updates,
@@ -37,20 +37,20 @@ from pipeline.hooks.parameter_paths import ParameterPaths
 
 
 class GlobalHooks:
-    """The optimizers of a rank whose hooks see the whole model.
+    """The optimizers of a rank whose hooks treat the whole model.
 
-    Optimizers in mixed precision agree on the norm by themselves.
+    Optimizers in mixed precision agree on the norm on their own.
 
     Args:
-        stages: This rank's stages by their numbers.
-        loss_links: What follows the last layer, by name.
-        n_stages (int): Of the pipeline.
-        seed (int): For noise on gradients.
+        stages: This rank's stages, by number.
+        loss_links: Links of the loss behind the last layer, by name.
+        n_stages (int): Number of stages in the pipeline.
+        seed (int): Seed for noise on gradients.
         ranks (Ranks): All ranks of the pipeline.
 
     Attributes:
-        given (list): The optimizers that were given.
-        has_looked (bool): Whether others have been looked for, or need not be.
+        given (list): Optimizers passed to :meth:`add`.
+        has_looked (bool): Whether no search for other optimizers is needed any more.
     """
 
     def __init__(
@@ -66,24 +66,24 @@ class GlobalHooks:
         self._paths = ParameterPaths(stages, loss_links)
         self._norm = ModelNorm(stages, self._paths, ranks)
         self.given: list[OptimizerOfRank] = []
-        # Those whose hooks have been called together with another one's.
+        # Optimizers whose hooks were called together with those of another one.
         self._called: list[chainer.Optimizer] = []
-        # Where there is one stage, an optimizer sees the whole model.
+        # With one stage, an optimizer has the whole model.
         self.has_looked = n_stages == 1
-        # Names of hooks that have been warned of.
+        # Names of the hooks that users have been warned about.
         self._warned: set[str] = set()
 
     def add(self, optimizers: Any) -> None:
-        """Takes over the hooks of one or several; of one that it has, nothing changes.
+        """Takes over the hooks of optimizers; an optimizer given before stays as it is.
 
         An optimizer takes the place of an earlier one with the same target.
 
         Args:
-            optimizers (chainer.Optimizer or list): Set up.
+            optimizers (chainer.Optimizer or list): Optimizers that have been set up.
 
         Raises:
-            TypeError: If one is no optimizer.
-            ValueError: If one is not set up, or would skip steps by itself.
+            TypeError: If an object is not an optimizer.
+            ValueError: If an optimizer is not set up, or would skip steps on its own.
         """
         for optimizer in as_list(optimizers):
             new = OptimizerOfRank.of(optimizer, self._stages.values())
@@ -110,14 +110,14 @@ class GlobalHooks:
             optimizer._hookable = _CalledTogether(optimizer, self)
 
     def begin(self, step: int) -> None:
-        """Looks at the hooks that there are now; to be called for each minibatch.
+        """Examines the hooks that are there now; to be called for each minibatch.
 
         Args:
-            step (int): How many minibatches came before it.
+            step (int): Number of minibatches before this one.
 
         Raises:
             ValueError: If optimizers of this rank's stages clip differently, or one
-                would skip steps by itself.
+                would skip steps on its own.
         """
         self._called.clear()
         self._key = self._key._replace(step=step)
@@ -127,7 +127,7 @@ class GlobalHooks:
             if optimizer.target is not each.target:
                 whole = each.wrapper or optimizer
                 self.given[i] = OptimizerOfRank.of(whole, self._stages.values())
-            # After another setup() there is another object in its place.
+            # Another setup() has replaced the object for hooks.
             self._take_over(optimizer)
             for hook in chain(*Hooks.of(optimizer)):
                 self.key_noise(hook)
@@ -136,7 +136,7 @@ class GlobalHooks:
             self._look_at(each)
 
     def key_noise(self, hook: Any) -> None:
-        """Lets a hook, if it is ``GradientNoise``, draw the same on every cut."""
+        """Makes the noise of a ``GradientNoise`` the same for every cut."""
         if isinstance(hook, GradientNoise):
             noise = hook.noise_func
             if isinstance(noise, KeyedNoise):
@@ -156,18 +156,18 @@ class GlobalHooks:
                 )
 
     def _others(self) -> list[OptimizerOfRank]:
-        """Returns, once, optimizers that were set up with the stages but not given."""
+        """Returns, once, optimizers that have the stages but were not given."""
         if self.has_looked:
             return []
         stages = self._stages.values()
         params = [param for stage in stages for param in stage.params()]
         rules = [p.update_rule for p in params if p.update_rule is not None]
-        # Before they are set up there is nothing to find.
+        # Before an optimizer is set up, there are no rules to find it by.
         self.has_looked = bool(rules)
         return [OptimizerOfRank.of(each, stages) for each in find_optimizers(rules)]
 
     def _look_at(self, each: OptimizerOfRank) -> None:
-        """Warns once of each hook that sees a part of the model only."""
+        """Warns once of each hook that treats only a part of the model."""
         for name, hook in named_hooks(each.optimizer):
             if getattr(hook, "call_for_each_param", False):
                 continue
@@ -194,7 +194,7 @@ class GlobalHooks:
             )
 
     def for_each(self, param: chainer.Parameter) -> Iterator[Any]:
-        """Yields the hooks that optimizers which were given call for a parameter."""
+        """Yields the hooks that the given optimizers call for a single parameter."""
         for given in self.given:
             if any(each is param for each in given.target.params()):
                 for hook in chain(*Hooks.of(given.optimizer)):
@@ -203,26 +203,26 @@ class GlobalHooks:
 
     @property
     def clippings(self) -> list[str]:
-        """The clippings of this rank's stages, in words; those of every rank alike."""
+        """Clippings of this rank, as texts; its stages' optimizers have the same."""
         ours = self.optimizers
         return _clippings(ours[0]) if ours else []
 
     @property
     def optimizers(self) -> list[chainer.Optimizer]:
-        """Those of this rank's stages, as far as they were given."""
+        """The given optimizers of this rank's stages."""
         return [each.optimizer for each in self.given if each.n_stages]
 
     def call_before_update(self, optimizer: chainer.Optimizer) -> bool:
-        """Calls the hooks before an update, if some look at the whole model.
+        """Calls the hooks before an update, if a hook treats the whole model.
 
-        Those of the rank's other optimizers are called with them; their updates come
-        later.
+        The hooks of the rank's other optimizers are called at the same time, before
+        their own updates.
 
         Returns:
-            Whether they have been called.
+            Whether the hooks have been called.
 
         Raises:
-            StallError: If another rank does not come to update.
+            StallError: If another rank does not update in time.
         """
         if any(each is optimizer for each in self._called):
             self._called = [each for each in self._called if each is not optimizer]
@@ -234,7 +234,8 @@ class GlobalHooks:
         if not clippings or is_alone or all(each is not optimizer for each in together):
             return False
         for each in given:
-            # Hooks see the means of all; the first to update has its own.
+            # Hooks read gradients averaged over replicas; the optimizer that updates
+            # first has averaged its own.
             if each.wrapper is not None and each.optimizer is not optimizer:
                 each.wrapper.average_gradients()
         parts = [_parts(each) for each in together]
@@ -253,7 +254,7 @@ class GlobalHooks:
         return True
 
     def _together(self) -> list[OptimizerOfRank]:
-        """Returns the optimizers that clip by one norm: the loss's too, if alike."""
+        """Returns the optimizers that clip by one norm, the loss's too if alike."""
         wanted = self.clippings
         return [
             each
@@ -263,20 +264,20 @@ class GlobalHooks:
         ]
 
     def forget_layers(self) -> None:
-        """Looks anew at what the stages have; to be called when they are closed."""
+        """Drops the former parameters; to be called once the layers have changed."""
         self._paths.forget()
         self.has_looked = self._n_stages == 1
 
     def close(self) -> None:
-        """Frees the communicator; a call of all ranks."""
+        """Frees the communicator; all ranks must call it."""
         self._norm.close()
 
 
 class _CalledTogether(_OptimizerHookable):
-    """The hooks of an optimizer, in the place of Chainer's own object for them.
+    """The hooks of an optimizer, in place of Chainer's own object for them.
 
     Attributes:
-        hooks (GlobalHooks): What calls those that look at the whole model.
+        hooks (GlobalHooks): Calls the hooks that treat the whole model.
     """
 
     def __init__(self, optimizer: chainer.Optimizer, hooks: GlobalHooks) -> None:
@@ -303,7 +304,7 @@ def _clippings(optimizer: chainer.Optimizer) -> list[str]:
 
 
 def _parts(optimizer: chainer.Optimizer) -> list[list[Any]]:
-    """Returns the hooks before an update, divided where one clips."""
+    """Returns the hooks before an update, cut into lists at each clipping."""
     parts: list[list[Any]] = [[]]
     for hook in Hooks.of(optimizer).before:
         if is_clipping(hook):

@@ -10,19 +10,19 @@ from divisible.random_streams import RandomKey, named_stream
 
 
 class KeyedNoise:
-    """The function of a ``GradientNoise``, each parameter with a stream of its own.
+    """The function of a ``GradientNoise``, with a random stream per parameter.
 
-    Chainer's draws from the global generator of a rank, so what a parameter gets would
-    depend on which other ones are there, and copies of a tied one would get different
-    noise. In its place::
+    Chainer's function draws from the global generator of a rank. The noise of a
+    parameter would then depend on the other parameters there, and copies of a tied
+    parameter would get different noise. Instead::
 
         stream of a parameter = f(seed, minibatch, path of the parameter)
 
     Args:
-        noise_func: The hook's own.
-        key (RandomKey): The seed, and the minibatch's number.
-        path_of: Returns the path of an update rule's parameter; ``None`` for one that
-            is not the pipeline's.
+        noise_func: The hook's own function.
+        key (RandomKey): The seed, and the number of the minibatch.
+        path_of: Returns the path of an update rule's parameter; ``None`` for a
+            parameter outside the pipeline.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class KeyedNoise:
         self._path_of = path_of
 
     def __call__(self, xp: Any, shape: tuple, dtype: Any, hook: Any, rule: Any) -> Any:
-        """Returns the noise for the gradient of one parameter, as the hook calls it."""
+        """Returns the noise for one parameter's gradient; called by the hook."""
         path = self._path_of(rule)
         if path is None:
             return self.noise_func(xp, shape, dtype, hook, rule)

@@ -19,15 +19,15 @@ _HOST = chainer.get_device("@numpy")
 class ModelNorm:
     """Adds up the squares of all ranks' gradients.
 
-    Every rank gets the sum of squares of every parameter, and adds them up as
-    ``GradientClipping`` does: in the parameters' dtypes, in the order of the model's
-    layers, those of a loss last, each tied parameter once. So the norm has the same
-    bits on every rank and every cut, and those of the undivided model if the gradients
-    have.
+    Every rank gets the sum of squares of every parameter, and adds the sums as
+    ``GradientClipping`` does. Sums are in the parameters' dtypes and in the order of
+    the model's layers, with a loss last and each tied parameter once. So the norm has
+    the same bits on every rank and for every cut. If the gradients equal those of the
+    undivided model, so does the norm.
 
     Args:
-        stages: This rank's stages by their numbers.
-        paths (ParameterPaths): Of this rank's parameters.
+        stages: This rank's stages, by number.
+        paths (ParameterPaths): Paths of this rank's parameters.
         ranks (Ranks): All ranks of the pipeline.
     """
 
@@ -38,17 +38,17 @@ class ModelNorm:
         self._sums = ParameterSums(ranks.comm, ranks.timeout, ranks.calls.check)
 
     def squared(self, params: Sequence[chainer.Parameter]) -> Any:
-        """Returns the sum of the squares of all gradients; a call of all ranks.
+        """Returns the sum of the squares of all gradients; all ranks must call it.
 
         Args:
-            params: Those of this rank, each once, with gradients.
+            params: This rank's parameters with gradients, each once.
 
         Returns:
-            A NumPy scalar of the parameters' dtype; infinity and NaN as they come.
+            A NumPy scalar of the parameters' dtype, which may be infinite or NaN.
 
         Raises:
-            ValueError: If there are parameters that were not there before.
-            StallError: If another rank does not come.
+            ValueError: If there are parameters that the first call did not have.
+            StallError: If another rank does not call this in time.
         """
         paths = [self._path(i, param) for i, param in enumerate(params)]
         if self._sums.paths is None:
@@ -65,13 +65,13 @@ class ModelNorm:
 
     def _path(self, i: int, param: chainer.Parameter) -> str:
         path = self._paths.of(param)
-        # What else the optimizer updates is on this rank only.
+        # Another parameter of the optimizer is on this rank only.
         return f"/rank {self._rank}/{i}" if path is None else path
 
     def _gather(
         self, params: Sequence[chainer.Parameter], paths: Sequence[str]
     ) -> None:
-        """Learns of all ranks' parameters, and puts them into the model's order."""
+        """Gathers all ranks' parameters, and brings them into the model's order."""
         places = {
             id(param): (number, i)
             for number, stage in reversed(sorted(self._stages.items()))
@@ -84,13 +84,13 @@ class ModelNorm:
         everywhere = self._sums.gather(paths, notes)
         scalars: dict[str, type] = {}
         for _, path, char in sorted(note for notes in everywhere for note in notes):
-            # A tied parameter is where the first layer is that has it.
+            # A tied parameter has the place of the first layer that uses it.
             scalars.setdefault(path, np.dtype(char).type)
         self._order = self._sums.positions(list(scalars))
         self._scalars = list(scalars.values())
 
     def close(self) -> None:
-        """Frees the communicator; a call of all ranks."""
+        """Frees the communicator; all ranks must call it."""
         self._sums.close()
 
 
@@ -102,7 +102,7 @@ def _squares(params: Sequence[chainer.Parameter]) -> np.ndarray:
             gradient = param.grad.ravel()
             sums.append(gradient.dot(gradient))
     if params and (device := params[0].device).xp is not np:
-        # All at once, because a GPU has to be waited for.
+        # All at once, because each transfer would wait for the GPU.
         with chainer.using_device(device):
             sums = _HOST.send(device.xp.stack([s.astype(np.float64) for s in sums]))
     return np.array(sums, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""A rank's optimizers, and what they have been set up with."""
+"""A rank's optimizers, and the links that they were set up with."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from divisible.optimizer_wrapper import each_within
 
 
 class OptimizerOfRank(NamedTuple):
-    """An optimizer, and how many of the rank's stages it has.
+    """An optimizer, and how many of the rank's stages it updates.
 
     Attributes:
-        optimizer: The one whose hooks are called, within those of ChainerMN.
-        target: What it was set up with when this was made.
-        n_stages: Stages of which it has the link, or parameters.
-        wrapper: What averages its gradients over replicas; ``None`` if nothing does.
+        optimizer: The optimizer whose hooks are called, within those of ChainerMN.
+        target: Link that it was set up with when this object was made.
+        n_stages: Number of stages of which it has the link, or parameters.
+        wrapper: Optimizer that averages the gradients over replicas; ``None`` without.
     """
 
     optimizer: chainer.Optimizer
@@ -30,11 +30,11 @@ class OptimizerOfRank(NamedTuple):
 
     @classmethod
     def of(cls, optimizer: Any, stages: Iterable[Divisible]) -> OptimizerOfRank:
-        """Returns what is known of an optimizer.
+        """Returns an optimizer's target, stages and wrapper.
 
         Raises:
-            TypeError: If it is no optimizer.
-            ValueError: If it is not set up.
+            TypeError: If ``optimizer`` is not an optimizer.
+            ValueError: If the optimizer is not set up.
         """
         optimizer, wrapper = _unwrapped(optimizer)
         target = optimizer.target
@@ -47,33 +47,34 @@ class OptimizerOfRank(NamedTuple):
 
     @property
     def is_current(self) -> bool:
-        """Whether no other optimizer has been set up with the target since."""
+        """Whether no other optimizer has been set up with the target since then."""
         ours = getattr(self.optimizer, "hyperparam", None)
         rules = [p.update_rule for p in self.target.params() if p.update_rule]
         return not rules or any(rule.hyperparam.parent is ours for rule in rules)
 
 
 def check_optimizers(optimizers: Any) -> None:
-    """Refuses what is no optimizer, or is not set up.
+    """Refuses objects that are not optimizers, or are not set up.
 
     Args:
         optimizers (chainer.Optimizer or list): One or several.
 
     Raises:
-        TypeError: If one is no optimizer.
-        ValueError: If one is not set up.
+        TypeError: If an object is not an optimizer.
+        ValueError: If an optimizer is not set up.
     """
     for optimizer in as_list(optimizers):
         _unwrapped(optimizer)
 
 
 def _unwrapped(optimizer: Any) -> tuple[chainer.Optimizer, Any]:
-    """Returns the optimizer within ChainerMN's, and what averages its gradients."""
+    """Returns the optimizer within ChainerMN's, and the wrapper that averages."""
     name, inner, wrapper = type(optimizer).__name__, optimizer, None
     for inner in each_within(optimizer):
         if is_mixed(inner):
             break
-        # By the type: wrappers pass on the attributes of what is within.
+        # Types are compared, because wrappers pass on the attributes of the inner
+        # optimizer.
         if hasattr(type(inner), "average_gradients"):
             wrapper = inner
     if not isinstance(inner, chainer.Optimizer):
@@ -84,7 +85,7 @@ def _unwrapped(optimizer: Any) -> tuple[chainer.Optimizer, Any]:
 
 
 def is_mixed(optimizer: Any) -> bool:
-    """Whether an optimizer is in mixed precision, and agrees with other ranks."""
+    """Returns whether an optimizer is in mixed precision, and agrees on its own."""
     return hasattr(optimizer, "loss_scale")
 
 
@@ -97,11 +98,12 @@ def unique_params(optimizers: Iterable[chainer.Optimizer]) -> list[chainer.Param
 def find_optimizers(rules: Sequence[chainer.UpdateRule]) -> list[chainer.Optimizer]:
     """Returns the optimizers of this process that made some update rules.
 
-    A rule knows its optimizer by the hyperparameters alone, and Chainer keeps no list
-    of optimizers, so this looks through all objects. That takes some milliseconds.
+    A rule refers to its optimizer only by the hyperparameters, and Chainer keeps no
+    list of optimizers. So this searches all objects, which takes some milliseconds.
     """
     wanted = {id(rule.hyperparam.parent) for rule in rules} - {id(None)}
-    # By the type: what only looks like an optimizer may do anything when it is asked.
+    # Types are compared, because an object that imitates an optimizer may run code if
+    # asked.
     optimizers = [o for o in gc.get_objects() if issubclass(type(o), chainer.Optimizer)]
     optimizers = [o for o in optimizers if getattr(o, "target", None) is not None]
     inner = {id(o.actual_optimizer) for o in optimizers if is_mixed(o)}

@@ -13,8 +13,8 @@ class ParameterPaths:
     """The parameters of a rank's stages and of its loss.
 
     Args:
-        stages: This rank's stages by their numbers.
-        loss_links: What follows the last layer, by name.
+        stages: This rank's stages, by number.
+        loss_links: Links of the loss behind the last layer, by name.
     """
 
     def __init__(
@@ -24,15 +24,15 @@ class ParameterPaths:
         self.forget()
 
     def forget(self) -> None:
-        """Forgets the parameters, of which the stages may have others now."""
-        # With the objects themselves, so that no id is used twice.
+        """Drops all parameters, because the stages may have others now."""
+        # The objects are kept with their ids, so that no id is used again.
         self._params: dict[int, tuple[chainer.Parameter, str]] = {}
         self._rules: dict[int, tuple[chainer.UpdateRule, str]] = {}
 
     def of(self, param: chainer.Parameter) -> str | None:
-        """Returns a parameter's path in the undivided model; in a loss ``'/loss/W'``.
+        """Returns a parameter's path in the undivided model, or as ``'/loss/W'``.
 
-        ``None`` for one that is neither in a stage nor in the loss.
+        Returns ``None`` for a parameter that is neither in a stage nor in the loss.
         """
         if id(param) not in self._params:
             self._find()

@@ -1,4 +1,4 @@
-"""Whether the ranks' optimizers do the same where they must.
+"""Compares the ranks' optimizers where they must do the same.
 
 ::
 
@@ -9,9 +9,9 @@
     2, ...   the copies of a parameter    update rule, rates, hooks      every step
              that several stages share    the weights' bits              now and then
 
-Every rank tells a number for each in the message that compares the calls, so nobody
-waits for it. Only when some differ do the ranks say what they have, for the error; of
-optimizers for a warning, because unequal ones may be meant.
+Every rank adds a number for each to the message that compares the calls, so no rank
+waits. Only if some numbers differ do the ranks exchange texts, for the error. Unequal
+optimizers get a warning instead, because they may be intended.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from pipeline.hooks.global_hooks import GlobalHooks
 
 _HOST = chainer.get_device("@numpy")
 # The weights' bits are compared in the first steps, and later at this interval, because
-# that takes as long as to read them a few times.
+# the comparison reads all weights several times.
 _FIRST_STEPS, _INTERVAL = 4, 64
-# The numbers of what is compared.
+# Numbers of the values that are compared.
 _CLIPPINGS, _OPTIMIZERS, _FIRST_COPIES = range(3)
-# Hooks that do the same if their attributes are equal.
+# Types of hooks that do the same if their attributes are equal.
 _KNOWN_HOOKS = (
     LARSHook,
     optimizer_hooks.GradientHardClipping,
@@ -54,13 +54,13 @@ _KNOWN_HOOKS = (
 
 
 class _Copy(NamedTuple):
-    """A copy of a shared parameter, as its rank describes it for an error.
+    """A copy of a shared parameter, described for an error.
 
     Attributes:
-        stage: The number of its stage.
-        rank: The rank.
-        update: How it is updated, as far as it is compared.
-        hooks: The names of all hooks that are called for it.
+        stage: Number of the stage.
+        rank: Number of the rank.
+        update: Update rule, rates and hooks of the copy, as a text.
+        hooks: Names of all hooks that are called for the copy.
     """
 
     stage: int
@@ -70,12 +70,12 @@ class _Copy(NamedTuple):
 
 
 class UpdateAgreement:
-    """Compares hooks, and the treatment of tied parameters, while a step runs.
+    """Compares hooks, and the updates of tied parameters, while a step runs.
 
     Args:
-        shared: The parameters of which several stages have a copy.
-        stages: This rank's stages by their numbers.
-        hooks (GlobalHooks): Of this rank's optimizers, as far as they are known.
+        shared: Parameters of which several stages have a copy.
+        stages: This rank's stages, by number.
+        hooks (GlobalHooks): Hooks of this rank's optimizers, as far as they are known.
         ranks (Ranks): All ranks of the pipeline.
     """
 
@@ -86,7 +86,7 @@ class UpdateAgreement:
         hooks: GlobalHooks,
         ranks: Ranks,
     ) -> None:
-        #: Of this rank's optimizers.
+        #: Hooks of this rank's optimizers.
         self.hooks = hooks
         self._shared, self._ranks = shared, ranks
         params = {number: dict(part.namedparams()) for number, part in stages.items()}
@@ -97,20 +97,20 @@ class UpdateAgreement:
         ranks.calls.n_alike = _FIRST_COPIES + len(shared)
         self._n_steps, self._has_warned = 0, False
         self._params = [p for part in stages.values() for p in part.params()]
-        # How often each was updated before the last step.
+        # Number of updates of each parameter before the last step.
         self._counts: list[int] | None = None
-        # The words of a rank without an optimizer that was given, and without copies;
-        # none where there is no other rank.
+        # Numbers of a rank that has neither a given optimizer nor copies; None if there
+        # is no other rank.
         self._no_words: np.ndarray | None = None
         if ranks.world.size > 1:
             self._no_words = np.full((2, _FIRST_COPIES), UNSAID)
             self._no_words[:, _CLIPPINGS] = _extremes([_checksum([])])
 
     def say(self, step: int) -> np.ndarray | None:
-        """Returns what :meth:`.CallAgreement.start` takes.
+        """Returns this step's numbers to compare, for :meth:`.CallAgreement.start`.
 
         Args:
-            step (int): How many minibatches came before this one.
+            step (int): Number of minibatches before this one.
 
         Raises:
             ValueError: If optimizers of this rank's stages clip differently.
@@ -142,24 +142,24 @@ class UpdateAgreement:
 
     @property
     def are_awaited(self) -> bool:
-        """Whether there are gradients, and nothing was updated with them."""
+        """Whether gradients of the last step have not been used for an update yet."""
         return bool(self._counts) and self._counts == self._count()
 
     def _count(self) -> list[int]:
         return [
-            # The step itself may have updated a streamed one.
+            # The step itself may have updated a streamed parameter.
             param.update_rule.t - getattr(param, "is_updated", False)
             for param in self._params
             if param.update_rule is not None and param.update_rule.enabled
         ]
 
     def check(self) -> None:
-        """Refuses what is not alike; to be called when the call is finished.
+        """Refuses values that differ; to be called when the call is finished.
 
-        Of optimizers that are not rank 0 warns, once.
+        If optimizers differ, rank 0 warns once.
 
         Raises:
-            DisagreementError: On every rank, with what each of them has.
+            DisagreementError: On every rank, with the values of all ranks.
         """
         ranks, unlike = self._ranks, self._ranks.calls.agreed.unlike
         purpose = "to say what they do"
@@ -186,7 +186,7 @@ class UpdateAgreement:
         _refuse_copies(self._shared[first - _FIRST_COPIES].path, sorted(said))
 
     def close(self) -> None:
-        """Frees what hooks need to agree; a call of all ranks."""
+        """Frees what hooks need to agree; all ranks must call it."""
         self.hooks.close()
 
     def _refuse_hooks(self, clippings: Sequence[Sequence[str]]) -> None:
@@ -202,14 +202,14 @@ class UpdateAgreement:
         )
 
     def _optimizers(self) -> list[str]:
-        """Says what this rank's optimizers do, each kind once."""
+        """Describes this rank's optimizers, each kind once."""
         return sorted({_optimizer_in_words(each) for each in self.hooks.optimizers})
 
     def _hooks_of(self, param: chainer.Parameter) -> list[Any]:
         return [*self.hooks.for_each(param), *_hooks_of_rule(param)]
 
     def _update(self, param: chainer.Parameter) -> str:
-        """Says what a parameter is updated by, as far as that must be alike."""
+        """Describes the update of a parameter, as far as it must be alike."""
         rule = param.update_rule
         if rule is None or not rule.enabled:
             return "nothing (it is frozen, or has no optimizer)"
@@ -230,7 +230,7 @@ def _optimizer_in_words(optimizer: Any) -> str:
 
 
 def _warn_of_optimizers(said: Sequence[Sequence[str]]) -> None:
-    """Warns that optimizers differ, given what each rank says of its own."""
+    """Warns that optimizers differ, given each rank's descriptions."""
     ranks_of: dict[str, list[int]] = {}
     for rank, optimizers in enumerate(said):
         if optimizers:
