@@ -1,4 +1,4 @@
-"""How many samples the states are of that layers carry from minibatch to minibatch."""
+"""Numbers of samples whose states layers carry from minibatch to minibatch."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ from pipeline.stages.stage import Stage
 
 
 class CarriedCounts:
-    """Numbers of samples of states in training, by replica; 0 where nothing is known.
+    """Number of samples with a training state in each replica; 0 where not known.
 
     Args:
-        n_replicas (int): How many replicas there are.
+        n_replicas (int): Number of replicas.
     """
 
     def __init__(self, n_replicas: int) -> None:
         self._counts = [0] * n_replicas
 
     def keep(self, n_samples: Sequence[int]) -> None:
-        """Takes a minibatch into account; states of samples that it lacks are kept.
+        """Records a minibatch; states of samples that it lacks remain.
 
         Args:
-            n_samples: How many samples it has, by replica.
+            n_samples: Number of samples in each replica's minibatch.
         """
         self._counts = [max(counts) for counts in zip(self._counts, n_samples)]
 
     def tell(
         self, stages: Iterable[Stage], n_samples: Sequence[int], replica: int
     ) -> None:
-        """Tells stages how many samples the minibatch had in their replica."""
+        """Records in each stage how many samples the minibatch had in their replica."""
         for stage in stages:
             stage.carried.saw(n_samples[replica])
 
     def reset(self) -> None:
-        """Forgets all, because layers begin without a state."""
+        """Drops the numbers, because layers begin without a state."""
         self._counts = [0] * len(self._counts)
 
     def fewest(self, stages: Iterable[Stage], replica: int) -> tuple[int, str] | None:
-        """Returns of how many samples states are; see :meth:`.CarriedRows.fewest`.
+        """Returns the fewest samples of a state; see :meth:`.CarriedRows.fewest`.
 
         Args:
-            stages: This rank's stages.
-            replica (int): The number of its replica.
+            stages: Stages of this rank.
+            replica (int): Number of the rank's replica.
         """
         trains, n_trained = chainer.config.enable_backprop, self._counts[replica]
         fewest = (stage.carried.fewest(trains, n_trained) for stage in stages)
         return min(filter(None, fewest), default=None)
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Reads or writes the numbers, if there are any."""
+        """Reads or writes the numbers, if a layer carries a state."""
         if not isinstance(serializer, chainer.Deserializer):
             if any(self._counts):
                 serializer("n_carried", np.array(self._counts))
@@ -60,7 +60,7 @@ class CarriedCounts:
         try:
             saved = serializer("n_carried", None)
         except KeyError:
-            # No layer carried a state, or an earlier version has saved it.
+            # No layer carried a state, or an earlier version wrote the snapshot.
             saved = [0] * n_replicas
         if len(saved) != n_replicas:
             # Each replica gets an equal share of the states.

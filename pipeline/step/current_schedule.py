@@ -1,4 +1,4 @@
-"""The schedule that a pipeline runs now, and the trial that may choose another one.
+"""The schedule that a pipeline runs now, and the trial of other schedules.
 
 ::
 
@@ -29,19 +29,19 @@ class CurrentSchedule:
     """The schedule of a pipeline, and this rank's part of it.
 
     Args:
-        arguments (Arguments): Those of this rank.
-        stage_ranks: For each stage the rank that holds it.
+        arguments (Arguments): Arguments of the pipeline on this rank.
+        stage_ranks: Rank of each stage.
 
     Attributes:
-        schedule (Schedule): The one that training runs.
-        trial (Trial or None): What is still to choose another one, of ``'auto'``.
-        training (RankProgram): This rank's part of the schedule; once there is a
-            runner.
-        evaluation (RankProgram): The same, of the forwards of the first one.
+        schedule (Schedule): The schedule of training now.
+        trial (Trial or None): Trial of schedules that ``'auto'`` has not finished yet.
+        training (RankProgram): This rank's part of the schedule; set by
+            :meth:`prepare`.
+        evaluation (RankProgram): This rank's part of the first schedule's forwards.
 
     Raises:
-        ScheduleError: If there is no such schedule for such stages.
-        DisagreementError: If it wants them on other ranks.
+        ScheduleError: If the schedule does not exist for these stages.
+        DisagreementError: If the schedule needs the stages on other ranks.
     """
 
     training: RankProgram
@@ -62,10 +62,11 @@ class CurrentSchedule:
         self.schedule: Schedule = recompute(schedule, checkpoint)
 
     def prepare(self, runner: Runner) -> None:
-        """Makes the programs of a runner, anew where layers have moved.
+        """Makes the programs of a runner; once more when layers have moved.
 
         Args:
-            runner (Runner): Runs them; during a trial it waits for the device.
+            runner (Runner): Runner of the programs; in a trial, it waits for the
+                device.
         """
         runner.waits_for_device = self.trial is not None
         self.training = runner.program(self.schedule)
@@ -74,15 +75,15 @@ class CurrentSchedule:
     def note(
         self, timeline: Callable[[], Timeline], ranks: Ranks, runner: Runner
     ) -> None:
-        """Takes note of a minibatch of training, after which a trial may be over.
+        """Records a training minibatch in the trial, if there is one.
 
-        Then training goes on with the schedule that is the fastest by what was
-        measured. A call of all ranks.
+        When the trial is over, training goes on with the schedule that was the fastest.
+        All ranks must call it.
 
         Args:
-            timeline: Returns when it ran.
-            ranks (Ranks): All of the pipeline; all go on with rank 0's choice.
-            runner (Runner): Runs the schedule.
+            timeline: Returns the measured timeline of the minibatch.
+            ranks (Ranks): All ranks of the pipeline; rank 0 chooses for all.
+            runner (Runner): Runner of the schedule.
         """
         if self.trial is None or not self.trial.note(timeline):
             return

@@ -2,16 +2,16 @@
 
 The last microbatch completes gradients layer by layer, from the last layer of a stage
 to its first. Most stages have time left then: the bubble at the end of a schedule, or
-what weight gradients there still are::
+the weight gradients that are still to compute::
 
     stage 1   F0 F1 B0 B1                      B1 completes W7, W6, W5
     stage 0   F0 F1 .  B0 .  B1                       W3, W2
     exchange of stage 1   ==W7== ==W6== ==W5==
     exchange of stage 0               ==W3== ==W2==   mostly after the step
 
-Gradients must be what they are in the end. So nothing is exchanged before it is known
-how many samples the loss counts in each replica; what turns out at the end of a step
-only, by a function that the loss knows nothing of, is exchanged after it.
+An exchanged gradient must not change any more. So exchanges begin only once the ranks
+know how many samples the loss counts in each replica. If ``lossfun`` reveals this only
+at the end of a step, they begin after the step.
 """
 
 from __future__ import annotations
@@ -37,36 +37,38 @@ _COUNTS_COME_LATE = (
 
 
 class Taker(Protocol):
-    """An optimizer that takes gradients as they become complete.
+    """An optimizer that exchanges gradients as they become complete.
 
     Attributes:
-        spans: When parts of its last exchange began and ended, of the clock of
+        spans: Beginning and end of each part of its last exchange, by the clock
             ``time.perf_counter``.
     """
 
     spans: Collection[tuple[float, float]]
 
     def begin_step(self) -> Collection[chainer.Parameter]:
-        """Returns the parameters of which it is to be told, in a step that begins."""
+        """Begins a step; returns the parameters to pass to :meth:`complete`."""
 
     def complete(self, param: chainer.Parameter, take: Callable[[], Any]) -> None:
-        """Is told of a gradient, which it may take when :meth:`open` was called."""
+        """Receives a complete gradient; calls ``take`` once :meth:`open` was called."""
 
     def open(self, n_samples: int | None) -> None:
-        """May begin, with gradients that are means of so many samples.
+        """Allows exchanges to begin.
 
-        ``None`` stands for equally many in all replicas.
+        Args:
+            n_samples: Number of samples that the gradients are means of; ``None`` if
+                it is equal in all replicas.
         """
 
     def look(self) -> None:
-        """Moves its messages on; called often."""
+        """Polls for its messages; called often."""
 
     def end_step(self, order: list[chainer.Parameter], refusal: str) -> None:
-        """Takes nothing more before the next step.
+        """Ends the early part of its exchange in this step.
 
         Args:
-            order: In which gradients became complete, each once and for all.
-            refusal: Why it has not been opened, if so.
+            order: Parameters in the order in which their gradients became complete.
+            refusal: Reason why :meth:`open` was not called; empty if it was.
         """
 
 
@@ -83,17 +85,17 @@ class EarlyExchanges:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self.are_wanted = False
-        # One that a script has dropped is to be forgotten.
+        # Weak references, so that an optimizer may be dropped by the script.
         self._added: list[weakref.ref[Taker]] = []
         self._takers: list[Taker] = []
         self._by_param: dict[int, Taker] = {}
-        # What was complete, and of how many parts, in this order.
+        # Complete gradients, with their number of contributions, in this order.
         self._told: list[tuple[Stage, chainer.Parameter, int]] = []
         self._is_open = False
         self._next_look = 0.0
 
     def add(self, taker: Taker) -> None:
-        """Adds an optimizer; of those with the same parameters the last one counts."""
+        """Adds an optimizer; it replaces earlier ones with the same parameters."""
         self._added = [ref for ref in self._added if ref() not in (None, taker)]
         self._added.append(weakref.ref(taker))
         self.are_wanted = True
@@ -102,7 +104,8 @@ class EarlyExchanges:
         """Begins a step.
 
         Args:
-            ties: Of parameters whose gradients are complete after the step only.
+            ties: Exchange of tied parameters, whose gradients are complete only after
+                the step.
         """
         self._told, self._is_open = [], False
         self._takers, self._by_param = [], {}
@@ -117,7 +120,7 @@ class EarlyExchanges:
             self._ranks.look = self.look
 
     def listener(self, stage: Stage) -> Callable[[chainer.Parameter], None] | None:
-        """Returns what a stage is to tell of complete gradients, if anything."""
+        """Returns the function to call with complete gradients, or ``None``."""
         return partial(self._complete, stage) if self._takers else None
 
     @property
@@ -126,10 +129,10 @@ class EarlyExchanges:
         return self.look if self._takers else None
 
     def spans(self, record: Record) -> list[Span]:
-        """Returns the parts of exchanges, by the clock of the record.
+        """Returns the parts of exchanges during a step, by the clock of its record.
 
         Args:
-            record: Of the last step. What was before is of another one.
+            record: Record of the last step, which excludes exchanges before it.
         """
         since = record.times[0]
         takers = filter(None, [ref() for ref in self._added])
@@ -143,11 +146,12 @@ class EarlyExchanges:
             taker.complete(param, partial(stage.take, param))
 
     def look(self) -> None:
-        """Moves exchanges on; to be called often.
+        """Polls for messages of exchanges; to be called often.
 
         Raises:
-            DisagreementError: If the ranks do not do the same.
-            StallError: If a rank has left that will not take part.
+            DisagreementError: If the ranks' calls differ.
+            StallError: If the script of a rank has ended, so that it will not take
+                part.
         """
         now = time.perf_counter()
         if now >= self._next_look:
@@ -167,13 +171,13 @@ class EarlyExchanges:
             taker.look()
 
     def end(self) -> None:
-        """Ends the computing of a step, when the ranks' call is finished."""
+        """Ends exchanges during a step, when the ranks' call is finished."""
         if not self._takers:
             return
-        # They may have been slower than this rank.
+        # Other ranks may have been slower than this one.
         self._go_on()
         self._ranks.look = None
-        # What something has added to later, by itself, was not complete.
+        # A gradient with later contributions was not complete.
         order = [
             param
             for stage, param, n_parts in self._told

@@ -1,16 +1,17 @@
 """Optimizers whose updates begin while a step still computes gradients.
 
 The gradient of a streamed layer is as large as its weights, which do not fit into
-memory. Written to its file and read again by the update, it costs two passes over the
-disk. So where nobody looks at gradients between the step and the update, the last
-backward of a minibatch updates each segment of the weights as its gradient comes::
+memory. To write it to a file, and to read it again for the update, takes two passes
+over the disk. If no code reads gradients between the step and the update, the last
+backward of a minibatch avoids them: it updates each segment of the weights with its
+gradient::
 
     after the step      B1: gW += ...  written    update: gW, W, m read; W, m written
     with the last B     B1: gW, W, m read; W, m written
 
-All other parameters wait for ``optimizer.update()``. It must not be known too late that
-the step cannot be: the ranks have compared what they call, and how many samples the
-loss is a mean of, or the gradient goes to its file.
+All other parameters wait for ``optimizer.update()``. An early update cannot be undone.
+So it needs the outcome of the comparison of the ranks' calls, and the number of samples
+in the mean loss. Without them, the gradient is written to its file.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from pipeline.stages.stage import Stage
 
 
 class EarlyUpdates:
-    """The parameters of a rank that a step may update.
+    """The parameters of a rank that a step may update itself.
 
     Args:
-        streamed: The rank's streamed parameters, by their ids.
-        layers: The rank's stages.
-        ties: Of parameters whose gradients are complete after the step only.
+        streamed: Streamed parameters of the rank, by id.
+        layers: Stages of the rank.
+        ties: Exchange of tied parameters, whose gradients are complete only after the
+            step.
         ranks (Ranks): All ranks of the pipeline.
     """
 
@@ -54,7 +56,7 @@ class EarlyUpdates:
     def of(
         cls, stages: Iterable[Stage], ties: TieExchange | None, ranks: Ranks
     ) -> EarlyUpdates | None:
-        """Returns those of a rank's stages; ``None`` if no layer is streamed."""
+        """Returns an object for a rank's stages; ``None`` if no layer is streamed."""
         streamed = {id(param): param for param in ranks.calls.streamed}
         layers = [stage.layers for stage in stages]
         return cls(streamed, layers, ties, ranks) if streamed else None
@@ -63,14 +65,14 @@ class EarlyUpdates:
         """Begins a step.
 
         Args:
-            optimizers (chainer.Optimizer or list): Those whose ``update`` is called
-                after the step, before anything else; ``None`` for nobody knows which.
-            loss_scale (float or None): The number by which gradients are multiplied.
-                Parameters learn it after the step, and their rules divide by it.
+            optimizers (chainer.Optimizer or list): Optimizers whose ``update`` the
+                script calls next; ``None`` if they are not known.
+            loss_scale (float or None): Factor by which gradients are multiplied.
+                Parameters get it after the step, and their rules divide by it.
 
         Raises:
-            TypeError: If one is no optimizer.
-            ValueError: If one is not set up.
+            TypeError: If an object is not an optimizer.
+            ValueError: If an optimizer is not set up.
             RuntimeError: If ``update`` was not called after the last step.
         """
         self._params = {}
@@ -92,7 +94,7 @@ class EarlyUpdates:
 
     @property
     def decide(self) -> Callable[[chainer.Parameter], bool] | None:
-        """Says which parameters the last part of their gradient updates, if any."""
+        """Function that returns whether a parameter is updated early, or ``None``."""
         return self._decide if self._params else None
 
     def _decide(self, param: chainer.Parameter) -> bool:
@@ -100,7 +102,7 @@ class EarlyUpdates:
             return False
         calls = self._ranks.calls
         calls.check()
-        # Otherwise the gradient is to be corrected at the end.
+        # Without a count for every replica, the gradient is corrected at the end.
         return calls.is_compared and min(calls.agreed.n_counted) > 0
 
     def end(self) -> None:
@@ -114,14 +116,14 @@ class EarlyUpdates:
 def _known(
     params: Iterable[chainer.Parameter], streamed: dict[int, Any]
 ) -> Iterator[tuple[int, Any]]:
-    """Yields the streamed ones of the parameters with their ids."""
+    """Yields the streamed parameters among ``params``, with their ids."""
     for param in params:
         if id(param) in streamed:
             yield id(param), param
 
 
 def _looks_at_gradients(optimizer: Any, found: OptimizerOfRank) -> bool:
-    """Says whether an optimizer does more with gradients than update by them."""
+    """Returns whether an optimizer uses gradients for more than its update rules."""
     if is_mixed(optimizer) or found.optimizer is not optimizer:
         return True
     has_own_update = type(optimizer).update is not chainer.GradientMethod.update

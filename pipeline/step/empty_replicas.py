@@ -1,8 +1,8 @@
-"""Replicas that have no samples in a minibatch, whose layers get a size all the same.
+"""Gives layers their sizes in replicas that have no samples in a minibatch.
 
-Layers that get sizes at their first call have been called in other replicas, and
-gradients are exchanged next. So those of a replica without samples are called with a
-sample of another one, without a backward::
+Some layers get their sizes at their first call. In other replicas they have been
+called, and gradients are exchanged next. So a replica without samples calls its layers
+with a sample of another replica, without a backward::
 
     replica 0   samples 0 to 7   forward, backward   sample 0 --.
     replica 1   none                                            '--> forward    exchange
@@ -25,17 +25,17 @@ _HOST = chainer.get_device("@numpy")
 def sample_from_elsewhere(
     ranks: Ranks, loss: Loss, device: chainer.backend.Device, inputs: Sequence[Tensors]
 ) -> list[Tensors] | None:
-    """Reads the first sample of a replica that has some; a call of all ranks.
+    """Returns the first sample of a replica that has some; all ranks must call it.
 
     Args:
         ranks (Ranks): All ranks of the pipeline.
-        loss (Loss): Gets the targets.
-        device (chainer.backend.Device): The device of this rank's stages.
-        inputs: The minibatch of this replica, as the first stage gets it.
+        loss (Loss): Loss that gets the targets of the sample.
+        device (chainer.backend.Device): Device of this rank's stages.
+        inputs: Microbatches of this replica, as the first stage gets them.
 
     Returns:
-        For replicas without samples, the inputs with the sample as the first
-        microbatch; ``None`` for others, and if there is nothing to do.
+        In replicas without samples, the inputs with the sample as the first microbatch.
+        ``None`` in others, and if all replicas or none have samples.
     """
     n_samples = ranks.calls.agreed.n_samples
     if all(n_samples) or not any(n_samples):

@@ -3,8 +3,8 @@
 ::
 
     minibatch 1    each rank runs its layers one by one, and measures the chains in them
-       after it    one replica's choices are told to all ranks, or after the next one
-                   where layers had no size yet
+       after it    one replica's choices are sent to all ranks; after the next minibatch
+                   if layers had no size yet
     from then on   chains that are faster fused run as one function, on every replica
 """
 
@@ -32,19 +32,19 @@ def _is_within(span: Span, other: Span) -> bool:
 class FusedLayers:
     """The chains of a pipeline's layers, and which of them run as one function.
 
-    ``str()`` gives them as a table: the layers, milliseconds of a microbatch's forward
-    and backward before and after, bytes that are read and written, and the largest
-    difference.
+    ``str()`` returns a table of the chains: their layers, the milliseconds of a
+    microbatch's forward and backward before and after fusion, the bytes read and
+    written, and the largest difference.
 
     Args:
-        stages: This rank's.
+        stages: Stages of this rank.
         fuse: ``'auto'``, ``'none'``, or the chains to fuse.
 
     Attributes:
-        chains (tuple of pairs): Those that are fused, of all ranks, for
-            ``Pipeline(fuse=)`` and ``Plan(fusion=)``.
-        choices (tuple of Choice): What was measured, on all ranks.
-        is_open (bool): Whether minibatches are still to choose.
+        chains (tuple of pairs): Fused chains of all ranks, for ``Pipeline(fuse=)`` and
+            ``Plan(fusion=)``.
+        choices (tuple of Choice): Measurements of all ranks.
+        is_open (bool): Whether later minibatches decide which chains to fuse.
     """
 
     def __init__(self, stages: Sequence[Divisible], fuse: Any) -> None:
@@ -64,12 +64,12 @@ class FusedLayers:
             stage.fuse(chains=self.chains)
 
     def choose(self, ranks: Ranks) -> None:
-        """Chooses by what a minibatch measured, while the choice is open.
+        """Chooses chains by the times of a minibatch, while the choice is open.
 
-        A call of all ranks.
+        All ranks must call it.
 
         Args:
-            ranks: Of the pipeline.
+            ranks: All ranks of the pipeline.
         """
         mine = {
             (choice.start, choice.end): choice
@@ -85,17 +85,17 @@ class FusedLayers:
         found: dict[Span, Choice] = {}
         for theirs, _ in said:
             for span, choice in theirs.items():
-                # That of the first replica that has run it.
+                # The choice of the first replica that has run the chain.
                 found.setdefault(span, choice)
         self.choices = tuple(found[span] for span in sorted(found))
         fused = [span for span, choice in found.items() if choice.is_fused]
-        # A longer one may have been found later, when a layer had its size.
+        # A longer chain may have been found later, when a layer had its size.
         self._fuse(
             span for span in fused if not any(_is_within(span, s) for s in fused)
         )
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes the choice, if there is one, so that it stays."""
+        """Reads or writes the choice, so that a resumed run fuses the same chains."""
         if not isinstance(serializer, chainer.Deserializer):
             serializer("fused_layers", np.array(self.chains, np.int64))
             return

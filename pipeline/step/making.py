@@ -1,12 +1,12 @@
-"""What of a step depends on where the layers lie, made at the start.
+"""Makes the parts of a step that depend on which rank has which layers.
 
-And made once more when layers have moved to other ranks::
+They are made at the start, and once more when layers have moved to other ranks::
 
     start ---> stages --> runner, over a transport
                  |------> ties          parameters that several stages share
-                 '------> updates       whether optimizers treat them alike
+                 '------> updates       compares how optimizers treat them
 
-All are calls of all ranks.
+All ranks must call these functions.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pipeline.step.runner import Runner
 
 
 def make_stages(start: Start, ranks: Ranks) -> dict[int, Stage]:
-    """Returns a rank's stages by their numbers in the pipeline."""
+    """Returns a rank's stages, by their number in the pipeline."""
     arguments, loss, gather = start.arguments, start.loss, None
     if ranks.grid is not None:
         gather = functools.partial(
@@ -42,7 +42,7 @@ def make_stages(start: Start, ranks: Ranks) -> dict[int, Stage]:
     numbers = [i for i, owner in enumerate(start.stage_ranks) if owner == ranks.rank]
     last = len(start.stage_ranks) - 1
     if last not in numbers:
-        # Chainer's gradients begin as NaN, and here nothing else clears these.
+        # Chainer's gradients begin as NaN, and on this rank nothing else clears these.
         for param in loss.params():
             param.cleargrad()
     return {
@@ -61,7 +61,7 @@ def make_stages(start: Start, ranks: Ranks) -> dict[int, Stage]:
 def make_ties(
     start: Start, stages: Mapping[int, Stage], ranks: Ranks
 ) -> TieExchange | None:
-    """Returns what keeps parameters equal that several stages share, if any do."""
+    """Returns the exchange of shared parameters' gradients, or ``None``."""
     if not start.shared:
         return None
     layers = {number: stage.layers for number, stage in stages.items()}
@@ -82,13 +82,13 @@ def make_updates(
     ranks: Ranks,
     hooks: GlobalHooks | None = None,
 ) -> UpdateAgreement:
-    """Returns what compares how the ranks' optimizers treat the model.
+    """Returns the comparison of how the ranks' optimizers treat the model.
 
     Args:
-        start (Start): How the layers lie.
-        stages: This rank's by their numbers.
-        ranks (Ranks): All of the pipeline.
-        hooks (GlobalHooks or None): What is known of optimizers' hooks, if layers have
+        start (Start): The stages' ranks and arguments.
+        stages: This rank's stages, by number.
+        ranks (Ranks): All ranks of the pipeline.
+        hooks (GlobalHooks or None): Hooks of optimizers known so far, if layers have
             moved.
     """
     layers = {number: stage.layers for number, stage in stages.items()}
@@ -99,7 +99,7 @@ def make_updates(
 
 
 def make_runner(start: Start, stages: Mapping[int, Stage], ranks: Ranks) -> Runner:
-    """Returns what runs schedules, over the transport asked for."""
+    """Returns the runner of schedules, over the transport of the arguments."""
     arguments = start.arguments
     if arguments.transport == "mpi":
         xp = arguments.stages[0].device.xp
@@ -122,14 +122,14 @@ def make_runner(start: Start, stages: Mapping[int, Stage], ranks: Ranks) -> Runn
 
 
 def _make_elsewhere(arguments: Arguments) -> HeldElsewhere | None:
-    """Returns where microbatches are held between forward and backward."""
+    """Returns the store for microbatches between forward and backward, if wanted."""
     if arguments.hold_in == "memory":
         return None
     return HeldElsewhere(HeldStore(arguments.hold_directory, arguments.timeout))
 
 
 def warn_of_early_draws(stage: Stage, ranks: Ranks) -> None:
-    """Warns if a serial script draws other weights; the first rank has read x."""
+    """Warns if a serial script draws other weights; called after reading x."""
     draws = stage.layers.early_draws
     if draws is None or ranks.rank != ranks.first or ranks.replica:
         return

@@ -1,4 +1,4 @@
-"""Refusals to train, by objects of one rank, of which all ranks hear."""
+"""Refusals to train by objects of one rank, which all ranks learn about."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import Any
 from divisible.communication.errors import DisagreementError
 from pipeline.calls.ranks import Ranks
 
-#: The vote of a rank that refuses to train; it counts more than any other vote.
+#: The vote of a rank that refuses to train; larger than any other vote.
 REFUSED = 2
 
 
 def refusal_of(vetoes: Iterable[Any]) -> str:
-    """Returns why this rank refuses to train; empty if it does not.
+    """Returns the reason why this rank refuses to train; empty if it does not.
 
     Args:
-        vetoes: Objects with a text ``refusal``, which is empty if one does not.
+        vetoes: Objects with a text ``refusal``, which is empty if they do not refuse.
     """
     return next((each.refusal for each in vetoes if each.refusal), "")
 
 
 def check_refusals(ranks: Ranks, refusal: str) -> None:
-    """Refuses a step on all ranks, if one of them does.
+    """Refuses a step on all ranks, if one of them refuses.
 
-    To be called when the call has been compared.
+    The call must have been compared before.
 
     Args:
         ranks (Ranks): All ranks of the pipeline.
-        refusal (str): Why this rank does; empty if it does not.
+        refusal (str): Reason why this rank refuses; empty if it does not.
 
     Raises:
-        ValueError: If this rank does.
-        DisagreementError: If another one does.
+        ValueError: If this rank refuses.
+        DisagreementError: If another rank refuses.
     """
     if ranks.calls.agreed.vote != REFUSED:
         return

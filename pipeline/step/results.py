@@ -1,4 +1,4 @@
-"""Results of calls that need more than one rank's means: replicas, reports, outputs."""
+"""Results that need more than one rank's means: replicas, reports, outputs."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from pipeline.stages.reports import PendingReports
 
 
 def over_replicas(rows: np.ndarray, n: int) -> tuple[list[float], list[float]]:
-    """Returns means over all replicas, and how many samples they are of.
+    """Returns the means over all replicas, and their numbers of samples.
 
     Args:
-        rows (numpy.ndarray): For each replica its means, of how many samples each is,
-            and more.
-        n (int): How many means there are.
+        rows (numpy.ndarray): A row for each replica: its means, then the number of
+            samples in each mean, then other numbers.
+        n (int): Number of means.
     """
     of_samples = rows[:, n : 2 * n]
     columns = zip(rows[:, :n].T, of_samples.T)
-    # Equal bits wherever it is computed.
+    # A fixed order of additions gives the same bits on every rank.
     found = list(itertools.starmap(weighted_mean, columns))
     return found, of_samples.sum(axis=0).tolist()
 
 
 def reported(ranks: Ranks, pending: PendingReports) -> dict[str, float]:
-    """Returns means of what layers of all ranks reported; a call of all ranks."""
+    """Returns the means of values that layers reported; all ranks must call it."""
     sums = ranks.all_gather(pending.take(), "to tell what layers reported")
     together = RunningMeans()
     for some in itertools.chain(*sums):
@@ -42,17 +42,17 @@ def reported(ranks: Ranks, pending: PendingReports) -> dict[str, float]:
 def whole_samples(
     n_counted: Mapping[str, float], n_own: Mapping[str, float], replica: int
 ) -> int | None:
-    """Returns how many samples of a replica the last loss is a mean of.
+    """Returns the number of a replica's samples that the last loss is a mean over.
 
-    ``None`` if no replica has any.
+    Returns ``None`` if no replica has samples.
 
     Args:
-        n_counted: By name, how many samples of all replicas the means are of.
-        n_own: The same of the replica.
-        replica (int): Its number.
+        n_counted: Number of samples in all replicas that the means are over, by name.
+        n_own: Number of samples in this replica that the means are over, by name.
+        replica (int): Number of the replica.
 
     Raises:
-        ValueError: If ``lossfun`` says that it counts a fraction of a sample.
+        ValueError: If ``lossfun`` counted a fraction of a sample.
     """
     if not n_counted.get("loss"):
         return None
@@ -71,23 +71,24 @@ def joined(
     axis: int | Sequence[int],
     device: chainer.backend.Device,
 ) -> tuple:
-    """Returns what the last layer returned for all samples, on every rank.
+    """Returns the last stage's outputs for all samples, on every rank.
 
-    A replica without samples returns outputs of no samples, of another replica's
-    dtypes and shapes.
+    A replica without samples returns outputs without samples, with the dtypes and
+    shapes of another replica's outputs.
 
-    To be called when the call has been compared.
+    The call must have been compared before.
 
     Args:
         ranks (Ranks): All ranks of the pipeline.
-        outputs: By microbatch, on the last stage's rank.
-        axis (int or sequence of ints): Along which axis the samples are.
-        device (chainer.backend.Device): Where to put what is returned.
+        outputs: Outputs of each microbatch; read on the last stage's rank only.
+        axis (int or sequence of ints): Axis of the samples, for all outputs or for
+            each.
+        device (chainer.backend.Device): Device of the returned arrays.
 
     Raises:
-        TypeError, ValueError: On every rank, if outputs cannot be joined so, or no
-            replica has samples.
-        StallError: If another rank does not come in time.
+        TypeError, ValueError: On every rank, if the outputs cannot be joined along this
+            axis, or if no replica has samples.
+        StallError: If another rank does not answer in time.
     """
     n_samples = ranks.calls.agreed.n_samples
     found: tuple | Exception = ()
@@ -108,12 +109,13 @@ def joined(
 def _filled_up(
     ranks: Ranks, joined: tuple | Exception, axis: int | Sequence[int]
 ) -> tuple | Exception:
-    """Returns a replica's outputs; where it has no samples, outputs of none.
+    """Returns a replica's outputs; outputs without samples if it has none.
 
     Args:
         ranks (Ranks): All ranks of the pipeline.
-        joined: This rank's outputs, or why there are none; empty elsewhere.
-        axis (int or sequence of ints): The axis of the samples.
+        joined: Outputs on this rank, or the error in their place; empty on other ranks.
+        axis (int or sequence of ints): Axis of the samples, for all outputs or for
+            each.
 
     Raises:
         ValueError: If no replica has samples.
@@ -133,6 +135,6 @@ def _filled_up(
     told = ranks.all_gather(mine, "to tell the shapes of outputs")
     if n_samples[ranks.replica]:
         return joined
-    # An empty tuple is from a rank that has no last stage, or no samples either.
+    # Ranks without a last stage, or without samples, send an empty tuple.
     known = [each for each in told if each]
     return next((each for each in known if isinstance(each, tuple)), known[0])

@@ -29,10 +29,10 @@ from divisible.schedules.schedule import Schedule
 from pipeline.stages.held_elsewhere import HeldElsewhere
 from pipeline.stages.stage import Stage
 
-# How many receives a channel has posted ahead of the one it waits for.
+# Number of receives that a channel has posted ahead of the one it waits for.
 RECEIVES_AHEAD = 2
 
-# The position of errors that no layer, and no loss, has raised.
+# Marks errors that have no position, because no layer or loss raised them.
 _NOWHERE = object()
 _WORDS = {
     "F": "forward",
@@ -44,26 +44,26 @@ _WORDS = {
 
 
 class ActionError(RuntimeError):
-    """An action failed; the message says where, the cause is what was raised."""
+    """An action failed; the message has the place, ``__cause__`` the error."""
 
 
 class Runner:
     """One rank's part in the execution of schedules.
 
     Args:
-        stages: The rank's stages by their position in the pipeline.
-        stage_ranks: For each stage of the pipeline the rank that holds it.
-        rank (int): This rank.
-        transport (Transport): Carries the messages.
-        routes: The skip connections between stages.
-        title (str): This rank, for messages.
-        elsewhere (HeldElsewhere or None): Where stages hold microbatches, if not in
-            memory.
+        stages: Stages of this rank, by their position in the pipeline.
+        stage_ranks: Rank of each stage of the pipeline.
+        rank (int): Number of this rank.
+        transport (Transport): Sends and receives messages.
+        routes: Skip connections between stages.
+        title (str): Name of this rank, for messages.
+        elsewhere (HeldElsewhere or None): Store for microbatches between forward and
+            backward; ``None`` for memory.
 
     Attributes:
-        record (Record or None): The times of the last run.
-        waits_for_device (bool): Whether each action waits until a GPU has done it, so
-            that its times are not those of launches.
+        record (Record or None): Times of the last run.
+        waits_for_device (bool): Whether each action waits for the GPU, so that its
+            times are those of the computation, not of the launch.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Runner:
         self.waits_for_device = False
 
     def program(self, schedule: Schedule) -> RankProgram:
-        """Returns this rank's part of a schedule, to be run."""
+        """Returns this rank's part of a schedule, for :meth:`run`."""
         rendezvous = self._transport.rendezvous
         return RankProgram.of(schedule, self._rank, rendezvous, self._routes)
 
@@ -113,14 +113,14 @@ class Runner:
         """Runs this rank's part of a schedule.
 
         Args:
-            program (RankProgram): What to run.
-            inputs: For each microbatch the first stage's input tensors; read on the
+            program (RankProgram): This rank's part of the schedule.
+            inputs: Input tensors of the first stage for each microbatch; read on the
                 first stage's rank only.
             look: Called between the functions of layers, forward and backward.
 
         Returns:
-            For each microbatch the last stage's output tensors, on its rank; an
-            empty list on the others.
+            Output tensors of the last stage for each microbatch, on its rank; an empty
+            list on the others.
 
         Raises:
             ActionError: If a layer fails.
@@ -163,7 +163,7 @@ class Runner:
         return [results[slot] for slot in outputs if slot in results]
 
     def close(self) -> None:
-        """Frees what the messages need."""
+        """Frees the buffers of messages."""
         for receiver in self._receivers.values():
             receiver.close()
         if self._elsewhere is not None:
@@ -217,7 +217,7 @@ class Runner:
             if self._elsewhere is not None:
                 self._elsewhere.after(stage, microbatch)
         except (DisagreementError, StallError):
-            # Of other ranks, seen while this one computed.
+            # Errors of other ranks, received while this one computed.
             raise
         except Exception as error:
             raise ActionError(self._where(action, error)) from error
@@ -252,41 +252,41 @@ def _synchronize(device: chainer.backend.Device) -> None:
 
 
 class Progress(function_hook.FunctionHook):
-    """Looks after messages between the functions of Chainer, forward and backward.
+    """Polls for messages between the functions of Chainer, forward and backward.
 
-    An MPI library moves a message only while the program is inside one of its calls.
-    What fits into its buffers is gone at once; a larger message is agreed on first, and
-    then goes piece by piece, whenever both ends look::
+    An MPI library moves a message only while the program is inside one of its calls. A
+    message that fits into its buffers leaves at once. For a larger message both ends
+    agree first; then it goes piece by piece, whenever both ends poll::
 
-        rank 0   F0  send ...........F1...........  look      the message waits for F1
+        rank 0   F0  send ...........F1...........  poll      the message waits for F1
         rank 1       wait                           receive
 
-        rank 0   F0  send . look . look . look .              looks between the layers
+        rank 0   F0  send . poll . poll . poll .              polls between the layers
         rank 1       wait    receive
 
-    A thread that looks all the time would take the core that computes.
+    A thread that polls all the time would use the core that computes.
 
     Args:
-        *looks: What to do each time.
+        *looks: Functions that poll for messages.
     """
 
     name = "divisible.Progress"
-    # What it sees stays what it is, so prepared weights need no checks.
+    # The hook changes no array that it sees, so prepared weights need no checks.
     only_reads = True
-    # Layers that run as one may do so before its eyes.
+    # Layers may run fused: this hook does not need to see each of their functions.
     minds_fusion = False
 
     def __init__(self, *looks: Callable[[], None]) -> None:
         self._looks = looks
 
     def forward_postprocess(self, function: Any, in_data: tuple) -> None:
-        """Looks."""
+        """Polls for messages."""
         for look in self._looks:
             look()
 
     def backward_postprocess(
         self, function: Any, in_data: tuple, out_grad: tuple
     ) -> None:
-        """Looks."""
+        """Polls for messages."""
         for look in self._looks:
             look()

@@ -7,11 +7,11 @@
     early exchanges begin
                   the stages begin, and the runner runs this rank's program
     gradients are checked
-                  the means are told to all ranks; the call has been compared
-    early exchanges end; gradients are what they are in the end; early updates end
+                  all ranks get the means; the comparison of the call has ended
+    early exchanges end; gradients are corrected; early updates end
 
-A feature that a run does not use is in no step: each is asked for by an attribute, and
-does its work in a module of its own.
+A step does not touch features that the run does not use. An attribute asks for each,
+and its work is in a module of its own.
 """
 
 from __future__ import annotations
@@ -55,38 +55,39 @@ from pipeline.step.making import (
 from pipeline.step.refusals import REFUSED, check_refusals, refusal_of
 from pipeline.step.runner import Runner
 
-#: The vote of a rank on which some parameter has no shape yet.
+#: The vote of a rank on which a parameter has no shape yet.
 UNSIZED = 1
-# Whoever chose a loss scale looks for infinities.
+# A loss scale that is too large is noticed by the infinities that it causes.
 _QUIET = {"over": "ignore", "invalid": "ignore"}
 _NOTHING = nullcontext()
 
 
 class Step:
-    """One rank's part in the passes of minibatches.
+    """One rank's part in the steps, evaluations and predictions of a pipeline.
 
-    Each method that passes one is called on all ranks, within a call that they compare.
+    All ranks must call these methods, within a call that they compare.
 
     Args:
-        start (Start): What the ranks agreed on.
-        current (CurrentSchedule): The schedule that runs first.
+        start (Start): Arguments of all ranks, as agreed at the start.
+        current (CurrentSchedule): The first schedule.
         ranks (Ranks): All ranks of the pipeline.
 
     Attributes:
         current (CurrentSchedule): The schedule that runs now.
-        stages (dict of Stage): This rank's stages by their numbers.
+        stages (dict of Stage): Stages of this rank, by number.
         runner (Runner): Runs schedules.
-        ties (TieExchange or None): Keeps parameters equal that several stages share, if
-            any do.
+        ties (TieExchange or None): Exchange of parameters that several stages share;
+            ``None`` if there are none.
         updates (UpdateAgreement): Compares how the ranks' optimizers treat the model.
         early_exchanges (EarlyExchanges): Exchanges of gradients while a step computes.
         vetoes (WeakSet): Objects that may refuse to train. Each has a text ``refusal``,
-            which is empty if it does not.
-        record (Record or None): The last training on this rank: when it did what.
-        n_steps (int): How many minibatches :meth:`train` has passed.
-        n_counted (dict): By name, how many samples of all replicas the last means are
-            of.
-        n_own (dict): The same of this rank's replica.
+            which is empty if it does not refuse.
+        record (Record or None): Times of the last training minibatch on this rank.
+        n_steps (int): Number of minibatches that :meth:`train` has completed.
+        n_counted (dict): Number of samples in all replicas that the last means are
+            over, by name.
+        n_own (dict): Number of samples in this replica that the last means are over, by
+            name.
     """
 
     runner: Runner
@@ -103,7 +104,7 @@ class Step:
         )
         self._is_first = ranks.rank == ranks.first
         self._is_last = ranks.rank == ranks.last
-        # Most inputs have a dtype that needs no look at it.
+        # Inputs of these dtypes need no conversion.
         has_halves = np.dtype(np.float16) in start.dtypes
         self._plain_dtypes = frozenset() if has_halves else frozenset(start.dtypes)
         self.current = current
@@ -120,12 +121,12 @@ class Step:
         self.stages: dict[int, Stage] = {}
 
     def lay_out(self, start: Start) -> None:
-        """Takes the stages with the layers that they have now; a call of all ranks.
+        """Makes stages, exchanges and runner for the layers; all ranks must call it.
 
-        What the ranks know of optimizers' hooks goes on.
+        Hooks of optimizers that are known stay known.
 
         Args:
-            start (Start): How the layers lie, and the rest as it was.
+            start (Start): Agreed arguments, with the layers that this rank has now.
         """
         ranks, hooks, self._start = self._ranks, None, start
         self.stages = make_stages(start, ranks)
@@ -147,17 +148,17 @@ class Step:
 
     @property
     def are_unsized(self) -> bool:
-        """Whether a layer gets a size at its first call, which is still to come."""
+        """Whether a layer gets its size at its first call, which is still to come."""
         return any(stage.is_unsized for stage in self._several)
 
     def train(self, x: Any, t: Any, optimizer: Any) -> dict[str, float]:
-        """Passes one forward and backward; see :meth:`.Pipeline.step`.
+        """Runs the forward and backward of a minibatch; see :meth:`.Pipeline.step`.
 
         Args:
-            x (array or tuple of arrays): What the user gave.
-            t (array or tuple of arrays): What the user gave.
-            optimizer (chainer.Optimizer or list): Those whose ``update`` is called
-                next, if known.
+            x (array or tuple of arrays): Inputs; read on the first stage's rank only.
+            t (array or tuple of arrays): Targets; read on the last stage's rank only.
+            optimizer (chainer.Optimizer or list): Optimizers whose ``update`` the
+                script calls next; ``None`` if they are not known.
         """
         calls, program = self._ranks.calls, self.current.training
         updates, exchanges, scale = self._early_updates, None, None
@@ -182,7 +183,8 @@ class Step:
                 vote = REFUSED
             self._begin_call(counts, loss_scale=scale, alike=alike, vote=vote)
             if not self._has_trained:
-                # What is refused is so before the first message.
+                # The first step is compared before its first message, so refusals come
+                # in time.
                 calls.finish()
                 check_refusals(self._ranks, refusal)
                 self._has_trained = True
@@ -212,7 +214,7 @@ class Step:
         return result
 
     def evaluate(self, x: Any, t: Any) -> dict[str, float]:
-        """Passes one forward, to the loss; see :meth:`.Pipeline.evaluate`."""
+        """Runs a forward and the loss; see :meth:`.Pipeline.evaluate`."""
         program = self.current.evaluation
         with evaluating():
             inputs, counts = self._read(program.n_microbatches, x, t)
@@ -221,13 +223,13 @@ class Step:
             return self._means()
 
     def predict(self, x: Any, axis: int | Sequence[int]) -> tuple[Any, ...]:
-        """Passes one forward; returns outputs as :meth:`.Pipeline.predict` does."""
+        """Runs a forward; returns outputs as :meth:`.Pipeline.predict` does."""
         program = self.current.evaluation
         with evaluating():
             inputs, n_inputs = self._inputs(x, program.n_microbatches, split_unequally)
             if self._is_last:
                 self._loss.start(None, self._device)
-            # Nothing that layers report is returned.
+            # Values that layers report are not returned.
             self._begin_call((n_inputs, -1, -1), reports=False)
             outputs = self._run(program, inputs)
             ranks, calls = self._ranks, self._ranks.calls
@@ -237,11 +239,11 @@ class Step:
             return results.joined(ranks, outputs, axis, self._device)
 
     def reset_states(self, of_training: bool = True) -> None:
-        """Lets layers begin anew that carry a state; see :meth:`.CarriedRows.reset`.
+        """Drops the states of layers; see :meth:`.CarriedRows.reset`.
 
         Args:
-            of_training (bool): Whether to do so in training, too, not in evaluation
-                only.
+            of_training (bool): Whether to drop the states of training, too, not only
+                those of evaluation.
         """
         for stage in self._several:
             stage.carried.reset(of_training)
@@ -249,12 +251,12 @@ class Step:
             self._carried.reset()
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Reads or writes how many steps there were, and samples with a state."""
+        """Reads or writes the number of steps, and the counts of states."""
         self.n_steps = int(serializer("n_steps", self.n_steps))
         self._carried.serialize(serializer)
 
     def close(self) -> None:
-        """Frees what is needed to exchange messages; a call of all ranks."""
+        """Frees the communicators and buffers of messages; all ranks must call it."""
         self.runner.close()
         if self.ties is not None:
             self.ties.close()
@@ -266,13 +268,14 @@ class Step:
         """Cuts a minibatch into microbatches, and gives the targets to the loss.
 
         Returns:
-            The first stage's inputs, for each microbatch, none on other ranks; and how
-            many samples there are of ``x``, of ``t``, and that the loss counts, each -1
+            The first stage's inputs of each microbatch, empty on other ranks. And three
+            numbers of samples: in ``x``, in ``t``, and counted by the loss; each -1
             where it is not read, or not known beforehand.
 
         Raises:
-            TypeError: If one is missing where it is read, or cannot be trained on.
-            ValueError: If it has no samples.
+            TypeError: If an array is missing where it is read, or its dtype cannot be
+                trained.
+            ValueError: If an array has no samples.
         """
         inputs, n_inputs = self._inputs(x, n_microbatches, split)
         n_targets = n_counted = -1
@@ -292,7 +295,7 @@ class Step:
     def _inputs(
         self, x: Any, n_microbatches: int, cut: Any
     ) -> tuple[list[Tensors], int]:
-        """Returns the inputs of microbatches, and how many samples they have."""
+        """Returns the inputs of each microbatch, and the number of samples in all."""
         if not self._is_first:
             return [], -1
         if self._is_empty(x):
@@ -316,18 +319,19 @@ class Step:
         """Begins to compare the call.
 
         Args:
-            counts: How many samples there are, as from :meth:`_read`.
-            reports (bool): Whether what layers report is wanted.
-            said: What else there is to compare.
+            counts: Numbers of samples, as from :meth:`_read`.
+            reports (bool): Whether the values that layers report are wanted.
+            said: Further arguments of :meth:`.CallAgreement.start`.
         """
         ranks, calls = self._ranks, self._ranks.calls
         if calls.carriers:
             said["carried"] = self._carried.fewest(self._several, ranks.replica)
-        # Ranks expect reports after a call of this kind that had some.
+        # Ranks expect reports if the last call of this kind had some.
         reports = reports and self._reports[calls.call].are_expected
         calls.start(*counts, reports, **said)
         if calls.carriers and self._is_first:
-            # It sends the first message: not before it is known that states suffice.
+            # This rank sends the first message, which must wait until states are
+            # compared.
             calls.finish()
 
     def _run(
@@ -350,7 +354,7 @@ class Step:
     def _means(self) -> dict[str, float]:
         """Returns the means of this call, the same on every rank.
 
-        Most models report nothing, and then the ranks need not wait for each other.
+        Most models report nothing, so the ranks need not exchange reports.
         """
         ranks, calls, names = self._ranks, self._ranks.calls, self._loss.names
         values = [0.0] * (2 * len(names) + 1)
@@ -386,12 +390,12 @@ class Step:
 
     @property
     def n_samples(self) -> int | None:
-        """How many samples this replica's last loss is a mean of; see `results`."""
+        """Number of this replica's samples in the last loss; see :mod:`.results`."""
         replica = self._ranks.replica
         return results.whole_samples(self.n_counted, self.n_own, replica)
 
     def _size_alike(self, inputs: Sequence[Tensors]) -> None:
-        """Calls layers that get sizes at a first call, in replicas without samples."""
+        """Calls layers without sizes in replicas that have no samples."""
         place = self._ranks, self._loss, self._device
         sample = empty_replicas.sample_from_elsewhere(*place, inputs)
         if sample is not None:
