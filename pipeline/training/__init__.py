@@ -5,11 +5,12 @@
     updater         steps of minibatches
     one_trainer     the trainers of all ranks as one
     lasting_reports Chainer's reports, which end no training on a full disk
-    shared_reports  what extensions report, on all ranks
-    sharing_place   where among the extensions that happens
+    shared_reports  values that extensions report, on all ranks
+    sharing_place   the place among extensions where ranks share these values
     evaluator       a whole data set, forward only
-    minibatches     from one iterator to the ranks that use them
+    minibatches     minibatches from one iterator, for the ranks that use them
     shuffle         an order of samples that can be resumed
     measures        the cost of every minibatch, for the log
+    timeline_report pictures of training steps
     signals         stopping from outside, all ranks at the same minibatch
 """

@@ -29,38 +29,39 @@ from pipeline.training.minibatches import (
 class PipelineEvaluator(Evaluator):
     """Evaluates a model that is divided over the ranks of a pipeline.
 
-    It stands where :class:`chainer.training.extensions.Evaluator` stood, on every rank.
-    Samples come from the iterator of the rank with the first stage; those of the other
-    ranks are not used, and may be ``None``. On a grid each replica evaluates its part,
-    if its iterator is a :class:`~data_parallel.ReplicaIterator`. The results are the
-    same floats on every rank, means over the whole data set.
+    Use it on every rank in place of :class:`chainer.training.extensions.Evaluator`.
+    Only the rank with the first stage reads samples; the iterators of the other ranks
+    are not used and may be ``None``. On a grid each replica evaluates its part, if its
+    iterator is a :class:`~data_parallel.ReplicaIterator`. The results are means over
+    the whole data set, the same floats on every rank.
 
-    As many of the iterator's batches as the pipeline has microbatches are converted
-    together, cut anew into equal microbatches, and on their way through the stages at
-    once; so the iterator's batch size is about what a layer sees at a time, and may
-    differ from that of training.
+    Several batches of the iterator, as many as the pipeline has microbatches, form one
+    minibatch, which is cut into equal microbatches. So a batch of the iterator has
+    about as many samples as a layer gets at a time. The batch size may differ from that
+    of training.
 
     Args:
-        iterator (chainer.dataset.Iterator or dict): The batches, without repetition.
-            Read on the first stage's rank, ignored elsewhere.
-        pipeline (Pipeline): What computes the losses.
-        converter: Makes arrays from a list of samples.
-        device: Where the converter is to put the arrays.
+        iterator (chainer.dataset.Iterator or dict): Iterator over the batches, without
+            repetition; read on the first stage's rank only.
+        pipeline (Pipeline): Pipeline that computes the losses.
+        converter: Function that makes arrays from a list of samples.
+        device: Device for the arrays of the converter.
         eval_hook: Called on every rank before each evaluation, with the evaluator.
-        mean (str): ``'samples'`` for the means over all samples of the data set, or
-            ``'batches'`` for what Chainer's own evaluator gives: the means of the
-            batches' means, in which each sample of a smaller last batch counts more.
-        at_once (int or None): How many of the iterator's batches to take together;
-            by default as many as there are microbatches, or one if a layer carries a
-            state (:func:`divisible.carry_state`), which begins anew here. Give 1 if
-            samples of two batches do not fit into one array, as in buckets of equal
-            lengths.
-        label_key (int, str or tuple): As for :class:`~pipeline.PipelineUpdater`.
-        progress_bar (bool): Whether the rank of the first stage shows how far it is.
+        mean (str): ``'samples'`` for means over all samples of the data set.
+            ``'batches'`` for means of the batches' means, as from Chainer's own
+            evaluator, in which each sample of a smaller last batch counts more.
+        at_once (int or None): Number of the iterator's batches in a minibatch. ``None``
+            for the number of microbatches, or for 1 if a layer carries a state
+            (:func:`divisible.carry_state`). An evaluation begins without a state. Give
+            1 if samples of two batches do not fit into one array, as in buckets of
+            equal lengths.
+        label_key (int, str or tuple): Key of the target among the converter's arrays,
+            or several; see :class:`~pipeline.PipelineUpdater`.
+        progress_bar (bool): Whether the rank of the first stage shows a progress bar.
 
     Raises:
-        ValueError: If ``mean`` is neither of the two, ``at_once`` not positive, or the
-            iterator repeats its data set.
+        ValueError: If ``mean`` is neither of the two, ``at_once`` is not positive, or
+            the iterator repeats its data set.
 
     Example:
         >>> import chainer
@@ -76,7 +77,7 @@ class PipelineEvaluator(Evaluator):
         ['main/accuracy', 'main/loss']
     """
 
-    #: To be called on all ranks at the same minibatch, whatever its trigger.
+    #: Whether all ranks must call it at the same minibatch, whatever its trigger.
     is_collective = True
 
     def __init__(
@@ -106,7 +107,7 @@ class PipelineEvaluator(Evaluator):
         )
         self.pipeline = pipeline
         self._mean = mean
-        # In one minibatch with others a batch would have no mean of its own.
+        # A batch has a mean of its own only in a minibatch of its own.
         self._at_once = 1 if mean == "batches" else _at_once(at_once, pipeline)
         self._reader = MinibatchReader(
             pipeline, converter, self.device, label_key, "evaluate"
@@ -115,11 +116,11 @@ class PipelineEvaluator(Evaluator):
     def evaluate(self) -> dict[str, float]:
         """Evaluates the whole data set.
 
-        To be called on every rank.
+        All ranks must call it.
 
         Returns:
-            dict: The means by name, such as ``'validation/main/loss'``: floats, equal
-            on every rank.
+            dict: The means by name, such as ``'validation/main/loss'``; the same floats
+                on every rank.
         """
         if self.eval_hook:
             self.eval_hook(self)
@@ -141,7 +142,7 @@ class PipelineEvaluator(Evaluator):
                     bar.update()
         if bar:
             bar.close()
-        # Only the last stage knows how many of the targets count.
+        # Only the last stage's rank knows how many targets count.
         result = self.pipeline.ranks.share(means.result(of_nothing=last))
         prefix = f"{self.name}/" if self.name else ""
         return {prefix + name: mean for name, mean in named(result).items()}
@@ -158,28 +159,29 @@ def predict(
 ) -> Any:
     """Returns the model's outputs for a whole data set.
 
-    To be called on every rank. As in :class:`PipelineEvaluator`, only the rank of the
-    first stage reads the samples, and several batches are on their way at once.
+    All ranks must call it. As in :class:`PipelineEvaluator`, only the rank of the first
+    stage reads samples, and several batches form one minibatch.
 
     Args:
-        pipeline (Pipeline): Of the model.
-        iterator (chainer.dataset.Iterator): The batches, without repetition or
-            shuffling. Read on the first stage's rank, ignored elsewhere.
-        converter: Makes arrays from a list of samples.
-        device: Where the converter is to put the arrays.
-        label_key (int, str, tuple or None): Which of the converter's arrays are targets
-            and not wanted here; ``None`` if all are inputs.
-        at_once (int or None): As for :class:`PipelineEvaluator`.
-        axis (int or tuple of ints): Along which axis the outputs have the samples; one
-            for all outputs, or one for each. The same on every rank.
+        pipeline (Pipeline): Pipeline of the model.
+        iterator (chainer.dataset.Iterator): Iterator over the batches, without
+            repetition or shuffling; read on the first stage's rank only.
+        converter: Function that makes arrays from a list of samples.
+        device: Device for the arrays of the converter.
+        label_key (int, str, tuple or None): Key of the targets among the converter's
+            arrays, which are left out here; ``None`` if all arrays are inputs.
+        at_once (int or None): Number of the iterator's batches in a minibatch; see
+            :class:`PipelineEvaluator`.
+        axis (int or tuple of ints): Axis of the samples in the outputs, for all outputs
+            or for each; the same on every rank.
 
     Returns:
-        array or tuple of arrays: What the last layer returns, on every rank.
+        array or tuple of arrays: Outputs of the last layer, on every rank.
 
     Raises:
-        ValueError: If there are no samples, or the iterator repeats them, or outputs
-            do not have them along that axis.
-        TypeError: If it is a :class:`~data_parallel.ReplicaIterator`.
+        ValueError: If there are no samples, if the iterator repeats them, or if the
+            outputs do not have them along ``axis``.
+        TypeError: If ``iterator`` is a :class:`~data_parallel.ReplicaIterator`.
 
     Example:
         >>> import chainer
@@ -224,8 +226,8 @@ def _unchanged(pipeline: Pipeline) -> AbstractContextManager[None]:
 
 
 def _check_has_end(iterator: Any, what: str) -> None:
-    """Refuses an iterator that begins again for ever."""
-    # Chainer's have it with or without an underscore.
+    """Refuses an iterator without an end."""
+    # Chainer's iterators have the attribute with or without an underscore.
     if getattr(iterator, "repeat", getattr(iterator, "_repeat", False)):
         raise ValueError(
             f"the {type(iterator).__name__} to {what} repeats its data set, and so has"
@@ -236,12 +238,12 @@ def _check_has_end(iterator: Any, what: str) -> None:
 def _unequal_parts(
     minibatch: Minibatch, sizes: Sequence[int], pipeline: Pipeline
 ) -> Iterator[tuple[Any, int]]:
-    """Yields the inputs of a minibatch; of the second one perhaps in unequal parts.
+    """Yields a minibatch's inputs, of the second minibatch perhaps in unequal parts.
 
-    By the lengths of outputs one sees whether the samples are along an axis, if not all
-    parts of the data set have equally many. In a pipeline they have, if it cuts a
-    minibatch into one. Where a layer carries a state, a part would go on from that of
-    other samples, so none is made.
+    If all minibatches had equally many samples, the outputs would not reveal whether
+    samples lie along the axis. So one minibatch is cut unequally, but only if the
+    pipeline does not cut it further. It stays whole if a layer carries a state, because
+    the second part would go on from the state of other samples.
     """
     x, n = minibatch.x, minibatch.n_samples
     is_uncut = n == 2 or pipeline.schedule.n_microbatches == 1
@@ -283,7 +285,7 @@ def _sweep(reader: MinibatchReader, iterator: Any, at_once: int) -> Iterator[Min
         if hasattr(iterator, "reset"):
             iterator.reset()
         else:
-            # What Chainer does with an iterator from before there was a reset.
+            # Chainer copies an iterator that has no reset().
             iterator = copy.copy(iterator)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Chainer's reports, which do not end a training where they cannot write."""
+"""Chainer's reports, which do not end a training if they cannot write."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _REPORTS = (
 
 
 def let_last(extension: Extension) -> None:
-    """Makes a report of Chainer's warn, and go on, where it cannot write.
+    """Makes one of Chainer's reports warn, and go on, if it cannot write.
 
-    On a full disk the log of an epoch is not worth the training. The log itself is kept
-    in memory, and is written whole at the next time.
+    A full disk should not end a training for the log of an epoch. The log stays in
+    memory and is written whole at the next occasion.
 
     Args:
-        extension (chainer.training.Extension): Any extension; others than reports stay
-            as they are. It stays the same object, for those who ask the trainer for it.
+        extension (chainer.training.Extension): Any extension; only reports change. It
+            stays the same object, which the trainer may return.
     """
     if isinstance(extension, extensions.PrintReport):
         let_last(extension._log_report)
@@ -40,7 +40,7 @@ def _lasting(kind: type) -> type:
 
 
 class _Lasting:
-    """A class before that of a report."""
+    """A base class before that of a report."""
 
     @functools.cached_property
     def _files(self) -> SideFiles:
@@ -49,7 +49,7 @@ class _Lasting:
     def __call__(self, trainer: Trainer) -> Any:
         with self._files.writing(trainer.out):
             return super().__call__(trainer)
-        # The averages belong to the entry that could not be written.
+        # The averages belong to the entry that could not be written, so they end here.
         if hasattr(self, "_init_summary"):
             self._init_summary()
         return None

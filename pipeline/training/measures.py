@@ -12,7 +12,7 @@ from chainer.backends import cuda
 from divisible.schedules.actions import Action
 from divisible.schedules.rank_program import Record
 
-#: What is observed, after the name of the updater.
+#: Names of the observations, after the prefix of the updater.
 NAMES = ("samples_per_second", "bubble", "communication", "process_memory")
 
 
@@ -21,10 +21,10 @@ class StepCost(NamedTuple):
 
     Attributes:
         computing (float): Seconds in forward and backward.
-        communicating (float): Seconds in sends, and in waits for what others send.
+        communicating (float): Seconds in sends and in waits for messages.
         span (float): Seconds from the first operation to the last.
         seconds (float): Seconds of the whole update, reading and optimizer included.
-        process_memory (float): Bytes that the process has held at most.
+        process_memory (float): Most bytes that the process has used at a time.
     """
 
     computing: float
@@ -38,9 +38,9 @@ def measure(record: Record, seconds: float, device: Any) -> StepCost:
     """Returns the cost of a minibatch on this rank.
 
     Args:
-        record (Record): What was done, and when.
-        seconds (float): How long the whole update took.
-        device (chainer.backend.Device): Where the arrays are.
+        record (Record): The operations of this rank, with their times.
+        seconds (float): Seconds of the whole update.
+        device (chainer.backend.Device): Device of the arrays.
     """
     times = np.array(record.times)
     durations = times[1::2] - times[::2]
@@ -53,16 +53,16 @@ def measure(record: Record, seconds: float, device: Any) -> StepCost:
 
 
 def observations(costs: np.ndarray, n_samples: int) -> dict[str, float]:
-    """Returns the costs of all ranks as a trainer observes them.
+    """Returns a minibatch's observations, from the costs of all ranks.
 
     Args:
         costs (numpy.ndarray): A row of `StepCost` for each rank.
-        n_samples (int): Samples of the minibatch.
+        n_samples (int): Number of samples in the minibatch.
 
     Returns:
-        dict: By name, of `NAMES`: samples per second of the slowest rank; the share of
-        all ranks' time in which they computed nothing; the mean seconds a rank sent
-        and waited; and the bytes of the rank that held most.
+        dict: Values by name, of `NAMES`. Samples per second of the slowest rank; the
+            share of all ranks' time without computation; the mean seconds that a rank
+            sent and waited; and the most bytes that a process used.
 
     Example:
         >>> slow, fast = StepCost(3.0, 1, 4, 5, 7e6), StepCost(2.0, 1, 3, 5, 8e6)
@@ -81,10 +81,10 @@ def observations(costs: np.ndarray, n_samples: int) -> dict[str, float]:
 
 
 def process_memory(device: Any) -> int:
-    """Returns the bytes that this process has held at most, on a GPU those there."""
+    """Returns the most bytes that this process used; on a GPU, the bytes there now."""
     if isinstance(device, cuda.GpuDevice):
         with device.device:
             return cuda.cupy.get_default_memory_pool().total_bytes()
-    # In kilobytes, but on macOS in bytes.
+    # Linux reports kilobytes, macOS bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,8 +1,8 @@
-"""Minibatches from one iterator to the ranks that use them.
+"""Minibatches from one iterator, for the ranks that use them.
 
-Only the rank of the first stage reads the data set, in the order of its iterator, with
-its converter. It keeps the inputs and sends the targets, as they are, to the rank of
-the last stage, and to all ranks how far the iterator is::
+Only the rank of the first stage reads the data set, with its iterator and its
+converter. It keeps the inputs, sends the targets unchanged to the rank of the last
+stage, and sends the iterator's progress to all ranks::
 
     rank of        the first stage       a stage between    the last stage
                    iterator, converter
@@ -10,9 +10,9 @@ the last stage, and to all ranks how far the iterator is::
     targets        ---------------------------------------> used here
     epoch, end     --------------------> known              known
 
-So a minibatch's inputs and targets belong together whatever is drawn at random on the
-way: the order, a crop of both image and label, a mixture of samples. And no other rank
-needs the data.
+So a minibatch's inputs and targets belong together, also if the iterator or the
+converter draws random numbers: for the order, a crop of both image and label, or a
+mixture of samples. No other rank needs the data.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ PURPOSES = ("train", "evaluate", "predict")
 
 
 class Minibatch(NamedTuple):
-    """One minibatch, as far as this rank uses it.
+    """One minibatch on this rank.
 
     Attributes:
-        x: The inputs, on the first stage's rank.
-        t: The targets, on the last stage's rank.
+        x: Inputs, on the first stage's rank.
+        t: Targets, on the last stage's rank.
         n_samples (int): Number of samples, on every rank.
     """
 
@@ -50,9 +50,9 @@ class Minibatch(NamedTuple):
 
 
 class _Progress(NamedTuple):
-    """How far an iterator is, in numbers; the names are those of `RemoteIterator`.
+    """Progress of an iterator, as numbers, with the names of `RemoteIterator`.
 
-    Where there is no ``previous_epoch_detail``, -1 stands for it.
+    A ``previous_epoch_detail`` that an iterator does not have is -1.
     """
 
     epoch: float
@@ -62,10 +62,10 @@ class _Progress(NamedTuple):
 
     @classmethod
     def of(cls, iterator: Any) -> _Progress:
-        """Asks an iterator."""
+        """Returns the progress of an iterator."""
         if _is_empty(iterator):
             return cls(0, False, 0, -1)
-        # Chainer asks no more of an iterator than the first two.
+        # Chainer requires only the first two attributes.
         previous = getattr(iterator, "previous_epoch_detail", None)
         return cls(
             iterator.epoch,
@@ -75,7 +75,7 @@ class _Progress(NamedTuple):
         )
 
     def move(self, iterator: RemoteIterator) -> None:
-        """Moves an iterator to there."""
+        """Sets the progress of an iterator."""
         previous = self.previous_epoch_detail
         iterator.epoch = int(self.epoch)
         iterator.is_new_epoch = bool(self.is_new_epoch)
@@ -84,13 +84,13 @@ class _Progress(NamedTuple):
 
 
 class _Told(NamedTuple):
-    """A minibatch, as the first stage's rank tells the others of it.
+    """Description of a minibatch that the first stage's rank sends to the others.
 
     Attributes:
-        purpose: The position of what it is for in `PURPOSES`.
-        n_samples: How many it has.
-        n_batches: Of how many of the iterator's batches it is made.
-        progress: Of the iterator.
+        purpose: Position of its purpose in `PURPOSES`.
+        n_samples: Number of samples in the minibatch.
+        n_batches: Number of the iterator's batches in the minibatch.
+        progress: Progress of the iterator after the minibatch.
     """
 
     purpose: int
@@ -100,15 +100,16 @@ class _Told(NamedTuple):
 
 
 class RemoteIterator(chainer.dataset.Iterator):
-    """How far the iterator on the first stage's rank is.
+    """Progress of the iterator on the first stage's rank, without samples.
 
-    Stands for it on the other ranks. It has its bookkeeping, and no samples.
+    It takes the place of the iterator on the other ranks.
 
     Attributes:
-        epoch (int): Completed sweeps.
-        is_new_epoch (bool): Whether the last minibatch completed one.
-        epoch_detail (float): Sweeps, with the fraction of the present one.
-        previous_epoch_detail (float or None): What it was before the last minibatch.
+        epoch (int): Number of completed sweeps over the data set.
+        is_new_epoch (bool): Whether the last minibatch completed a sweep.
+        epoch_detail (float): Number of sweeps, with the fraction of the present one.
+        previous_epoch_detail (float or None): ``epoch_detail`` before the last
+            minibatch.
     """
 
     epoch: int = 0
@@ -127,18 +128,18 @@ class RemoteIterator(chainer.dataset.Iterator):
 def iterators_of_rank(
     iterator: Any, pipeline: Pipeline, is_shared: bool = True
 ) -> dict[str, Any]:
-    """Returns the iterators of this rank by name.
+    """Returns the iterators of this rank, by name.
 
     Args:
         iterator: An iterator, or several by name, one of which is ``'main'``.
-        pipeline (Pipeline): On its first stage's rank the iterator is used, on the
-            others there is a `RemoteIterator` in its place.
-        is_shared: Whether replicas that the pipeline has made share its minibatches:
-            then each reads its part.
+        pipeline (Pipeline): The pipeline. Its first stage's rank uses the iterator;
+            other ranks get a `RemoteIterator` in its place.
+        is_shared: Whether replicas that the pipeline has made share its minibatches.
+            Each of them then reads its part.
 
     Raises:
-        TypeError: If there is no iterator where it is used, or replicas are to share
-            one that does not read by position.
+        TypeError: If the first stage's rank has no iterator, or replicas share one that
+            does not read by position.
     """
     iterators = dict(iterator) if isinstance(iterator, Mapping) else {"main": iterator}
     if not pipeline.is_first:
@@ -159,10 +160,10 @@ def iterators_of_rank(
 
 
 def _give_own_generator(iterator: Any) -> None:
-    """Lets an iterator that draws its order in a thread do so from its own generator.
+    """Gives an iterator that draws its order in a thread a generator of its own.
 
-    The global one is exchanged and given back by the layers of a pipeline, in the midst
-    of which the thread would draw. The order is what it would have been without them.
+    A pipeline exchanges the state of the global generator while its layers run, and the
+    thread would draw in between. The order is the same as without a pipeline.
     """
     sampler = getattr(iterator, "order_sampler", None)
     shared = np.random.random.__self__
@@ -173,19 +174,22 @@ def _give_own_generator(iterator: Any) -> None:
 
 
 class MinibatchReader:
-    """Gets minibatches to where they are used; to be made and used on every rank.
+    """Reads minibatches, and sends their parts to the ranks that use them.
+
+    All ranks must make one, and call its methods together.
 
     Args:
-        pipeline (Pipeline): Whose ranks use them.
-        converter: As for :class:`chainer.training.updaters.StandardUpdater`.
-        device: Where the converter is to put the arrays; ``None`` to leave them.
-        label_key (int, str or tuple): Which of the converter's arrays is the target,
-            or which are; the others are the inputs, in their order. ``None`` if there
-            are only inputs, to predict, or of which the loss is.
-        purpose (str): One of `PURPOSES`.
+        pipeline (Pipeline): Pipeline whose ranks use the minibatches.
+        converter: Function that makes arrays from a list of samples; see
+            :class:`chainer.training.updaters.StandardUpdater`.
+        device: Device for the arrays of the converter; ``None`` to leave them.
+        label_key (int, str or tuple): Key of the target among the converter's arrays,
+            or several; the others are the inputs, in their order. ``None`` if all
+            arrays are inputs, for predictions or for a loss without targets.
+        purpose (str): Purpose of the minibatches, one of `PURPOSES`.
 
     Raises:
-        ValueError: If there are only inputs where targets are needed.
+        ValueError: If there is no target, but ``lossfun`` or ``accfun`` needs one.
     """
 
     def __init__(
@@ -218,14 +222,14 @@ class MinibatchReader:
         """Returns the next minibatch.
 
         Args:
-            iterator (chainer.dataset.Iterator): On the first stage's rank, what to
-                read from; on the others the `RemoteIterator` to move on.
-            n_batches (int): How many of the iterator's batches to make one of. The
-                last one may be of fewer.
+            iterator (chainer.dataset.Iterator): Iterator to read from, on the first
+                stage's rank; `RemoteIterator` whose progress to set, on the others.
+            n_batches (int): Number of the iterator's batches to join. The last
+                minibatch may have fewer.
 
         Raises:
             StopIteration: On every rank, at the end of the iterator.
-            DisagreementError: If other ranks want it for something else.
+            DisagreementError: If other ranks want a minibatch for another purpose.
         """
         batches = list(islice(_batches(iterator), n_batches)) if self.reads else []
         told = self._tell(iterator, batches, "a minibatch")
@@ -255,13 +259,13 @@ class MinibatchReader:
         return Minibatch(x, t if self._label_keys else None, told.n_samples)
 
     def synchronize(self, iterator: Any) -> None:
-        """Tells all ranks how far the iterator is."""
+        """Sends the iterator's progress to all ranks."""
         told = self._tell(iterator, [], "how far the iterator is")
         if not self.reads:
             told.progress.move(iterator)
 
     def _tell(self, iterator: Any, batches: Sequence[list], about: str) -> _Told:
-        """Returns on all ranks what the first stage's rank says."""
+        """Returns the first stage's description of a minibatch, on all ranks."""
         counts = self._purpose, sum(map(len, batches)), len(batches)
         told = np.array([*counts, *_Progress.of(iterator)], dtype=float)
         self._ranks.tell(told, about)
@@ -292,7 +296,7 @@ class MinibatchReader:
 
 
 def _is_empty(iterator: Any) -> bool:
-    """Says whether there is nothing to read, and Chainer's iterators divide by zero."""
+    """Returns whether a data set is empty; Chainer's iterators divide by its length."""
     dataset = getattr(iterator, "dataset", None)
     return hasattr(dataset, "__len__") and len(dataset) == 0
 

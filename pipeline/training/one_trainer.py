@@ -1,4 +1,4 @@
-"""Makes the trainers of all ranks one trainer."""
+"""One trainer, made of the trainers of all ranks."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from pipeline.training.lasting_reports import let_last
 
 
 class OneTrainer(Extension):
-    """Lets the ranks' trainers stop together, and only rank 0 print and write.
+    """Makes the ranks' trainers stop together, and only rank 0 print and write.
 
-    ``PipelineUpdater`` adds it to its trainer. It does its work before the first
-    minibatch, when the other extensions are known.
+    ``PipelineUpdater`` adds this extension to its trainer. It works once, before the
+    first minibatch, when all other extensions are known.
 
     Raises:
         ValueError: When the trainer starts, on all ranks, if an extension would write
-            files that are of no use.
+            files without use.
     """
 
     name = "one_trainer"
-    # Before all that a script adds.
+    # Before all extensions that a script adds.
     priority = 1_000_000
 
     def trigger(self, trainer: Trainer) -> bool:
-        """Returns ``False``: there is nothing to do after a minibatch."""
+        """Returns ``False``, as there is nothing to do after a minibatch."""
         return False
 
     def initialize(self, trainer: Trainer) -> None:
-        """Is called by the trainer when it starts."""
+        """Changes extensions and stop trigger; called when the trainer starts."""
         ranks = trainer.updater.pipeline.ranks
         _refuse_evaluators_of_stages(trainer)
         if ranks.world.size > 1:
@@ -51,7 +51,8 @@ class OneTrainer(Extension):
             if is_collective and not isinstance(entry.trigger, _ALIKE):
                 entry.trigger = TriggerOfRankZero(entry.trigger)
             if isinstance(entry.extension, extensions.DumpGraph):
-                # As if it had been called; it does that once.
+                # The extension then behaves as if it had been called, which it is only
+                # once.
                 entry.extension._flag_called = True
                 if not is_silent:
                     warn_user(
@@ -74,7 +75,7 @@ def _refuse_snapshots_of_one_rank(trainer: Trainer) -> None:
 
 
 def _refuse_files_of_several_ranks(trainer: Trainer) -> None:
-    """Refuses snapshot_object() into one file of several ranks; a call of all ranks."""
+    """Refuses one file of several snapshot_object(); all ranks must call this."""
     mine = {
         os.path.abspath(os.path.join(trainer.out, extension.filename))
         for entry in trainer._extensions.values()
@@ -96,7 +97,7 @@ def _refuse_files_of_several_ranks(trainer: Trainer) -> None:
 
 
 def _refuse_evaluators_of_stages(trainer: Trainer) -> None:
-    """Refuses Chainer's evaluator of a pipeline, or of what is no whole model."""
+    """Refuses Chainer's evaluator of a pipeline, or of a part of a model."""
     pipe = trainer.updater.pipeline
     stages = set(map(id, pipe.stages.values()))
     for name, entry in trainer._extensions.items():
@@ -123,37 +124,37 @@ def _refuse_evaluators_of_stages(trainer: Trainer) -> None:
 
 
 class TriggerAround:
-    """A trigger that looks at more than the one within it.
+    """A trigger around another one, whose attributes it has.
 
     Args:
-        trigger: The one within.
+        trigger: The inner trigger.
     """
 
     def __init__(self, trigger: Any) -> None:
         self._trigger = trigger
 
     def __getattr__(self, name: str) -> Any:
-        # Such as the length of the training, which progress bars ask for, and the
-        # state, which is there only with some triggers.
+        # Progress bars read the length of the training. Only some triggers have a
+        # state, so this class defines none.
         return getattr(self._trigger, name)
 
 
 class TriggerOfRankZero(TriggerAround):
-    """A trigger that fires on all ranks when it does on rank 0.
+    """A trigger that fires on all ranks when it fires on rank 0.
 
-    For extensions that the ranks must call together. Triggers that look at a clock do
-    not fire alike.
+    Extensions that all ranks must call together need it, because a trigger that reads
+    a clock need not fire on all ranks alike.
     """
 
     def __call__(self, trainer: Trainer) -> bool:
-        """Returns whether that of rank 0 fires."""
-        # The others' have a state too.
+        """Returns whether the trigger of rank 0 fires."""
+        # The other ranks call theirs too, because it may have a state.
         fires = bool(self._trigger(trainer))
         ranks = trainer.updater.pipeline.ranks
         return bool(ranks.agree(fires and ranks.is_chief))
 
 
-#: Triggers that look at epochs, and at values that are equal on all ranks.
+#: Triggers that depend only on epochs, and on values that are equal on all ranks.
 _ALIKE = (
     TriggerOfRankZero,
     triggers.BestValueTrigger,
@@ -167,7 +168,8 @@ _ALIKE = (
 class StopTogether(TriggerAround):
     """A stop trigger that fires on all ranks if it does on one.
 
-    Before the first minibatch it says so: a run that was complete has been resumed.
+    If it fires before the first minibatch, rank 0 prints that the resumed run was
+    complete.
     """
 
     def __init__(self, trigger: Any) -> None:
@@ -175,9 +177,9 @@ class StopTogether(TriggerAround):
         self._has_begun = False
 
     def __call__(self, trainer: Trainer) -> bool:
-        """Returns whether some rank wants to stop, or was requested to."""
+        """Returns whether a rank wants to stop, or has been asked to."""
         updater = trainer.updater
-        # Triggers and extensions look at the epoch; it may have been loaded.
+        # The epoch may have been loaded, and triggers and extensions read it.
         updater.synchronize()
         fires = bool(self._trigger(trainer)) or updater.stop_code > 0
         ranks = updater.pipeline.ranks
@@ -193,14 +195,15 @@ class StopTogether(TriggerAround):
         return stops
 
 
-# What writes a file of a fixed name, all ranks the same one.
+# Extensions that write a file with a fixed name, the same on all ranks.
 _PLOTS = (extensions.PlotReport, extensions.VariableStatisticsPlot)
 
 
 def _silence(entry: Any) -> None:
     """Stops an extension from printing, and from writing what rank 0 writes.
 
-    None of Chainer's has a public setting for it. Chainer 7.8.1 is the last one.
+    Chainer's extensions have no public setting for it. Chainer 7.8.1 is the last
+    version, so these private attributes stay.
     """
     extension = entry.extension
     if isinstance(extension, extensions.PrintReport):

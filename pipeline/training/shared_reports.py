@@ -1,4 +1,4 @@
-"""Reports of extensions on some rank, in the observations of all.
+"""Values that extensions report on some rank, in the observations of all ranks.
 
 ::
 
@@ -23,18 +23,19 @@ from pipeline.training.sharing_place import Entry, Place, find_place
 
 
 class SharedReports(Extension):
-    """Lets the observations of all ranks have what extensions report on any of them.
+    """Adds the values that extensions report on any rank to all ranks' observations.
 
-    ``PipelineUpdater`` adds it to its trainer. It costs a small message in iterations
-    in which an extension may have reported something (in all, if that cannot be known
-    alike on all ranks), and a larger one if they have not reported the same.
+    ``PipelineUpdater`` adds this extension to its trainer. It costs a small message in
+    iterations in which an extension may have reported a value. Where ranks cannot know
+    this alike, every iteration has the message. If the ranks did not report the same
+    values, a larger message follows.
 
-    Values that differ under one name are warned of, once for each name; all ranks go on
-    with that of the first rank which has one.
+    If ranks report different values under one name, rank 0 warns once, and all ranks
+    use the value of the first rank that has one.
     """
 
     name = "shared_reports"
-    # After all that a script adds: where to share if nothing else is behind.
+    # After all extensions that a script adds: the last possible place to share.
     priority = -1_000_000
 
     def __init__(self) -> None:
@@ -43,15 +44,15 @@ class SharedReports(Extension):
         self._told: set[str] = set()
 
     def trigger(self, trainer: Trainer) -> bool:
-        """Returns ``False``: what is to be done is done at its place."""
+        """Returns ``False``, as another extension's trigger calls :meth:`share`."""
         return False
 
     def initialize(self, trainer: Trainer) -> None:
-        """Agrees on the place; called by the trainer when it starts."""
+        """Finds the place to share, with all ranks; called when the trainer starts."""
         ranks = trainer.updater.pipeline.ranks
         if ranks.world.size == 1:
             return
-        # In the order in which the trainer calls them.
+        # The trainer calls extensions in this order.
         called = sorted(trainer._extensions.items(), key=lambda item: -item[1].priority)
         mine = [Entry.of(name, entry) for name, entry in called]
         with ranks.calls.made("tell which extensions there are"):
@@ -65,11 +66,11 @@ class SharedReports(Extension):
         behind.trigger = _Preceded(behind.trigger, self)
 
     def note(self) -> None:
-        """Notes that an extension is called that may report something."""
+        """Records a call of an extension that may report a value."""
         self._have_fired = True
 
     def share(self, trainer: Trainer) -> None:
-        """Adds to the trainer's observation what other ranks reported."""
+        """Adds the values that other ranks reported to the trainer's observation."""
         updater, place = trainer.updater, self._place
         is_due = place.are_any and (self._have_fired or not place.are_alike)
         self._have_fired = False
@@ -101,14 +102,14 @@ class SharedReports(Extension):
 
 
 def merge(said: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns what was reported on any rank, and where ranks differ.
+    """Returns the values that any rank reported, and where ranks differ.
 
     Args:
-        said: By all ranks, values by name.
+        said: Values by name, reported by each rank.
 
     Returns:
-        The values by name, those of the first rank that has one; and for names under
-        which they differ, which rank says what.
+        The values by name, each of the first rank that has one; and the names with
+        different values, with a text of each rank's value.
 
     Example:
         >>> merge([{"x": 1.0}, {"x": 2.0, "y": 3.0}])
@@ -129,10 +130,10 @@ def merge(said: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, 
 
 
 def numbers(observation: Mapping[str, Any], alike: Set[str]) -> dict[str, Any]:
-    """Returns the numbers in an observation, as ``DictSummary`` takes them.
+    """Returns the numbers in an observation, in the form that ``DictSummary`` takes.
 
     Args:
-        observation: Of the trainer.
+        observation: Observation of the trainer.
         alike: Names whose values are equal on all ranks.
     """
     numbers: dict[str, Any] = {}
@@ -147,7 +148,7 @@ def numbers(observation: Mapping[str, Any], alike: Set[str]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> float | int | bool | None:
-    """Returns a number of any kind as one of Python's; ``None`` for what is none."""
+    """Returns a number of any type as one of Python's; ``None`` for other values."""
     array = chainer.as_array(value)
     if isinstance(array, chainer.get_array_types()) and array.ndim == 0:
         array = chainer.get_device("@numpy").send(array)[()]
@@ -156,7 +157,7 @@ def _plain(value: Any) -> float | int | bool | None:
 
 
 class _Noted(TriggerAround):
-    """A trigger of an extension that may report something."""
+    """A trigger of an extension that may report a value; it records its calls."""
 
     def __init__(self, trigger: Any, reports: SharedReports) -> None:
         super().__init__(trigger)
@@ -170,7 +171,7 @@ class _Noted(TriggerAround):
 
 
 class _Preceded(_Noted):
-    """The trigger of the first extension that comes after sharing."""
+    """A trigger that shares values first, of the first extension after the place."""
 
     def __call__(self, trainer: Trainer) -> bool:
         self._reports.share(trainer)

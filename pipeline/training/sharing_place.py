@@ -1,4 +1,4 @@
-"""The place among a trainer's extensions where ranks share what was reported."""
+"""The place among a trainer's extensions where ranks share reported values."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from chainer.training.extensions._snapshot import _Snapshot
 from pipeline.training.evaluator import PipelineEvaluator
 from pipeline.training.one_trainer import TriggerOfRankZero
 
-#: Those that read what was reported.
+#: Extensions that read reported values.
 _CONSUMERS = (extensions.LogReport, extensions.PlotReport, extensions.MicroAverage)
-# Those that report nothing, or the same on every rank.
+# Extensions that report nothing, or the same values on every rank.
 _SILENT = (
     *_CONSUMERS,
     PipelineEvaluator,
@@ -32,7 +32,7 @@ _SILENT = (
     extensions.VariableStatisticsPlot,
     extensions.WarmupShift,
 )
-# Triggers that fire alike where they have the same settings.
+# Triggers that fire alike on all ranks if they have the same settings.
 _BY_TIME = (
     triggers.IntervalTrigger,
     triggers.ManualScheduleTrigger,
@@ -41,14 +41,15 @@ _BY_TIME = (
 
 
 class Entry(NamedTuple):
-    """An extension of a trainer, as its rank tells the others of it.
+    """An extension of a trainer, described for the other ranks.
 
     Attributes:
-        name: Its name in the trainer.
-        priority: Those of higher ones are called first.
+        name: Name of the extension in the trainer.
+        priority: Priority; extensions with higher ones are called first.
         role: ``'consumer'``, ``'reporter'``, or ``''`` for neither.
-        is_collective: Whether all ranks take part in it.
-        when: When it is called, in words, if that is alike for equal words.
+        is_collective: Whether all ranks must call it together.
+        when: Text about its trigger, if triggers with equal texts fire alike; else
+            ``None``.
     """
 
     name: str
@@ -59,11 +60,11 @@ class Entry(NamedTuple):
 
     @classmethod
     def of(cls, name: str, entry: Any) -> Entry:
-        """Returns what is to be said of one."""
+        """Returns the description of an extension."""
         extension, trigger, role = entry.extension, entry.trigger, "reporter"
         if isinstance(extension, _CONSUMERS):
             role = "consumer"
-        # What the project's own do is up to this package.
+        # This package's own extensions share their values themselves.
         elif isinstance(extension, _SILENT) or _is_ours(extension):
             role = ""
         when = None
@@ -81,12 +82,12 @@ def _is_ours(extension: Any) -> bool:
 
 
 class Place(NamedTuple):
-    """The place where the ranks share what was reported.
+    """The place where the ranks share reported values.
 
     Attributes:
-        positions: For each rank, before which of its extensions.
-        are_any: Whether some rank has extensions before it that may report.
-        are_alike: Whether all ranks have the same ones, and call them together.
+        positions: Position in each rank's extensions before which it shares.
+        are_any: Whether a rank has extensions before the place that may report.
+        are_alike: Whether all ranks have the same such extensions, and call them alike.
     """
 
     positions: list[int]
@@ -95,14 +96,13 @@ class Place(NamedTuple):
 
 
 def find_place(said: Sequence[Sequence[Entry]]) -> Place:
-    """Finds where to share, between the same collective extensions on every rank.
+    """Finds the place to share, between the same collective extensions on every rank.
 
-    That is before the first extension that reads what was reported. If there is none
-    that is known, it is before the first one of a reader's priority.
+    The place is before the first extension that reads reported values. If no such
+    extension is known, it is before the first one with a reader's priority.
 
-    Args:
-        said: For each rank its extensions in the order of their calls. The last one of
-            all, which all ranks have, is behind what is shared.
+    said: Extensions of each rank, in the order of their calls. All ranks have the last
+    extension, which comes after the place.
 
     Example:
         >>> stats = Entry("stats", 300, "reporter", False, "every epoch")

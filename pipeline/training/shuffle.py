@@ -1,4 +1,4 @@
-"""An order of samples that can be resumed whatever iterator asks for it."""
+"""An order of samples that can be resumed with any iterator."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from chainer.iterators import OrderSampler
 
 
 class SeededShuffle(OrderSampler):
-    """Shuffles the samples of each epoch, by a seed and the order of the epoch before.
+    """Shuffles the samples of each epoch by a seed and the order of the epoch before.
 
-    Iterators that prefetch, as ``MultiprocessIterator`` and ``MultithreadIterator`` do,
-    draw the next epoch's order before the present one has ended. Drawn from a
-    generator, it is another one when a run is resumed from a snapshot that was taken in
-    between. This has no generator::
+    Iterators that prefetch, such as ``MultiprocessIterator`` and
+    ``MultithreadIterator``, draw the next epoch's order before the present epoch has
+    ended. If the order came from a generator, it would differ in a run that is resumed
+    from a snapshot taken in between. This class needs no generator::
 
         order of the next epoch = f(seed, order of this epoch)
 
     and an iterator saves its order.
 
     Args:
-        seed (int): At least 0.
+        seed (int): Seed, at least 0.
 
     Raises:
         ValueError: If ``seed`` is negative.

@@ -16,7 +16,7 @@ from pipeline.training.one_trainer import TriggerAround
 #: order: EX_TEMPFAIL of ``sysexits.h``, "try again later".
 STOPPED = 75
 
-# Whether that has happened in this process.
+# Whether a signal has stopped a training run in this process.
 _has_stopped = False
 
 
@@ -28,26 +28,25 @@ def has_stopped() -> bool:
 class StopOnSignal(Extension):
     """Stops the training in good order when a batch system asks for it.
 
-    On a signal to any of the ranks, the minibatch under way is finished; all ranks
-    agree; extensions that take snapshots run, whether it is their time or not; the
+    When a signal comes to any of the ranks, they finish the minibatch and agree to
+    stop. Extensions that take snapshots run, also if it is not their time. Then the
     trainer's loop ends on every rank, and the script goes on after ``trainer.run()``.
-    Under ``divisible run`` its exit code is then 75, so that a job script knows
-    that there is more to do; elsewhere ask :attr:`signal` and exit as you like. Rank 0
-    prints where the run was saved, and how to go on.
+    Under ``divisible run`` its exit code is then 75, so that a job script knows that
+    the training is not complete. In other scripts, read :attr:`signal` and exit with a
+    code of your own. Rank 0 prints where the run was saved, and how to resume it.
 
-    A second signal ends the run, as the signal does without this extension; but without
-    it SIGUSR1 ends ranks of MPICH only under ``divisible run``, since MPICH handles it
-    and does nothing.
+    A second signal ends the run, as it would without this extension. But MPICH handles
+    SIGUSR1 and ignores it, so without this extension it ends ranks only under
+    ``divisible run``.
 
     Args:
-        signals: The signals to stop on; batch systems send SIGTERM, and SIGUSR1 if
-            asked to.
-        run (list of str): The extensions to run before the end: those whose names
-            contain one of these words.
+        signals: Signals to stop on. Batch systems send SIGTERM, and SIGUSR1 if asked
+            to.
+        run (list of str): Words in the names of the extensions to run before the end.
 
     Attributes:
-        signal (int): The number of the signal that stopped the training, the same on
-            every rank; 0 if none did.
+        signal (int): Number of the signal that stopped the training, the same on every
+            rank; 0 if none did.
 
     Example:
         >>> from pipeline import StopOnSignal
@@ -68,7 +67,7 @@ class StopOnSignal(Extension):
         self._signals = tuple(signals)
         self._run = tuple(word.lower() for word in run)
         self._handlers: dict[int, Any] = {}
-        # The trainer that was stopped, and the exception during which it runs.
+        # The stopped trainer, and the exception that was handled when it started.
         self._stopped: Trainer | None = None
         self._handled: BaseException | None = None
         self.signal = 0
@@ -77,7 +76,7 @@ class StopOnSignal(Extension):
         """Installs the handlers; called by the trainer when it starts.
 
         Raises:
-            TypeError: If the trainer's updater is no ``PipelineUpdater``.
+            TypeError: If the trainer's updater is not a ``PipelineUpdater``.
         """
         self._handled = sys.exc_info()[1]
         updater = trainer.updater
@@ -98,7 +97,7 @@ class StopOnSignal(Extension):
                 entry.trigger = _AlsoAtStop(entry.trigger)
 
     def __call__(self, trainer: Trainer) -> None:
-        """Notes whether a signal came; called after every minibatch."""
+        """Records whether a signal came; called after every minibatch."""
         global _has_stopped
         if trainer.updater.stop_code in self._signals:
             self.signal = trainer.updater.stop_code
@@ -106,17 +105,17 @@ class StopOnSignal(Extension):
             self._stopped = trainer
 
     def finalize(self) -> None:
-        """Gives the signals their handlers back; called at the end of the loop."""
+        """Restores the signals' handlers; called at the end of the loop."""
         self._restore()
         trainer, self._stopped = self._stopped, None
         if trainer is None or not trainer.updater.pipeline.ranks.is_chief:
             return
-        # A thread has saved by now what it was writing, or has failed.
+        # Threads that write snapshots have ended by now, with success or an error.
         if sys.exc_info()[1] is self._handled:
             say(trainer, self._words(trainer))
 
     def _words(self, trainer: Trainer) -> str:
-        """Returns in a line where a run was saved, and how to go on."""
+        """Returns a line about where a run was saved, and how to go on."""
         name = signal.Signals(self.signal).name
         begin = f"stopped by {name} after iteration {trainer.updater.iteration}: "
         extensions = [
@@ -144,7 +143,7 @@ class StopOnSignal(Extension):
 
 
 class _AlsoAtStop(TriggerAround):
-    """A trigger that fires besides when the training is about to stop."""
+    """A trigger that also fires when the training is about to stop."""
 
     def __call__(self, trainer: Trainer) -> bool:
         return bool(self._trigger(trainer)) or trainer.updater.stop_code > 0

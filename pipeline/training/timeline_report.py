@@ -11,18 +11,17 @@ from divisible.side_files import SideFiles
 
 
 class TimelineReport(training.Extension):
-    """Writes what every rank did in the last training step, and when.
+    """Writes a timeline of all ranks' last training step.
 
-    Extend the trainers of all ranks with it. The file is written by rank 0, in
-    ``trainer.out``. By default that is after each epoch; an evaluation in between does
-    not count as a step. Where it cannot be written, rank 0 warns once, and the training
-    goes on.
+    Add it to the trainers of all ranks. Rank 0 writes the file into ``trainer.out``, by
+    default after each epoch. An evaluation in between does not count as a step. If the
+    file cannot be written, rank 0 warns once, and the training goes on.
 
     Args:
-        filename (str): Its name, a format string that is given the trainer. With the
-            ending ``.json`` it is a trace in Chrome's format, to be looked at and to be
-            read back by ``Timeline.load``; with another one, such as ``.png``, a
-            picture, which needs matplotlib.
+        filename (str): Name of the file, a format string that gets the trainer. A name
+            with the ending ``.json`` is for a trace in Chrome's format, which
+            ``Timeline.load`` reads. Another ending, such as ``.png``, is for a picture,
+            which needs matplotlib.
 
     Example:
         >>> extension = TimelineReport("step_{.updater.iteration}.png")
@@ -30,7 +29,7 @@ class TimelineReport(training.Extension):
         (1, 'epoch')
     """
 
-    #: To be called on all ranks at the same minibatch, whatever its trigger.
+    #: Whether all ranks must call it at the same minibatch, whatever its trigger.
     is_collective = True
     trigger = 1, "epoch"
     default_name = "TimelineReport"
@@ -40,7 +39,7 @@ class TimelineReport(training.Extension):
         self._files = SideFiles("TimelineReport")
 
     def __call__(self, trainer: Any) -> None:
-        """Writes the file."""
+        """Measures the timeline on all ranks; rank 0 writes the file."""
         pipe = trainer.updater.pipeline
         timeline = pipe.timeline()
         if pipe.ranks.is_chief:

@@ -24,62 +24,66 @@ from pipeline.training.shared_reports import SharedReports
 class PipelineUpdater(StandardUpdater):
     """Updates a model that is divided over the ranks of a pipeline.
 
-    It stands where :class:`chainer.training.updaters.StandardUpdater` stood, and the
-    trainer, its triggers and its extensions stay as they are. Every rank makes an
-    updater and a trainer, and runs it. What they have in common:
+    Use it in place of :class:`chainer.training.updaters.StandardUpdater`; the trainer,
+    its triggers and its extensions stay as they are. Every rank makes an updater and a
+    trainer, and runs it. The ranks' trainers work as one:
 
-    * Samples come from the iterator of the rank with the first stage, which alone reads
-      data; those of the other ranks are not used, and may be ``None``. Epochs are equal
-      on all ranks.
-    * ``main/loss``, ``main/accuracy`` and what layers report (``main/3/x`` from layer
-      3) are the same floats on every rank, so that what depends on them, such as early
-      stopping, is decided alike.
-    * On a grid every replica reads from an iterator of its own, a
-      :class:`~data_parallel.ReplicaIterator`; the updater makes it of what it is given
-      where the pipeline has made the grid, for its plan. An optimizer that exchanges
-      gradients is told of how many samples they are, by its ``n_samples``.
+    * Only the rank with the first stage reads data, from its iterator. The iterators of
+      the other ranks are not used and may be ``None``. Epochs are equal on all ranks.
+    * ``main/loss``, ``main/accuracy`` and the values that layers report
+      (``main/3/x`` from layer 3) are the same floats on every rank. So decisions that
+      depend on them, such as early stopping, are alike.
+    * On a grid, every replica reads from an iterator of its own, a
+      :class:`~data_parallel.ReplicaIterator`. If the pipeline has made the grid for its
+      plan, the updater makes this iterator from the one given. An optimizer that
+      exchanges gradients gets the number of their samples as ``n_samples``.
     * The loop ends on all ranks when it ends on one, by its stop trigger or
       :meth:`request_stop`; an exception ends all ranks.
-    * What extensions report on any rank is in the observations, and so in the logs, of
-      all. Values that differ under one name are warned of.
+    * Values that extensions report on any rank are in the observations, and so in the
+      logs, of all ranks. A warning names values that differ under one name.
     * Only rank 0 prints reports and progress bars, and writes logs and plots.
 
-    It also reports ``pipeline/samples_per_second``; ``pipeline/bubble``, the share of
-    the ranks' time in which they compute nothing; ``pipeline/communication``, the mean
-    seconds that a rank sends, or waits for what is sent; and
-    ``pipeline/process_memory``, the bytes that the largest process has held at most,
-    Python and its libraries included. On a GPU the times are of launches, behind which
-    the device works.
+    The updater also reports four values:
+
+    * ``pipeline/samples_per_second``;
+    * ``pipeline/bubble``, the share of the ranks' time without computation;
+    * ``pipeline/communication``, the mean seconds of a rank's sends and waits;
+    * ``pipeline/process_memory``, the most bytes that a process has used, with Python
+      and its libraries.
+
+    On a GPU, the times are those of launches, not of the device's work.
 
     Args:
-        iterator (chainer.dataset.Iterator or dict): The minibatches; a dictionary must
-            have ``'main'``. Read on the first stage's rank, ignored elsewhere.
-        optimizer (chainer.Optimizer, list or dict): Set up with this rank's stage; for
-            a pipeline with several stages on a rank, one optimizer for each, or one
-            :class:`~mixed_precision.MixedPrecision` that is set up with all. The first
-            is ``'main'``, the others are ``'main_1'`` and so on. When an extension
-            changes a hyperparameter of ``'main'``, it changes in the others that had
-            the same value. Their hooks see the whole model, as after
+        iterator (chainer.dataset.Iterator or dict): Iterator over the minibatches, or
+            several by name, one of which is ``'main'``; read on the first stage's rank
+            only.
+        optimizer (chainer.Optimizer, list or dict): Optimizer that is set up with this
+            rank's stage. For several stages on a rank, give one optimizer for each, or
+            one :class:`~mixed_precision.MixedPrecision` that is set up with all. The
+            first is called ``'main'``, the others ``'main_1'`` and so on. If an
+            extension changes a hyperparameter of ``'main'``, it changes in others that
+            had the same value. Hooks treat the whole model, as after
             :meth:`~pipeline.Pipeline.global_hooks`.
-        pipeline (Pipeline): What computes losses and gradients.
-        converter: Makes arrays from a list of samples.
-        device: Where the converter is to put the arrays; the pipeline moves them to
-            its own device in any case. Unlike in ``StandardUpdater`` the model is not
-            moved: do so before making the ``Pipeline``.
-        auto_new_epoch (bool): Whether to tell the optimizers of new epochs.
-        input_device: The same as ``device``.
-        label_key (int, str or tuple): Which of the converter's arrays is the target,
-            or which are; as in :class:`chainer.links.Classifier` the last by default.
+        pipeline (Pipeline): Pipeline that computes losses and gradients.
+        converter: Function that makes arrays from a list of samples.
+        device: Device for the arrays of the converter; the pipeline moves them to its
+            own device in any case. Unlike ``StandardUpdater``, this does not move the
+            model: move it before you make the ``Pipeline``.
+        auto_new_epoch (bool): Whether to call ``new_epoch`` of the optimizers.
+        input_device: Another name for ``device``, which takes precedence.
+        label_key (int, str or tuple): Key of the target among the converter's arrays,
+            or several. By default the last array, as in
+            :class:`chainer.links.Classifier`.
 
     Attributes:
-        pipeline (Pipeline): As given.
+        pipeline (Pipeline): The pipeline given.
         stop_code (int): The largest number that a rank has given to
             :meth:`request_stop`; the same on every rank after an update.
 
     Raises:
-        ValueError: If the optimizers are not those of this rank's stages, or would
-            skip steps that other ranks take; if the data set is empty; or if
-            ``label_key`` names nothing.
+        ValueError: If a stage of this rank has no optimizer. If an optimizer would skip
+            steps that other ranks take. If the data set is empty. If ``label_key`` is
+            not a key of the arrays.
 
     Example:
         >>> import chainer
@@ -132,50 +136,49 @@ class PipelineUpdater(StandardUpdater):
         self._device_of_stages = next(iter(pipeline.stages.values())).device
         self.stop_code = 0
         self._requested = 0
-        #: Names of what is reported with equal values on all ranks.
+        #: Names of reported values that are equal on all ranks.
         self.reported_alike: set[str] = set()
-        #: Whether some rank reported more than that in the last update.
+        #: Whether a rank reported values under other names in the last update.
         self.somebody_reports_more = False
-        # Of the last minibatch.
+        # Number of samples in the last minibatch, in all replicas.
         self._n_samples = 0
         self._reader = MinibatchReader(
             pipeline, converter, self.input_device, label_key
         )
-        # Whether only the first stage's rank knows how far the iterator is.
+        # Whether only the first stage's rank knows the iterator's progress.
         self._is_behind = True
         self._hyperparameters = optimizers["main"].hyperparam.get_dict()
 
     def connect_trainer(self, trainer: chainer.training.Trainer) -> None:
-        """Makes the ranks' trainers one; called by the trainer."""
+        """Adds extensions that make the ranks' trainers one; called by the trainer."""
         trainer.extend(OneTrainer())
         trainer.extend(SharedReports())
         if self.pipeline.ranks.world.size > 1:
-            # Python prints the traceback; the trainer need not do so before.
+            # Python prints the traceback, so the trainer need not print it before.
             trainer.run = functools.partial(trainer.run, show_loop_exception_msg=False)
 
     def synchronize(self) -> None:
-        """Tells all ranks how far the iterator is, if they do not know.
+        """Sends the iterator's progress to all ranks, if they do not know it.
 
-        To be called on every rank. The trainer does so before the first minibatch,
-        also after it was loaded.
+        All ranks must call it. The trainer does so before the first minibatch, also
+        after a snapshot was loaded.
         """
         if self._is_behind:
             self._reader.synchronize(self._iterators["main"])
             self._is_behind = False
 
     def request_stop(self, code: int = 1) -> None:
-        """Asks that training stops on all ranks after this update, or the next.
+        """Asks all ranks to stop training, after this update or the next.
 
-        May be called at any time, also by a signal's handler, on any of the ranks.
+        It may be called at any time and on any rank, also by a signal's handler.
 
         Args:
-            code (int): A positive number; the largest of all ranks' is known afterwards
-                as ``stop_code``.
+            code (int): A positive number. All ranks get the largest as ``stop_code``.
         """
         self._requested = max(self._requested, code)
 
     def update(self) -> None:
-        """Updates the parameters with one minibatch, and reports what it was like.
+        """Updates the parameters with one minibatch, and reports its costs.
 
         Raises:
             StopIteration: On every rank, at the end of an iterator without repetition.
@@ -196,41 +199,42 @@ class PipelineUpdater(StandardUpdater):
         self._report({f"pipeline/{name}": v for name, v in observed.items()})
 
     def update_core(self) -> None:
-        """Does one step on a minibatch; a subclass may do more, on all ranks alike."""
+        """Trains on one minibatch; a subclass may do more, on all ranks alike."""
         minibatch = self._reader.next(self._iterators["main"])
         # Before the step, which compares how copies of a parameter are updated.
         self._share_hyperparameters()
         result = self.step(minibatch.x, minibatch.t)
         self._update_parameters()
-        # Of all replicas.
+        # The samples of all replicas.
         self._n_samples = sum(self.pipeline.ranks.calls.agreed.n_samples)
         self._report(named(result))
 
     def step(self, x: Any, t: Any) -> dict[str, float]:
-        """Computes the gradients of a minibatch, which the optimizers then use.
+        """Computes the gradients of a minibatch, for the optimizers.
 
-        A subclass may do it in another way, on all ranks alike, such as by a second
-        pipeline over the same layers, whose step replaces gradients of the first one's
+        A subclass may do it in another way, on all ranks alike. For example, a second
+        pipeline over the same layers may replace some gradients of the first one
         (:doc:`/howto/other_losses`).
 
         Args:
-            x (tuple of arrays): The inputs, on the first stage's rank.
-            t (tuple of arrays): The targets, on the last stage's rank.
+            x (tuple of arrays): Inputs, on the first stage's rank.
+            t (tuple of arrays): Targets, on the last stage's rank.
 
         Returns:
-            dict: What to report, equal on every rank; ``'loss'`` as ``main/loss``.
+            dict: Values to report, equal on every rank; ``'loss'`` becomes
+                ``main/loss``.
         """
         return self.pipeline.step(x, t, list(self._optimizers.values()))
 
     def _report(self, values: dict[str, float]) -> None:
-        """Reports what is equal on all ranks."""
+        """Reports values that are equal on all ranks."""
         self.reported_alike |= values.keys()
         chainer.report(values)
 
     def _update_parameters(self) -> None:
         for optimizer in self._optimizers.values():
             if hasattr(optimizer, "n_samples"):
-                # It takes the mean over the replicas.
+                # The optimizer averages over the replicas, weighted by samples.
                 optimizer.n_samples = self.pipeline.n_samples
             optimizer.update()
         if self.auto_new_epoch and self.is_new_epoch:
@@ -238,20 +242,20 @@ class PipelineUpdater(StandardUpdater):
                 optimizer.new_epoch(auto=True)
 
     def get_optimizer(self, name: str) -> chainer.Optimizer:
-        """Returns an optimizer, which has followed ``'main'``."""
+        """Returns an optimizer, with the hyperparameters that follow ``'main'``."""
         self._share_hyperparameters()
         return super().get_optimizer(name)
 
     def get_all_optimizers(self) -> dict[str, chainer.Optimizer]:
-        """Returns the optimizers by name; they have followed ``'main'``.
+        """Returns the optimizers by name, with hyperparameters that follow ``'main'``.
 
-        So a snapshot after a change has it in all of them.
+        So a snapshot has a changed hyperparameter in all of them.
         """
         self._share_hyperparameters()
         return super().get_all_optimizers()
 
     def _share_hyperparameters(self) -> None:
-        """Lets the other optimizers follow ``'main'``, which extensions change."""
+        """Copies changes in ``'main'``'s hyperparameters to other optimizers."""
         main, *others = self._optimizers.values()
         if not others:
             return
@@ -264,21 +268,21 @@ class PipelineUpdater(StandardUpdater):
         self._hyperparameters = now
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Reads or writes the state, with that of the pipeline.
+        """Reads or writes the state of the updater and of the pipeline.
 
-        The iterator's is in that of the first stage's rank.
+        The state of the iterator is written by the first stage's rank.
         """
         super().serialize(serializer)
         self.pipeline.serialize(serializer["pipeline"])
         if isinstance(serializer, chainer.Deserializer):
             self._is_behind = True
-            # Whatever was loaded: it is no change that others are to follow.
+            # Other optimizers should follow changes, not loaded values.
             main = self._optimizers["main"]
             self._hyperparameters = main.hyperparam.get_dict()
 
 
 def _observation() -> dict[str, Any]:
-    """Returns what was reported since the update began, if anybody listens."""
+    """Returns the values reported since the update began, if a reporter is active."""
     try:
         return chainer.get_current_reporter().observation
     except IndexError:
@@ -289,14 +293,14 @@ def _by_name(optimizer: Any) -> dict[str, chainer.Optimizer]:
     if isinstance(optimizer, Mapping):
         if "main" not in optimizer:
             raise ValueError(f"no optimizer is called 'main': {sorted(optimizer)}")
-        # 'main' first, whatever the order.
+        # 'main' comes first in any case.
         return {"main": optimizer["main"], **optimizer}
     several = enumerate(as_list(optimizer))
     return {f"main_{i}" if i else "main": each for i, each in several}
 
 
 def _check_samples(iterator: Any) -> None:
-    """Refuses an empty data set, by whose length Chainer divides."""
+    """Refuses an empty data set, because Chainer divides by its length."""
     dataset = getattr(iterator, "dataset", None)
     if isinstance(dataset, Sized) and len(dataset) == 0:
         raise ValueError(
@@ -309,7 +313,7 @@ def _check_targets(
     optimizers: Mapping[str, chainer.Optimizer], pipeline: Pipeline
 ) -> None:
     for name, optimizer in optimizers.items():
-        # ChainerMN's wrapper is no chainer.Optimizer.
+        # ChainerMN's wrapper is not a chainer.Optimizer.
         if not hasattr(optimizer, "target"):
             raise TypeError(
                 f"the optimizer {name!r} of rank {pipeline.rank} must be a"
