@@ -122,8 +122,8 @@ def _check_shape(microbatch: int, shape: Sequence[int], t: Any) -> None:
         cure = ": if they are one-hot, use t.argmax(axis=1)"
     raise ValueError(
         f"microbatch {microbatch} has targets of the shape {t.shape}, but the last"
-        f" layer returned the shape {tuple(shape)}, with which softmax_cross_entropy takes"
-        f" labels of the shape {expected}{cure}"
+        f" layer returned the shape {tuple(shape)}, with which softmax_cross_entropy"
+        f" takes labels of the shape {expected}{cure}"
     )
 
 
