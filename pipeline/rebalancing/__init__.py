@@ -3,17 +3,17 @@
 ::
 
     extension    watches a trainer's stages, and moves layers when it pays
-    log          what it writes, and which hosts fell behind
-    stage_times  how long stages compute
-    layer_costs  what layers cost, and that they have become others
+    log          the checks of a run in a file, and the hosts that fell behind
+    stage_times  seconds that stages compute
+    layer_costs  costs of layers, and which layers have other sizes than before
     rank_comparison  whether the speeds of ranks compare
-    common_layer  how fast ranks are, by one layer that all of them compute
-    decisions    whether to cut anew, and where
-    shares       which part of a minibatch each replica should have
-    trials       changes that are taken back where steps became no shorter
-    moving       moves layers: all that belongs to them, by messages
-    checking     what is refused before anything moves
-    state        what belongs to which layer, as snapshots know it
+    common_layer  speeds of ranks, from one layer that all of them compute
+    decisions    whether to cut the model in other places, and where
+    shares       the part of a minibatch that each replica should have
+    trials       changes that are reversed if steps do not become shorter
+    moving       moves layers, with all that belongs to them, by messages
+    checking     refuses bad input before anything moves
+    state        the arrays of a layer, by the keys of snapshots
     messages     arrays by key, from rank to rank
 
 Names are imported when they are first used.

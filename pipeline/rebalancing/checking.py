@@ -1,4 +1,4 @@
-"""Bad input, refused on every rank before a layer moves."""
+"""Refuses bad input on every rank before a layer moves."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pipeline.pipeline import Pipeline
 from pipeline.rebalancing.state import OUTPUT_DTYPE
 from pipeline.snapshots.optimizers import OptimizersOfStages, covers
 
-# What a link may have besides arrays that says how it computes.
+# Types of a link's attributes, besides arrays, that may change what it computes.
 _PLAIN = (bool, int, float, str)
 
 
 def check_cuts(pipeline: Pipeline, cuts: Sequence[int]) -> list[int]:
-    """Returns cuts as a list, if they are of this pipeline's model and stages.
+    """Returns cuts as a list, if they suit this pipeline's model and stages.
 
     Raises:
-        ValueError: If they are not.
+        ValueError: If the numbers of stages or layers differ.
     """
     plan, now = Plan(cuts), Plan(pipeline.cuts)
     if (plan.n_stages, plan.n_layers) != (now.n_stages, now.n_layers):
@@ -40,11 +40,11 @@ def check_cuts(pipeline: Pipeline, cuts: Sequence[int]) -> list[int]:
 
 
 def check_moment(pipeline: Pipeline, optimizers: Iterable[Any]) -> None:
-    """Refuses to move layers but between two minibatches.
+    """Refuses to move layers, except between two minibatches.
 
     Raises:
-        RuntimeError: If a minibatch is under way, or its gradients wait for an update,
-            or a schedule is still to be chosen.
+        RuntimeError: If a minibatch is under way, if its gradients wait for an update,
+            or if the schedule is still being chosen.
     """
     if pipeline.trial is not None:
         raise RuntimeError(
@@ -58,10 +58,10 @@ def check_moment(pipeline: Pipeline, optimizers: Iterable[Any]) -> None:
 
 
 def check_not_within(pipeline: Pipeline) -> None:
-    """Refuses a call from within another one, in which other ranks compute.
+    """Refuses a call from within another one, while other ranks compute.
 
     Raises:
-        RuntimeError: If there is one.
+        RuntimeError: If another call is running.
     """
     calls = pipeline.ranks.calls
     if calls.is_within:
@@ -72,13 +72,13 @@ def check_not_within(pipeline: Pipeline) -> None:
 
 
 def built(build: Callable[[], Divisible], pipeline: Pipeline) -> Divisible:
-    """Returns the undivided model, none of whose layers is made.
+    """Returns the undivided model, without the arrays of its layers.
 
     Raises:
         TypeError: If ``build`` returns something else.
-        ValueError: If it is another model than the pipeline's.
+        ValueError: If it is not the pipeline's model.
     """
-    # A model can be called as well.
+    # A model can be called as well, so being callable does not suffice.
     if not callable(build) or isinstance(build, chainer.Link):
         raise TypeError(
             f"build must be a function that makes the model, not {type(build).__name__}"
@@ -102,7 +102,7 @@ def built(build: Callable[[], Divisible], pipeline: Pipeline) -> Divisible:
 
 
 def _check_parameters(stage: Divisible, model: Divisible) -> None:
-    """Refuses a model whose parameters or marks are not those of a stage."""
+    """Refuses a model whose parameters or marks differ from those of a stage."""
     start, end = stage.layer_range
     part = model.view(start, end)
     if part.recomputed != stage.recomputed:
@@ -120,7 +120,7 @@ def _check_parameters(stage: Divisible, model: Divisible) -> None:
         if made is None:
             raise ValueError(f"build() makes no {path}, which the pipeline has")
         if not made.is_initialized:
-            # What has come is as it is sized here.
+            # This layer gets its size from the arrays that it receives.
             continue
         # Stages may have been cast, as by to_float16.
         if (made.shape, made.dtype.kind) != (param.shape, param.dtype.kind):
@@ -136,11 +136,11 @@ def _check_parameters(stage: Divisible, model: Divisible) -> None:
 
 
 def check_leaving(pipeline: Pipeline, model: Divisible, cuts: Sequence[int]) -> None:
-    """Refuses to move layers that have what no message carries.
+    """Refuses to move layers with properties that messages cannot carry.
 
     Raises:
-        ValueError: If one has hooks that ``build`` does not make, or other settings; or
-            a parameter has no update rule, as no optimizer leaves it.
+        ValueError: If a layer has other hooks or settings than ``build`` gives it, or a
+            parameter without an update rule, which it would get after a move.
     """
     for number, stage in pipeline.stages.items():
         start, end = stage.layer_range
@@ -175,7 +175,7 @@ def check_leaving(pipeline: Pipeline, model: Divisible, cuts: Sequence[int]) -> 
 
 
 def _check_values(path: str, here: chainer.Link, made: chainer.Link) -> None:
-    """Refuses a link with persistent values that it is not made with."""
+    """Refuses a link with persistent values that ``build`` does not give it."""
     more = sorted(here._persistent - made._persistent)
     if more:
         raise ValueError(
@@ -186,13 +186,13 @@ def _check_values(path: str, here: chainer.Link, made: chainer.Link) -> None:
 
 
 def _check_settings(path: str, here: chainer.Link, made: chainer.Link) -> None:
-    """Refuses a link whose numbers and texts are not those that it is made with."""
+    """Refuses a link whose numbers and texts differ from those that it is made with."""
     known = {*here._params, *here._persistent, "name", OUTPUT_DTYPE}
     for name, value in vars(here).items():
         if name in known or name.startswith("_"):
             continue
         fresh = getattr(made, name, None)
-        # None may be filled in at the first call.
+        # The first call may replace None.
         plain = isinstance(value, _PLAIN) and isinstance(fresh, _PLAIN)
         if plain and value != fresh:
             raise ValueError(
@@ -209,10 +209,10 @@ def _hooks(link: chainer.Link) -> list[str]:
 def check_optimizers(
     pipeline: Pipeline, optimizers: OptimizersOfStages
 ) -> list[list[str]]:
-    """Returns what the optimizers of this rank's stages are, in words.
+    """Returns descriptions of the optimizers of this rank's stages.
 
     Raises:
-        ValueError: If a stage has none, or several, or gradients are under way.
+        ValueError: If a stage has no optimizer or several, or gradients are under way.
     """
     for stage in pipeline.stages.values():
         ours = [each for each in optimizers.of_stages if covers(each, stage)]
@@ -233,13 +233,13 @@ def check_optimizers(
 
 
 def compare_optimizers(said: Sequence[Sequence[Sequence[str]]]) -> None:
-    """Refuses optimizers that would treat a layer otherwise where it goes.
+    """Refuses optimizers that would treat a layer differently after a move.
 
     Args:
-        said: By all ranks, for each of its optimizers what it is.
+        said: Descriptions of each rank's optimizers.
 
     Raises:
-        DisagreementError: If two differ.
+        DisagreementError: If two optimizers differ.
     """
     first = said[0][0]
     for rank, theirs in enumerate(said):

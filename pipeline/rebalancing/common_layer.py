@@ -1,15 +1,15 @@
-"""The speeds of ranks, by one layer that all of them compute.
+"""The speeds of ranks, from one layer that all of them compute.
 
-The time of a stage alone does not tell a slow host from layers that cost much. So where
-no profile says what layers cost, every rank computes the same layer for a moment::
+The time of a stage does not tell a slow host from costly layers. So if no profile has
+the costs of layers, every rank computes the same layer for a moment::
 
     stage     0     1     2        seconds in a minibatch: 1, 3, 1
     layer 4   on every rank        0.01 s, 0.03 s, 0.01 s: rank 1 is slow
     or                             0.01 s each: the layers of stage 1 cost more
 
-Each rank makes a layer of its own for that, calls it with inputs of the sizes that
-there are in training, and drops it. The training goes on as if nothing had been
-computed, with the same random numbers.
+Each rank makes a layer of its own for this, calls it with inputs of the sizes in
+training, and drops it. Training continues with the same random numbers as without the
+comparison.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from divisible.layer_pass import Signature
     from pipeline.rebalancing.layer_costs import SaidOfLayers
 
-# A container stops a process for parts of some 100 ms; a part of the time, the longest
-# of which is the most that it may take, shows that. Other processes disturb a part.
+# A container may stop a process for parts of some 100 ms. The longest of these parts of
+# time is the most that a measurement may lose. Other processes disturb some parts.
 _PART, _N_PARTS = 0.1, 12
-# A layer whose forward takes longer is taken only if there is no shorter one.
+# A layer with a longer forward is chosen only if there is no shorter one.
 _LONG = 0.25
-# Ranks whose seconds differ by less are as fast as each other.
+# Ranks are equally fast if the ratio of their seconds is above this.
 _ALIKE = 0.75
 
 
@@ -58,8 +58,8 @@ class Compared(NamedTuple):
     """The speeds of all ranks.
 
     Attributes:
-        speeds: Relative to the fastest rank; ``None`` where they are not known.
-        reason: Why they are not known; empty where they are.
+        speeds: Speeds relative to the fastest rank; ``None`` if they are not known.
+        reason: Reason why they are not known; empty if they are.
     """
 
     speeds: list[float] | None
@@ -69,14 +69,15 @@ class Compared(NamedTuple):
 def compare_ranks(
     pipe: Pipeline, build: Callable[[], Divisible], said: Sequence[SaidOfLayers]
 ) -> Compared:
-    """Compares how long one layer takes on all ranks.
+    """Compares the seconds that one layer takes on all ranks.
 
-    To be called on every rank, between two minibatches.
+    All ranks must call it, between two minibatches.
 
     Args:
         pipe: The pipeline, with stages in host memory.
         build: Returns the undivided model.
-        said: By all ranks, how long forwards of their layers took, and of which inputs.
+        said: Measurements of all ranks: the seconds and the inputs of their layers'
+            forwards.
     """
 
     def choose() -> tuple[Divisible, CommonLayer]:
@@ -96,7 +97,7 @@ def compare_ranks(
 
     gather = functools.partial(pipe.gather, call="rebalance")
     attempt = functools.partial(on_all_ranks, gather, "", error=_NotComparableError)
-    # Code of the model fails as it likes, and may do so on one rank only.
+    # The model's code may raise any error, and perhaps on one rank only.
     try:
         model, layer = attempt(choose)
         found = gather(attempt(measure, model, layer))
@@ -106,18 +107,18 @@ def compare_ranks(
 
 
 class _NotComparableError(Exception):
-    """A common layer that cannot be computed on some rank."""
+    """The common layer cannot be computed on some rank."""
 
 
 def choose_layer(model: Divisible, said: Sequence[SaidOfLayers]) -> CommonLayer | None:
-    """Returns the layer whose forward takes longest, if that is not very long.
+    """Returns the layer with the longest forward that is not very long.
 
     Args:
         model: The undivided model.
-        said: By all ranks, of their layers.
+        said: Measurements of all ranks' layers.
 
     Returns:
-        ``None`` if no layer can be computed by itself.
+        ``None`` if no layer can be computed on its own.
     """
     shared = entangled(model)
     seconds: dict[int, float] = {}
@@ -136,11 +137,10 @@ def choose_layer(model: Divisible, said: Sequence[SaidOfLayers]) -> CommonLayer 
 
 
 def seconds_of(model: Divisible, chosen: CommonLayer) -> float:
-    """Returns the seconds of a forward of a layer, made for this.
+    """Returns the seconds of a layer's forward; makes the layer for this.
 
     Args:
-        model: The undivided model, none of whose layers is made; it may not be used
-            any more.
+        model: The undivided model without its layers' arrays; not usable afterwards.
         chosen: The layer.
     """
     with restored_random_state(), chainer.no_backprop_mode():
@@ -148,18 +148,18 @@ def seconds_of(model: Divisible, chosen: CommonLayer) -> float:
         inputs = [_input(shape, dtype) for shape, dtype in chosen.inputs]
         if isinstance(layer, chainer.Link):
             _cast(layer, inputs)
-        # Sizes the layer, and compiles kernels.
+        # The first call sizes the layer, and compiles kernels.
         layer(*inputs)
         return shortest_mean(lambda: layer(*inputs))
 
 
 def _input(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    # Zeros are labels that there are, and indices of embeddings.
+    # Zero is a valid class label, and a valid index of an embedding.
     return np.full(shape, 0.5 if np.dtype(dtype).kind == "f" else 0, dtype)
 
 
 def _cast(layer: chainer.Link, inputs: Sequence[np.ndarray]) -> None:
-    """Gives a layer the dtype of its inputs: the stages may have been cast."""
+    """Casts a layer to the dtype of its inputs, because stages may be cast."""
     dtypes = [x.dtype for x in inputs if x.dtype.kind == "f"]
     for param in layer.params(include_uninit=False) if dtypes else ():
         if param.dtype.kind == "f" and param.dtype != dtypes[0]:
@@ -171,7 +171,7 @@ def shortest_mean(
     run: Callable[[], Any],
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Returns the seconds of a call: the mean in the part of time with the most calls.
+    """Returns the mean seconds of a call, in the part of time with the most calls.
 
     Args:
         run: The call, which is repeated.
@@ -196,7 +196,7 @@ def shortest_mean(
 
 
 def relative_speeds(seconds: Sequence[float]) -> list[float]:
-    """Returns speeds relative to the fastest rank, all 1 where they hardly differ.
+    """Returns speeds relative to the fastest rank; all 1 if they hardly differ.
 
     Example:
         >>> relative_speeds([0.01, 0.02]), relative_speeds([0.01, 0.011])

@@ -1,4 +1,4 @@
-"""Whether a pipeline is to be cut anew, by the times of its stages. No messages."""
+"""Decides from the times of stages whether other cuts are better. No messages."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ from heterogeneous import ability
 from heterogeneous.estimates import ratio
 from pipeline.rebalancing.stage_times import like_the_newest
 
-# So many standard errors of the speeds a gain must exceed.
+# Number of standard errors of the speeds that a gain must exceed.
 _ERRORS = 4
-#: The cause where it is not known which ranks are slow.
+#: The cause of unequal times if it is not known which ranks are slow.
 UNKNOWN = (
     "the ranks are busy unequally, by slow hosts or by costly layers, which a profile"
     " would tell apart"
 )
-# A rank is not slow that has so much of the speed of others.
+# A rank with this share of the speed of the others is not slow.
 _ALIKE = 0.9
-# Of a normal distribution, the standard deviation over the median deviation.
+# Ratio of the standard deviation to the median deviation, for a normal distribution.
 _OF_NORMAL = 1.4826
 
 
 class Decision(NamedTuple):
-    """A decision on where to cut.
+    """A decision on the cuts of the model.
 
     Attributes:
-        cuts: The new ones; ``None`` if the model is to stay as it is cut.
-        speeds: Of the ranks, relative to where the profile was measured.
-        step_seconds: Of a minibatch as it is cut now, simulated with these speeds.
-        new_step_seconds: With the best cut there is; the same if it was not sought.
-        reason: In words.
+        cuts: The new cuts; ``None`` if the cuts stay.
+        speeds: Speeds of the ranks, relative to the machine of the profile.
+        step_seconds: Seconds of a minibatch with the present cuts, simulated at these
+            speeds.
+        new_step_seconds: Seconds with the best cuts found; equal if none were sought.
+        reason: Text about the cause of the decision.
     """
 
     cuts: list[int] | None
@@ -70,42 +71,43 @@ def decide_cuts(
     minimum_gain: float = 0.03,
     are_compared: bool = True,
 ) -> Decision:
-    """Decides whether another cut is worth the move, by how long stages have computed.
+    """Decides whether other cuts are worth a move, from the times of stages.
 
     ::
 
-        seconds of stages --ability--> speeds of ranks --partition--> a cut
+        seconds of stages --ability--> speeds of ranks --partition--> new cuts
               |                             |                           |
-        alike within the threshold?     simulate the cut there is, and this one
+        alike within the threshold?     simulate the present cuts, and the new ones
               |                             |
             stay               stay unless the gain is large enough, and pays
 
-    A rank's speed is its work by the profile over the time that it took, by the line of
-    least squares of :func:`heterogeneous.ability`, of the minibatches that took like
-    the newest ones. Where times scatter, a gain must exceed four standard errors of
-    their mean as well.
+    A rank's speed is its work, by the profile, divided by the time that it took: the
+    line of least squares of :func:`heterogeneous.ability`, through the minibatches like
+    the newest ones. If times scatter, a gain must also exceed four standard errors of
+    their mean.
 
     Args:
-        profile: The layers' costs, at the size of microbatch in use.
-        cuts: Where the model is cut.
-        seconds: That each stage was busy in the last minibatches: shape (n_stages,) or
-            (n_minibatches, n_stages), the oldest first.
-        n_microbatches (int): In a minibatch; that of a ``Schedule`` by default.
-        schedule (str or Schedule): As of :func:`~divisible.partition`.
-        network (Network): The links between ranks; infinitely fast by default.
-        memory: Bytes that each rank may use; one number for all or one for each. Of a
-            rank with several stages, each may use an equal part.
-        threshold (float): Nothing moves while the least busy rank is busy for this
-            share of the time of the busiest one, or longer.
-        horizon (int): In how many minibatches a move must pay for itself.
-        move_seconds (float): What a move takes.
-        minimum_gain (float): The least share of a step's time to move for.
-        are_compared (bool): Whether the profile has what layers cost on one machine. If
-            not, as where each stage's layers were measured on its own rank, no rank is
-            said to be slow.
+        profile: Costs of the layers, at the size of microbatch in use.
+        cuts: Present cuts of the model.
+        seconds: Seconds that each stage was busy in the last minibatches, of the shape
+            (n_stages,) or (n_minibatches, n_stages), the oldest first.
+        n_microbatches (int): Number of microbatches in a minibatch; by default that of
+            a ``Schedule``.
+        schedule (str or Schedule): Schedule of the stages; see
+            :func:`~divisible.partition`.
+        network (Network): Links between ranks; infinitely fast by default.
+        memory: Bytes that each rank may use: one number for all, or one for each.
+            Several stages on a rank may use equal parts.
+        threshold (float): Nothing moves if the least busy rank is busy for this share
+            of the busiest rank's time, or longer.
+        horizon (int): Number of minibatches in which a move must pay for itself.
+        move_seconds (float): Seconds that a move takes.
+        minimum_gain (float): Least gain of a move, as a share of a step's time.
+        are_compared (bool): Whether the profile was measured on one machine. If each
+            stage's layers were measured on its own rank, no rank is called slow.
 
     Returns:
-        Decision: The new cuts, or why there are none.
+        Decision: The new cuts, or the reason why there are none.
 
     Raises:
         ValueError: If the arguments do not fit together, or a time is not positive.
@@ -164,7 +166,7 @@ def decide_cuts(
         return stay(f"no other cut fits: {error}")
     found, new = _improved(plan, simulated, fitting)
     gain = now - new
-    # A cut that looks better by no more than chance would be left again at the next.
+    # Gains by chance would be reversed at the next check.
     least = max(minimum_gain, _ERRORS * measured.error)
     if found == cuts or gain < least * now:
         return stay(
@@ -184,12 +186,12 @@ def decide_cuts(
 
 
 class _Measured(NamedTuple):
-    """The speeds of the ranks, and how evenly they are busy, by the times of stages.
+    """The speeds of the ranks, and the balance of their times.
 
     Attributes:
-        speeds: Of the ranks, relative to where the profile was measured.
-        balance: For which share of the time of the busiest rank the least one is busy.
-        error: The largest relative standard error of a rank's times.
+        speeds: Speeds of the ranks, relative to the machine of the profile.
+        balance: Time of the least busy rank, as a share of the busiest rank's time.
+        error: Largest relative standard error of a rank's times.
     """
 
     speeds: np.ndarray
@@ -198,12 +200,12 @@ class _Measured(NamedTuple):
 
     @classmethod
     def of(cls, times: np.ndarray, plan: Plan, schedule: Schedule) -> _Measured:
-        """Compares times with what the stages have to compute.
+        """Compares the times of stages with their work.
 
         Args:
-            times: Of shape (n_minibatches, n_stages), the oldest first.
-            plan: The stages as they are cut, with their costs at speed 1.
-            schedule: That runs them.
+            times: Seconds of the shape (n_minibatches, n_stages), the oldest first.
+            plan: The present stages, with their costs at speed 1.
+            schedule: Schedule that runs them.
         """
         ranks = np.array(schedule.stage_ranks)
         work = np.bincount(ranks, [stage.seconds for stage in plan.stages])
@@ -218,12 +220,12 @@ class _Measured(NamedTuple):
 
 
 def cause(speeds: Sequence[float] | None, hosts: Sequence[str] | None = None) -> str:
-    """Returns why ranks are busy for unequal times, in words.
+    """Returns a text about the cause of the ranks' unequal times.
 
-    Args:
-        speeds: Speeds of the ranks, relative to the profile; ``None`` where they are
+    speeds: Speeds of the ranks, relative to the profile; ``None`` if they are not
+    known.
             not known.
-        hosts: The hosts of the ranks.
+        hosts: Hosts of the ranks.
 
     Example:
         >>> cause([1.0, 1.0, 0.5], hosts=["a", "b", "c"])
@@ -268,16 +270,18 @@ def _improved(
 ) -> tuple[list[int], float]:
     """Moves single layers between stages while the simulated step shortens.
 
-    Cuts with the same slowest stage differ in how the pipeline fills and empties, and
-    by chance one or the other has it: what is best by simulation is so at every check.
+    Cuts with the same slowest stage differ in how the pipeline fills and empties, and a
+    partition returns one of them by chance. The best cuts by simulation are the same at
+    every check.
 
     Args:
-        plan: To begin with.
-        simulated: Returns the seconds of a step.
-        fitting: Returns a plan of cuts; refuses those for which there is no memory.
+        plan: Cuts to begin with.
+        simulated: Returns the seconds of a step with some cuts.
+        fitting: Returns a plan for some cuts; raises an error if they do not fit in
+            memory.
 
     Returns:
-        The cuts, and the seconds.
+        The cuts, and the seconds of a step with them.
     """
     seconds = simulated(plan.cuts)
     while True:
@@ -292,7 +296,7 @@ def _improved(
 
 
 def _around(plan: Plan) -> list[list[int]]:
-    """Returns cuts where a stage gives a layer to the next, or the slowest to any."""
+    """Returns cuts where a layer goes to a neighbour, or from the slowest stage."""
     slowest = int(np.argmax([stage.seconds for stage in plan.stages]))
     stages = range(plan.n_stages)
     pairs = {(slowest, other) for other in stages if other != slowest}
@@ -308,10 +312,10 @@ def _around(plan: Plan) -> list[list[int]]:
 
 
 def _relative_error(seconds: np.ndarray) -> float:
-    """Returns the standard error of the mean, relative to it.
+    """Returns the standard error of the mean, relative to the mean.
 
-    By the median of the differences from the median, which a few long minibatches do
-    not make larger.
+    The error comes from the median of the differences from the median, which a few long
+    minibatches do not increase.
     """
     median = np.median(seconds)
     deviation = _OF_NORMAL * np.median(np.abs(seconds - median))
@@ -353,10 +357,10 @@ def _check(
 
 
 def check_thresholds(threshold: float, horizon: int, minimum_gain: float) -> None:
-    """Refuses bounds that are none.
+    """Refuses bounds outside their range.
 
     Raises:
-        ValueError: With the one that is wrong.
+        ValueError: If a bound is outside its range.
     """
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold must be above 0 and at most 1, not {threshold}")

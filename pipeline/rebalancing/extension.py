@@ -1,4 +1,4 @@
-"""Layers move by themselves, as an extension of Chainer's trainer."""
+"""Moves layers automatically, as an extension of Chainer's trainer."""
 
 from __future__ import annotations
 
@@ -39,65 +39,69 @@ from pipeline.rebalancing.trials import ChangesOnTrial, Choice
 from pipeline.start.plans import planned_network
 from pipeline.trainer_lines import say
 
-#: Below ``trainer.out``: a line of JSON for each check.
+#: Name of the log in ``trainer.out``, with a line of JSON for each check.
 LOG_NAME = "rebalancing.jsonl"
 # The first minibatches size layers, and compile kernels.
 _WARM_UP = 3
-# The minibatches of so many checks say how fast a host is, if they are like the newest.
+# A host's speed comes from the minibatches of this many checks, if they are like the
+# newest.
 _CHECKS_KEPT = 4
-# What layers cost that have become others, no fewer minibatches say than this part of
-# those between two checks, and than so many.
+# Costs of changed layers need at least this share of the minibatches between two
+# checks, and at least this number.
 _SHARE_OF_OTHERS, _FEWEST_OF_OTHERS = 0.5, 2
 
 
 class Rebalance(training.Extension):
-    """Moves layers away from hosts that have become slow, and back.
+    """Moves layers away from hosts that become slow, and back.
 
-    Extend the trainers of all ranks with it, alike. After every ``every`` minibatches
-    it looks how long the stages have computed, and decides by
-    :func:`~pipeline.rebalancing.decide_cuts`. At the check after a move it looks how
-    long steps take now: if no less than before, layers go back, and each time it waits
-    for twice as many checks before the next move, until steps become a quarter longer.
-    Moves are those of :func:`~pipeline.rebalance`: they change no bit of the result.
+    Add it to the trainers of all ranks, with the same arguments. After every ``every``
+    minibatches, it reads how long the stages have computed, and decides by
+    :func:`~pipeline.rebalancing.decide_cuts`. At the check after a move, it compares
+    the time of a step with the time before. If steps are not shorter, the layers go
+    back. After each such failure, the next move waits for twice as many checks, until
+    steps become a quarter longer. Moves are those of :func:`~pipeline.rebalance`, and
+    do not change a bit of the result.
 
-    A profile says what each layer costs. Without one the first minibatches do, as far
-    as they show it: a stage's time is divided among its layers as that of their
-    forwards. Whether a stage takes long because of its host or of its layers, one layer
-    shows: at the first check all ranks compute the same one for about a second. Where
-    that fails, rank 0 says so, and no host is called slow. What layers hold is not
-    known without a profile, but before a move every rank looks whether there is room.
-    Where parameters get other sizes, as when channels are taken away, the minibatches
-    after that show what layers cost now. If at a check these are fewer than half of
-    ``every``, it waits until they are as many. So layers that become others again and
-    again move as well, unless they do so more often than that.
+    A profile has the cost of each layer. Without one, costs are measured in the first
+    minibatches: a stage's time is divided among its layers in proportion to their
+    forwards. This does not tell a slow host from costly layers. So at the first check,
+    all ranks compute the same layer for about a second. If that fails, rank 0 prints
+    why, and no host is called slow.
 
-    On a grid all replicas keep one cut, for the slowest rank of each place. Where the
-    :class:`~data_parallel.ReplicaIterator` of a replica has ``shares='measured'``, its
-    part of a minibatch follows its speed, on trial like a move; the gradient is that of
-    the whole minibatch all the same.
+    Without a profile, the memory that layers need is not known, but before a move every
+    rank checks whether it has room. If parameters get other sizes, as when channels are
+    removed, the costs are measured in the minibatches after that. A check with fewer
+    than half of ``every`` such minibatches waits until there are as many. So layers
+    that change often move as well, unless they change more often than that.
 
-    It is for stages in host memory: on a GPU the times of a step are of launches.
+    On a grid, all replicas keep the same cuts, which suit the slowest rank of each
+    place. If the :class:`~data_parallel.ReplicaIterator` of a replica has
+    ``shares='measured'``, its part of a minibatch follows its speed, on trial like a
+    move. The gradient is that of the whole minibatch in any case.
 
-    Rank 0 prints a line for each move: which host became slow, or that the layers cost
-    unequally, the cuts before and after, what was predicted, and at the next check what
-    came. ``rebalancing.jsonl`` in ``trainer.out`` has a line for each check that had
-    times of the layers that there are, which ``divisible stragglers`` reads.
+    Stages must be in host memory: on a GPU the times of a step are those of launches.
+
+    Rank 0 prints a line for each move: the host that became slow, or that the layers
+    cost unequally; the cuts before and after; and the predicted time of a step. At the
+    next check it prints the measured time. The file ``rebalancing.jsonl`` in
+    ``trainer.out``, which ``divisible stragglers`` reads, has a line for each check
+    with times of the present layers.
 
     Args:
-        build: Returns the undivided model, as of :func:`~pipeline.rebalance`.
-        every (int): Minibatches between two checks.
-        threshold (float): As of :func:`~pipeline.rebalancing.decide_cuts`, as are
-            ``horizon``, ``minimum_gain``, ``network`` and ``memory``.
-        horizon (int): In how many minibatches a move must pay for itself.
-        log (bool): Whether rank 0 prints and writes.
-        minimum_gain (float): The least share of a step's time to move for.
-        profile (Profile): The layers' costs, at the size of microbatch in use.
-        network (Network): The links between ranks; by default those that the pipeline's
-            plan was made for, if it says so.
+        build: Returns the undivided model; see :func:`~pipeline.rebalance`.
+        every (int): Number of minibatches between two checks.
+        threshold (float): Balance of the ranks' times above which nothing moves; see
+            :func:`~pipeline.rebalancing.decide_cuts`.
+        horizon (int): Number of minibatches in which a move must pay for itself.
+        log (bool): Whether rank 0 prints and writes to the log.
+        minimum_gain (float): Least gain of a move, as a share of a step's time.
+        profile (Profile): Costs of the layers, at the size of microbatch in use.
+        network (Network): Links between ranks; by default the links that the pipeline's
+            plan was made for, if it has them.
         memory: Bytes that each rank may use; needs a ``profile``.
 
     Attributes:
-        moves (list of Moved): Those that there were.
+        moves (list of Moved): Moves so far.
 
     Raises:
         TypeError, ValueError: If an argument is wrong.
@@ -112,11 +116,11 @@ class Rebalance(training.Extension):
     See section 6 of Ozawa, Sugaya and Aso (2005), dynamic rectangular partitioning.
     """
 
-    #: To be called on all ranks at the same minibatch.
+    #: Whether all ranks must call it at the same minibatch.
     is_collective = True
     trigger = 1, "iteration"
     default_name = "Rebalance"
-    # Right after the update, before evaluations, which are calls of other samples.
+    # Right after the update, before evaluations, which are calls with other samples.
     priority = 1000
 
     def __init__(
@@ -158,12 +162,12 @@ class Rebalance(training.Extension):
         self.moves: list[Moved] = []
 
     def __call__(self, trainer: Any) -> None:
-        """Looks at a minibatch; after some of them it decides, and may move layers."""
+        """Records a minibatch; at a check, decides and may move layers."""
         pipe = trainer.updater.pipeline
         self._n_seen += 1
-        # Since the first minibatch also layers that are sized by it have sizes.
+        # After the first minibatch, layers that it sized have sizes.
         if self._costs.look(pipe.stages.values()):
-            # This minibatch may have been one of the layers before.
+            # This minibatch may have had the former layers.
             self._times.clear()
         elif self._n_seen > _WARM_UP:
             n_samples = pipe.ranks.calls.agreed.n_samples[pipe.ranks.replica]
@@ -175,11 +179,11 @@ class Rebalance(training.Extension):
             self._check(trainer, pipe)
 
     def _round_after(self, n_seen: int) -> int:
-        """Returns the next minibatch at which there usually is a check."""
+        """Returns the next minibatch with a regular check."""
         return (n_seen // self._every + 1) * self._every
 
     def initialize(self, trainer: Any) -> None:
-        """Tells an iterator that its shares are measured; called by the trainer.
+        """Declares an iterator's shares as measured; called by the trainer.
 
         Raises:
             ValueError: If the stages are on a GPU.
@@ -195,7 +199,7 @@ class Rebalance(training.Extension):
             iterator.is_watched = True
 
     def finalize(self) -> None:
-        """Stops to look; called by the trainer at its end."""
+        """Stops timing forwards; called by the trainer at its end."""
         self._costs.close()
 
     def _check(self, trainer: Any, pipe: Pipeline) -> None:
@@ -206,9 +210,9 @@ class Rebalance(training.Extension):
                 return
             seen = pipe.gather(self._times.seen(), "rebalance")
         if None in seen:
-            # A replica has had no sample yet.
+            # A replica has not had a sample yet.
             return
-        # All wait for the rank that is slowest with the samples that it has.
+        # All ranks wait for the slowest one, with the samples that it has.
         most = max(theirs.n_samples for theirs in seen)
         loads = [theirs.n_samples / most for theirs in seen]
         loaded = under_load([theirs.of_stages for theirs in seen], loads)
@@ -227,14 +231,14 @@ class Rebalance(training.Extension):
             decision.speeds, pipe.cuts, stage_ranks
         ):
             self._tell_unknown(trainer, pipe)
-            # The same cuts, with another reason.
+            # The cuts stay the same; only the reason differs.
             decision = pipe.ranks.choose(lambda: self._decide(pipe, times))
         self._speeds = decision.speeds
         seconds = max(theirs.step_seconds for theirs in seen)
         before = list(pipe.cuts)
         choice, moved = self._move(trainer, pipe, decision, seconds)
         if self._log and pipe.ranks.is_chief:
-            # Of the hosts themselves, however many samples they have.
+            # Speeds of the hosts themselves, however many samples they have.
             speeds = [speed * loads[r] for speed, r in zip(decision.speeds, slowest)]
             check = LoggedCheck(
                 iteration=iteration,
@@ -251,7 +255,7 @@ class Rebalance(training.Extension):
             )
             self._tell(check, trainer)
         if moved is None:
-            # Otherwise the times are of other layers than those there are now.
+            # After a move, the times would belong to other layers.
             self._set_shares(trainer, pipe, seen, seconds)
         is_tried = moved is not None and not choice.goes_back
         self._predicted = decision.new_step_seconds if is_tried else None
@@ -269,8 +273,8 @@ class Rebalance(training.Extension):
     def _move(
         self, trainer: Any, pipe: Pipeline, decision: Decision, step_seconds: float
     ) -> tuple[Choice, Moved | None]:
-        """Moves layers, if that is decided or a move before was in vain."""
-        # One thing at a time: whose change a longer step is must be known.
+        """Moves layers if that is decided, or back if the last move did not pay."""
+        # One change at a time, so that a longer step has a known cause.
         wanted = None if self._share_trial.is_open else decision.cuts
         choice = self._cut_trial.choose(wanted, list(pipe.cuts), step_seconds)
         if choice.target is None:
@@ -278,7 +282,7 @@ class Rebalance(training.Extension):
         optimizers = list(trainer.updater.get_all_optimizers().values())
         moved = rebalance(pipe, optimizers, choice.target, self._build)
         self.moves.append(moved)
-        # They may become others before the next minibatch has ended.
+        # Sizes may change before the next minibatch has ended.
         self._costs.look(pipe.stages.values())
         return choice, moved
 
@@ -289,9 +293,9 @@ class Rebalance(training.Extension):
         said: Sequence[SaidOfLayers],
         seen: Sequence[Seen | None],
     ) -> bool:
-        """Forgets what is of layers that have become others; says whether some have.
+        """Drops the times of changed layers; returns whether layers have changed.
 
-        The times that stay are of minibatches since then, equally many on all ranks.
+        The remaining times belong to minibatches since then, as many on all ranks.
         """
         changed = self._costs.measure_anew(said, self._speeds)
         if not changed:
@@ -306,7 +310,7 @@ class Rebalance(training.Extension):
         return True
 
     def _is_too_early(self) -> bool:
-        """Puts the check off where too few minibatches are of the layers there are."""
+        """Postpones the check if too few minibatches have had the present layers."""
         needed = max(_FEWEST_OF_OTHERS, int(_SHARE_OF_OTHERS * self._every))
         missing = needed - len(self._times)
         if missing > 0:
@@ -316,7 +320,7 @@ class Rebalance(training.Extension):
     def _set_shares(
         self, trainer: Any, pipe: Pipeline, seen: Sequence[Seen], step_seconds: float
     ) -> None:
-        """Lets replicas have parts of minibatches by how fast they are, if asked to."""
+        """Sets the replicas' parts of a minibatch by their speed, if asked to."""
         iterator = trainer.updater.get_iterator("main")
         mine = getattr(iterator, "shares", None)
         mine = mine if getattr(iterator, "are_measured", False) else None
@@ -334,7 +338,7 @@ class Rebalance(training.Extension):
             return
         if mine is not None:
             iterator.shares = choice.target
-        # What was before says nothing of the step with these shares.
+        # Former times do not predict a step with these shares.
         self._times.clear()
         if self._log and pipe.ranks.is_chief:
             shown = ", ".join(f"{share:.3f}" for share in choice.target)
@@ -347,7 +351,7 @@ class Rebalance(training.Extension):
 
     def _decide(self, pipe: Pipeline, times: np.ndarray) -> Decision:
         profile = self._costs.profile
-        # As if minibatches had as many samples as the profile's.
+        # Scaled to minibatches of as many samples as the profile's.
         seconds = times * profile.n_samples * pipe.schedule.n_microbatches
         bounds = dict(self._bounds)
         if bounds["network"] is None:
@@ -363,7 +367,7 @@ class Rebalance(training.Extension):
         )
 
     def _tell(self, check: LoggedCheck, trainer: Any) -> None:
-        """Prints what has changed, and writes what was seen."""
+        """Prints changes, and writes the check to the log."""
         if self._predicted is not None:
             say(
                 trainer,
@@ -379,6 +383,6 @@ class Rebalance(training.Extension):
 
 
 def _places(pipe: Pipeline) -> list[tuple[int, int]]:
-    """Returns for each rank of all its replica, and its rank in that pipeline."""
+    """Returns the replica, and the rank within its pipeline, of each rank of all."""
     grid, size = pipe.ranks.grid, pipe.ranks.world.size
     return [(0, rank) if grid is None else grid.place(rank) for rank in range(size)]

@@ -1,14 +1,14 @@
-"""The costs of a pipeline's layers, which training shows, and which may change.
+"""The costs of a pipeline's layers, measured in training, which may change.
 
-A stage that takes longer than the others is on a slow host, or has more work. Which of
-both it is the profile tells, as long as it is of the layers that there are. Layers may
-become others while they train: channels that are taken away make them smaller. That
-shows in the sizes of their parameters, after each minibatch to the rank that has them,
-and their costs are measured anew::
+A stage that takes longer than the others is on a slow host, or has more work. The
+profile tells which, as long as it is a profile of the present layers. Layers may change
+while they train: without some of their channels they are smaller. After each minibatch,
+the rank of a layer compares the sizes of its parameters. If they have changed, the
+costs are measured again::
 
     minibatch    20      21 ... 26          27 ... 39      40
-    layers       as ever                    have other sizes
-    their rank   -       -      sees it     watches them   -
+    layers       as before                  have other sizes
+    their rank   -       -      sees it     times them     -
     all ranks    check   -      -           -              check: costs are measured by
                                                            27 to 40; layers may move
 """
@@ -32,13 +32,13 @@ from pipeline.rebalancing.stage_times import profile_of
 
 
 class SaidOfLayers(NamedTuple):
-    """The facts that a rank tells the others of its layers.
+    """A rank's measurements of its layers, for the other ranks.
 
     Attributes:
-        forwards: By position the seconds of a forward, if layers are watched.
-        changed: The positions of those that have become others since the last check.
-        inputs: By position the shapes and dtypes of the inputs of a forward, if layers
-            are watched.
+        forwards: Seconds of a forward of each layer, by position, if layers are timed.
+        changed: Positions of the layers whose sizes have changed since the last check.
+        inputs: Shapes and dtypes of a forward's inputs, by position, if layers are
+            timed.
     """
 
     forwards: Mapping[int, float]
@@ -47,52 +47,54 @@ class SaidOfLayers(NamedTuple):
 
 
 class LayerCosts:
-    """The profile of the layers that there are.
+    """The profile of the present layers.
 
     Args:
-        profile: The costs of the layers as they are at first; ``None`` if training is
-            to show them.
+        profile: Costs of the layers at the beginning; ``None`` to measure them in
+            training.
 
     Attributes:
-        profile (Profile): ``None`` until it is measured.
+        profile (Profile): The present profile; ``None`` until it is measured.
     """
 
     def __init__(self, profile: Profile | None) -> None:
         self.profile = profile
         self._watching = ExitStack()
         self._forwards = LayerSeconds()
-        # Of this rank's layers, and which have become others since the last check.
+        # Sizes of this rank's layers, and the layers whose sizes changed since the last
+        # check.
         self._sizes: dict[int, int] = {}
         self._changed: set[int] = set()
-        # Those of all ranks that are not measured yet, and how fast the ranks were.
+        # Changed layers of all ranks that are not measured yet, and the ranks' speeds
+        # before.
         self._others: set[int] = set()
         self._speeds: Sequence[float] = ()
 
     def watch(self) -> None:
-        """Begins to look how long the forwards of this rank's layers take."""
+        """Begins to time the forwards of this rank's layers."""
         self.close()
         self._forwards = self._watching.enter_context(timed_layers())
 
     def close(self) -> None:
-        """Stops to look."""
+        """Stops timing forwards."""
         self._watching.close()
 
     @property
     def are_open(self) -> bool:
-        """Whether this rank's layers are to be watched."""
+        """Whether to time the forwards of this rank's layers."""
         return self.profile is None or bool(self._changed)
 
     def look(self, stages: Iterable[Divisible]) -> bool:
-        """Looks whether layers of this rank have become others, and then watches them.
+        """Checks whether this rank's layers have new sizes; if so, times them.
 
-        To be called after each minibatch, and after moves. It costs some microseconds
-        for each layer.
+        To be called after each minibatch, and after moves. A check takes some
+        microseconds per layer.
 
         Args:
-            stages: Of this rank.
+            stages: Stages of this rank.
 
         Returns:
-            bool: Whether parameters have other sizes than at the last look.
+            bool: Whether parameters have other sizes than at the last call.
         """
         sizes = sizes_of(stages)
         before, self._sizes = self._sizes, sizes
@@ -103,8 +105,8 @@ class LayerCosts:
         return bool(changed)
 
     def said(self) -> SaidOfLayers:
-        """Returns what this rank says of its layers at a check."""
-        # The first forward of a layer may compile something, or choose a kernel.
+        """Returns this rank's measurements of its layers, for a check."""
+        # A median, because the first forward may compile something, or choose a kernel.
         forwards = {i: float(np.median(each)) for i, each in self._forwards.items()}
         inputs = dict(self._forwards.inputs)
         return SaidOfLayers(forwards, sorted(self._changed), inputs)
@@ -112,15 +114,15 @@ class LayerCosts:
     def measure_anew(
         self, said: Sequence[SaidOfLayers], speeds: Sequence[float]
     ) -> list[int]:
-        """Takes note of layers that have become others since the last check.
+        """Records the layers whose sizes have changed since the last check.
 
         Args:
-            said: By all ranks.
-            speeds: Of the ranks, relative to the profile, as they were before; empty if
-                they are not known. A host does not become another with its layers.
+            said: Measurements of all ranks.
+            speeds: Former speeds of the ranks, relative to the profile; empty if not
+                known. A host keeps its speed when its layers change.
 
         Returns:
-            list: Their positions.
+            list: Positions of the changed layers.
         """
         self._changed = set()
         changed = set().union(*(theirs.changed for theirs in said))
@@ -146,17 +148,17 @@ class LayerCosts:
         stage_ranks: Sequence[int],
         n_samples: int,
     ) -> None:
-        """Takes what was measured for the profile, if layers were watched.
+        """Updates the profile by measured times, if layers were timed.
 
-        The profile that there was stays as it is for stages none of whose layers has
-        become another, and for what layers hold.
+        Costs stay as they are for stages without a changed layer. The bytes of a
+        profile stay as they are for all layers.
 
         Args:
-            said: By all ranks.
-            busy: Of each stage, seconds per sample.
-            cuts: Where the model is cut.
-            stage_ranks: For each stage its rank.
-            n_samples (int): Of a microbatch.
+            said: Measurements of all ranks.
+            busy: Seconds per sample of each stage.
+            cuts: Cuts of the model.
+            stage_ranks: Rank of each stage.
+            n_samples (int): Number of samples in a microbatch.
         """
         self.close()
         forwards = [theirs.forwards for theirs in said]
@@ -168,7 +170,7 @@ class LayerCosts:
             busy = busy * np.asarray(self._speeds)[list(stage_ranks)]
         before, busy = self.profile, np.array(busy)
         if before is not None and before.loss is not None:
-            # It computes there, too, but is no layer.
+            # The loss takes part of the last stage's time, but is not a layer.
             loss = before.loss.seconds / before.n_samples
             busy[-1] = max(busy[-1] - loss, busy[-1] / 2)
         size = n_samples if before is None else before.n_samples
@@ -184,7 +186,7 @@ class LayerCosts:
 
 
 def sizes_of(stages: Iterable[Divisible]) -> dict[int, int]:
-    """Returns by position the bytes of the parameters of layers.
+    """Returns the bytes of the layers' parameters, by position.
 
     Example:
         >>> import chainer.functions as F
@@ -200,11 +202,11 @@ def sizes_of(stages: Iterable[Divisible]) -> dict[int, int]:
 
 
 def change_in_words(changed: Sequence[int]) -> str:
-    """Returns which layers have become others."""
+    """Returns a text about layers whose sizes have changed."""
     return (
         f"the parameters of {count(len(changed), 'layer')} have other sizes than"
-        f" before, from layer {changed[0]} to layer {changed[-1]}: what layers cost is"
-        f" measured anew"
+        f" before, from layer {changed[0]} to layer {changed[-1]}: the costs of layers"
+        f" are measured again"
     )
 
 
@@ -214,7 +216,7 @@ def _n_bytes(layer: Any) -> int:
 
 
 def _as_long_as(found: LayerCost, before: LayerCost) -> LayerCost:
-    """Returns a layer's cost, with other seconds for forward and backward together."""
+    """Returns a layer's former cost, scaled to the seconds that were found."""
     times = found.seconds / before.seconds
     seconds = {name: getattr(before, name) * times for name in SECONDS}
     return dataclasses.replace(before, **seconds)

@@ -1,4 +1,4 @@
-"""The log of :class:`~pipeline.Rebalance`: its checks, and who fell behind."""
+"""The log of :class:`~pipeline.Rebalance`: its checks, and slow ranks."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _REMEDY = "Leave the line out"
 
 
 class LoggedCheck(NamedTuple):
-    """The record of a check: what was seen and done.
+    """The record of a check: measurements and decision.
 
     Attributes:
-        iteration: Of the trainer.
-        seconds: Since the training began.
-        hosts: Of the ranks of a pipeline.
-        speeds: Speeds of these ranks, relative to the profile; ``None`` where nothing
-            was known to compare ranks by.
-        cuts: Those before the check.
-        new_cuts: Those after it; ``None`` if nothing moved.
-        step_seconds: Of a minibatch, by the stages' times.
-        predicted_step_seconds: With the best cut that was found.
-        reason: Why it was decided so.
-        moved: Layers, bytes and seconds; ``None`` if nothing moved.
-        went_back: Whether the move takes back the one before, and not what was found.
+        iteration: Iteration of the trainer.
+        seconds: Seconds since the training began.
+        hosts: Host of each rank of a pipeline.
+        speeds: Speeds of these ranks, relative to the profile; ``None`` if nothing was
+            known to compare ranks by.
+        cuts: Cuts before the check.
+        new_cuts: Cuts after the check; ``None`` if nothing moved.
+        step_seconds: Seconds of a minibatch, simulated from the stages' times.
+        predicted_step_seconds: Seconds of a minibatch with the best cuts found.
+        reason: Text about why layers moved, or did not.
+        moved: The layers, bytes and seconds of a move; ``None`` if nothing moved.
+        went_back: Whether the move reversed the one before.
     """
 
     iteration: int
@@ -56,7 +56,7 @@ class LoggedCheck(NamedTuple):
 
     @property
     def move_in_words(self) -> str:
-        """The layers that moved at a check, and why."""
+        """A text about the layers that moved at a check, and why."""
         moved = (
             f"{count(len(self.moved['layers']), 'layer')} moved, from the cuts"
             f" {self.cuts} to {self.new_cuts}: {format_bytes(self.moved['bytes'])} in"
@@ -74,7 +74,7 @@ class LoggedCheck(NamedTuple):
         """Adds the check to a log.
 
         Raises:
-            OSError: If it cannot be written; later checks can be added all the same.
+            OSError: If the log cannot be written. Later checks can still be added.
         """
         append_line(path, json.dumps(self._asdict()))
 
@@ -82,17 +82,17 @@ class LoggedCheck(NamedTuple):
 def read_log(path: str | os.PathLike) -> list[LoggedCheck]:
     """Returns the checks of a log, in their order.
 
-    Lines that are broken are left out, and a warning says how many.
+    Broken lines are left out, and a warning has their number.
 
     Raises:
-        OSError: If it cannot be read.
-        ValueError: If no line is a check; the message says why the first is none.
+        OSError: If the log cannot be read.
+        ValueError: If no line is a check; the message has the fault of the first line.
     """
     return read_lines(path, "a check of Rebalance", _check_of)
 
 
 def _check_of(fields: dict[str, Any]) -> LoggedCheck:
-    """Returns the check in a line of a log, having looked at each field."""
+    """Returns the check in a line of a log, once each field has been checked."""
     missing = set(LoggedCheck._fields) - set(LoggedCheck._field_defaults) - set(fields)
     unknown = set(fields) - set(LoggedCheck._fields)
     if missing:
@@ -150,15 +150,15 @@ def _listed(name: str, value: Any) -> list:
 
 
 class Straggler(NamedTuple):
-    """A time in which a rank was slower than it can be.
+    """A time in which a rank was slower than usual for it.
 
     Attributes:
-        rank: In its pipeline.
-        host: The name of its host.
-        first: The iteration of the first check that saw it.
-        last: That of the last one.
-        speed: The lowest speed meanwhile, relative to what the rank can do.
-        n_moves: How often layers moved meanwhile.
+        rank: Number of the rank in its pipeline.
+        host: Name of its host.
+        first: Iteration of the first check in that time.
+        last: Iteration of the last check in that time.
+        speed: Lowest speed in that time, relative to the rank's usual one.
+        n_moves: Number of moves of layers in that time.
     """
 
     rank: int
@@ -172,12 +172,12 @@ class Straggler(NamedTuple):
 def stragglers(
     checks: Sequence[LoggedCheck], threshold: float = 0.8
 ) -> list[Straggler]:
-    """Returns which ranks fell behind, and when, in the order of time.
+    """Returns the ranks that fell behind, and when, in the order of time.
 
     Args:
-        checks: The checks of a log; those without speeds say nothing.
-        threshold (float): A rank falls behind below this share of what it can do, which
-            is its highest speed but for a tenth of the checks.
+        checks: Checks of a log; checks without speeds are left out.
+        threshold (float): A rank falls behind below this share of its usual speed,
+            which is exceeded at a tenth of the checks.
 
     Example:
         >>> speeds = [1.0, 1.0, 0.5, 0.5, 1.0, 1.0]
@@ -189,7 +189,7 @@ def stragglers(
         [Straggler(rank=1, host='b', first=60, last=80, speed=0.5, n_moves=0)]
     """
     checks = [check for check in checks if check.speeds is not None]
-    # A run that goes on with other ranks adds to the same log.
+    # A run that is resumed with another number of ranks adds to the same log.
     runs = groupby(checks, lambda check: len(check.hosts))
     found = [each for _, run in runs for each in _of_one_run(list(run), threshold)]
     return sorted(found, key=lambda each: (each.first, each.rank))
@@ -222,12 +222,12 @@ def _of_one_run(checks: Sequence[LoggedCheck], threshold: float) -> list[Straggl
 
 
 class SlowRank(NamedTuple):
-    """A rank that has been slower than the others in all of a run.
+    """A rank that was slower than the others during all of a run.
 
     Attributes:
-        rank: Its number in its pipeline.
-        host: The name of its host at the last check.
-        speed: Its speed relative to the others, in the median of the checks.
+        rank: Number of the rank in its pipeline.
+        host: Name of its host at the last check.
+        speed: Median over the checks of its speed, relative to the others.
     """
 
     rank: int
@@ -236,13 +236,13 @@ class SlowRank(NamedTuple):
 
 
 def slow_ranks(checks: Sequence[LoggedCheck], threshold: float = 0.8) -> list[SlowRank]:
-    """Returns which ranks are slower than others, whatever they can do.
+    """Returns the ranks that are slower than others, whatever their usual speed.
 
     Args:
-        checks: The checks of a log; those without speeds say nothing, and those
-            before the run had another number of ranks do not count.
-        threshold (float): A rank is slow that has less than this share of the speed of
-            the others at most checks.
+        checks: Checks of a log. Checks without speeds, or with another number of ranks
+            than the last check, are left out.
+        threshold (float): A rank is slow if its median speed is below this share of the
+            others' speed.
 
     Example:
         >>> checks = [

@@ -1,4 +1,4 @@
-"""Arrays by key, from the ranks that have them to those that want them."""
+"""Sends arrays by key from the ranks that have them to the ranks that need them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from divisible.streaming.directories import usable_directory
 from divisible.streaming.mapped import MappedArray, mapped_array, parts_of
 from pipeline.calls.ranks import Ranks
 
-# Below it an array goes with the keys.
+# Smaller arrays are sent together with the keys.
 _LEAST_BYTES = 256
 
 
 class Parcel(NamedTuple):
-    """A message from one rank to another, without the large arrays.
+    """The description of a message from one rank to another, with its small arrays.
 
     Attributes:
-        small: By key what is small, or no plain numbers.
-        large: The keys of the others, in the order in which they are sent.
-        on_disk: The shapes and dtypes of arrays that are on disk, and are sent by parts
-            after the others.
-        n_bytes: Of all.
-        n_bytes_in_memory: Of those that are in memory.
+        small: Small arrays, and arrays that are not plain numbers, by key.
+        large: Keys of the large arrays, in the order in which they are sent.
+        on_disk: Shapes and dtypes of arrays on disk, which are sent in parts after the
+            large arrays.
+        n_bytes: Bytes of all arrays.
+        n_bytes_in_memory: Bytes of the arrays in memory.
     """
 
     small: Mapping[str, np.ndarray]
@@ -38,7 +38,7 @@ class Parcel(NamedTuple):
 
     @classmethod
     def of(cls, arrays: Mapping[str, np.ndarray]) -> Parcel:
-        """Packs arrays."""
+        """Returns the description of a message with these arrays."""
         on_disk = {
             key: (array.shape, array.dtype.str)
             for key, array in arrays.items()
@@ -59,10 +59,10 @@ def _is_large(array: np.ndarray) -> bool:
 
 
 def files_for(parcels: Iterable[Parcel]) -> dict[str, MappedArray]:
-    """Makes the files for what comes from disks, by key.
+    """Makes files for the arrays that come from disks, by key.
 
     Raises:
-        StoreError: If there is no room for them.
+        StoreError: If the disk has no room for them.
     """
     return {
         key: MappedArray(shape, dtype, usable_directory(), f"{key}, on its way")
@@ -77,19 +77,19 @@ def exchange(
     parcels: Mapping[int, Parcel],
     files: Mapping[str, MappedArray],
 ) -> dict[str, np.ndarray]:
-    """Sends arrays to other ranks of the pipeline, and returns what comes from them.
+    """Sends arrays to other ranks of the pipeline, and returns those received.
 
     Args:
-        ranks (Ranks): Of the pipeline.
-        outgoing: By rank what it gets, which nobody changes meanwhile.
-        parcels: By rank what comes from it.
-        files: Those that :func:`files_for` has made for it.
+        ranks (Ranks): All ranks of the pipeline.
+        outgoing: Arrays for each rank, by key; they must not change meanwhile.
+        parcels: Description of the message from each rank.
+        files: Files from :func:`files_for`, for the arrays on disk.
 
     Returns:
-        By key the arrays, each in memory of its own, or in one of the files.
+        The arrays by key, each in memory of its own, or in one of the files.
 
     Raises:
-        StallError: If another rank does not come in time, or has left.
+        StallError: If another rank does not answer in time, or its script has ended.
     """
     transport = Transport(ranks.comm, ranks.timeout)
     transport.watch = ranks.calls.check
@@ -126,5 +126,5 @@ def _receive(receiver: Receiver) -> Sequence[Tensor]:
 
 
 def total_bytes(parcels: Any) -> int:
-    """Returns the bytes of all that is sent between ranks."""
+    """Returns the bytes of all messages between ranks."""
     return sum(parcel.n_bytes for each in parcels for parcel in each.values())

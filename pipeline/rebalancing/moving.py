@@ -2,11 +2,11 @@
 
 ::
 
-    every rank     checks, and says what its stages want of others        nothing has
-    owners         say what that is, and how much; is there room?         changed if
-    every rank     makes the new layers; they get their values            one refuses
+    every rank     checks, and sends the names of the arrays it needs      nothing has
+    owners         send sizes of these arrays; is there room for them?     changed if
+    every rank     makes the new layers; they receive their values         one refuses
     ------------------------------------------------------------------------------------
-    every rank     its stages have other layers, and its optimizers the state of those
+    every rank     its stages get the layers, and its optimizers their state
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from pipeline.start.replicas import agree_on_replicas
 
 
 class Moved(NamedTuple):
-    """The layers that have moved, on all ranks alike.
+    """The layers that have moved, the same on all ranks.
 
     Attributes:
-        layers: The positions of those that are in another stage than before.
-        bytes: What the ranks have sent for them, all together.
-        seconds: How long it took on the slowest rank.
+        layers: Positions of the layers that changed their stage.
+        bytes: Bytes that all ranks together have sent for them.
+        seconds: Seconds of the move on the slowest rank.
     """
 
     layers: tuple[int, ...]
@@ -60,10 +60,10 @@ class _Change(NamedTuple):
     """The change of one of this rank's stages.
 
     Attributes:
-        stage: The stage.
-        layer_range: What it will be.
-        new: The positions of the layers that it gets.
-        wants: What it needs to know of them.
+        stage: The stage with its present layers.
+        layer_range: Range of its future layers.
+        new: Positions of the layers that it gets.
+        wants: Arrays that it needs for them.
     """
 
     stage: Divisible
@@ -73,12 +73,12 @@ class _Change(NamedTuple):
 
 
 class _Task(NamedTuple):
-    """The task of this rank when layers move.
+    """The part of this rank in a move of layers.
 
     Attributes:
-        model: The undivided model, anew.
-        changes: By their numbers those of its stages that change.
-        optimizers: Of its stages.
+        model: The undivided model, made for the move.
+        changes: Changes of this rank's stages that change, by number.
+        optimizers: Optimizers of this rank's stages.
     """
 
     model: Divisible
@@ -87,11 +87,11 @@ class _Task(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """New stages, whose values are still to come.
+    """New stages that have not received their values yet.
 
     Attributes:
-        stages: By their numbers those of this rank that change.
-        files: For what comes from disks, by key.
+        stages: New stages of this rank, by number.
+        files: Files for arrays that come from disks, by key.
     """
 
     stages: Mapping[int, Divisible]
@@ -99,13 +99,13 @@ class _Made(NamedTuple):
 
 
 class _Fetched(NamedTuple):
-    """Layers as they will be, beside those in use.
+    """Future layers of this rank, beside those in use.
 
     Attributes:
-        stages: By their numbers those of this rank that change.
-        arrays: All that have come, by key.
-        start: How the layers will lie.
-        n_bytes: What all ranks have sent.
+        stages: New stages of this rank, by number.
+        arrays: All arrays received, by key.
+        start: The future stages of all ranks.
+        n_bytes: Bytes that all ranks have sent.
     """
 
     stages: Mapping[int, Divisible]
@@ -117,42 +117,42 @@ class _Fetched(NamedTuple):
 def rebalance(
     pipe: Pipeline, optimizer: Any, cuts: Sequence[int], build: Callable[[], Divisible]
 ) -> Moved:
-    """Cuts the model of a running pipeline anew; layers move to other ranks.
+    """Cuts the model of a running pipeline in other places, by moving layers.
 
-    To be called on every rank, between two minibatches: after ``optimizer.update()``.
-    The stages, the optimizers and the pipeline stay the same objects, with other
-    layers; so do updaters, evaluators and snapshots, and the links that stay in their
-    stage. With a layer move its parameters and persistent values, the optimizer's
-    state, float32 master weights, and which parameters are frozen. What it draws at
-    random depends on its position and not on its stage. So training goes on as if the
-    layers had not moved, bit for bit.
+    All ranks must call it, between two minibatches: after ``optimizer.update()``. The
+    stages, the optimizers and the pipeline stay the same objects, with other layers; so
+    do updaters, evaluators and snapshots, and the links that stay in their stage. A
+    layer takes with it its parameters and persistent values, the optimizer's state,
+    float32 master weights, and which parameters are frozen. Its random numbers depend
+    on its position, not on its stage. So training goes on as if the layers had not
+    moved, bit for bit.
 
-    Either all layers move or none does. What a layer has beside its parameters and
-    persistent values, such as a number or a link hook that a script gives to a stage's
-    link later, must be made by ``build``. What only ``build`` can know is not compared:
-    the functions among the layers must compute the same.
+    Either all layers move or none does. ``build`` must make everything that a layer has
+    besides parameters and persistent values. An example is a number or a link hook that
+    a script gives to a stage's link later. The functions among the layers must compute
+    the same; this is not checked.
 
     Args:
         pipe (Pipeline): The pipeline.
-        optimizer (chainer.Optimizer or list): Those of this rank's stages, alike on all
-            ranks.
-        cuts (list of int): Where to cut, as :attr:`divisible.Plan.cuts`, into as many
-            stages as there are.
+        optimizer (chainer.Optimizer or list): Optimizers of this rank's stages, alike
+            on all ranks.
+        cuts (list of int): New cuts, as in :attr:`divisible.Plan.cuts`, for the same
+            number of stages.
         build: Returns the undivided model, as the script has built it; in mixed
-            precision before or after :func:`~mixed_precision.to_float16`. Its layers
-            are not made, but for those that come to this rank.
+            precision before or after :func:`~mixed_precision.to_float16`. Only layers
+            that come to this rank are made.
 
     Returns:
-        Moved: The layers, how many bytes, and how long it took.
+        Moved: The layers, bytes and seconds of the move.
 
     Raises:
-        ValueError: If the cuts are of another model, ``build`` makes another one, or a
-            layer has what cannot be moved. Nothing was changed.
+        ValueError: If the cuts or ``build`` belong to another model, or a layer cannot
+            be moved. Nothing was changed.
         RuntimeError: If a minibatch is under way. Nothing was changed.
         MemoryError: If there is no room for the new layers. Nothing was changed.
-        DisagreementError: If another rank has refused, or the ranks' arguments or
+        DisagreementError: If another rank refuses, or the ranks' arguments or
             optimizers differ. Nothing was changed.
-        StallError: If another rank does not come in time.
+        StallError: If another rank does not answer in time.
 
     Example:
         >>> import chainer
@@ -175,8 +175,8 @@ def rebalance(
     fetched = _fetch(pipe, task)
     before = state.optimizer_states(task.optimizers)
     pipe.ranks.calls.refusal = (
-        "layers were moved in part only: make the model, its optimizers and the"
-        " Pipeline anew, and load a snapshot"
+        "layers were moved in part only: make a new model, new optimizers and a new"
+        " Pipeline, and load a snapshot"
     )
     for number, stage in fetched.stages.items():
         become(task.changes[number].stage, stage)
@@ -193,7 +193,7 @@ def rebalance(
 def _prepare(
     pipe: Pipeline, optimizer: Any, cuts: Sequence[int], build: Callable[[], Divisible]
 ) -> tuple[_Task, tuple[int, ...]]:
-    """Checks everything, and returns what is to change and which layers move."""
+    """Checks everything; returns this rank's part, and the layers that move."""
 
     def check() -> tuple[_Task, list[int], list[list[str]]]:
         plan = checking.check_cuts(pipe, cuts)
@@ -216,13 +216,13 @@ def _prepare(
 
 
 def _on_all_ranks(pipe: Pipeline, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function on every rank, which all raise if it fails on one."""
+    """Calls a function on every rank; all ranks raise an error if one fails."""
     gather = functools.partial(pipe.gather, call="rebalance")
     return on_all_ranks(gather, "cannot move layers", function, *arguments)
 
 
 def _moving(before: Sequence[int], after: Sequence[int]) -> list[int]:
-    """Returns the layers that are in another stage afterwards.
+    """Returns the layers that change their stage.
 
     Example:
         >>> _moving([0, 2, 5], [0, 4, 5])
@@ -236,7 +236,7 @@ def _moving(before: Sequence[int], after: Sequence[int]) -> list[int]:
 def _changes(
     pipe: Pipeline, model: Divisible, cuts: Sequence[int]
 ) -> dict[int, _Change]:
-    """Returns by their numbers how this rank's stages change, those that do."""
+    """Returns the changes of this rank's stages that change, by number."""
     found = {}
     for number, stage in pipe.stages.items():
         layer_range = cuts[number], cuts[number + 1]
@@ -248,10 +248,10 @@ def _changes(
 
 
 def _fetch(pipe: Pipeline, task: _Task) -> _Fetched:
-    """Makes the stages as they will be; nothing that is in use is changed."""
+    """Makes the future stages; changes nothing that is in use."""
     ranks = pipe.ranks
     mine = [want for change in task.changes.values() for want in change.wants]
-    # Of this rank's pipeline, on a grid.
+    # On a grid, only the ranks of this replica's pipeline.
     row = [ranks.in_world(rank) for rank in range(ranks.size)]
     everyones = pipe.gather(mine, "rebalance")
     outgoing, local = _sort_out(pipe, task.optimizers, [everyones[i] for i in row])
@@ -278,12 +278,12 @@ def _fetch(pipe: Pipeline, task: _Task) -> _Fetched:
 def _sort_out(
     pipe: Pipeline, optimizers: OptimizersOfStages, everyones: Sequence[Sequence[Want]]
 ) -> tuple[dict[int, dict[str, np.ndarray]], dict[str, np.ndarray]]:
-    """Returns what this rank gives to others, by rank, and what it gives to itself.
+    """Returns the arrays that this rank sends to others, by rank, and to itself.
 
     Args:
         pipe: The pipeline.
-        optimizers: Of this rank's stages.
-        everyones: By rank of the pipeline what it wants, of all ranks.
+        optimizers: Optimizers of this rank's stages.
+        everyones: Arrays that each rank of the pipeline needs.
     """
     wanted = [
         tuple(want.prefix for want in wants if want.stage in pipe.stages)
@@ -300,7 +300,7 @@ def _sort_out(
 
 
 def _bytes_to_make(task: _Task) -> int:
-    """Returns the bytes in memory of new layers' parameters, with their gradients."""
+    """Returns the bytes of new layers' parameters in memory, with their gradients."""
     return sum(
         2 * param.array.nbytes
         for change in task.changes.values()
@@ -315,7 +315,7 @@ def _bytes_to_make(task: _Task) -> int:
 def _make(
     pipe: Pipeline, task: _Task, incoming: Mapping[int, Parcel]
 ) -> tuple[_Made, tuple[Announcement, OfCommunicators]]:
-    """Makes this rank's stages that change, and files; and says what stages it has."""
+    """Makes this rank's new stages and files; returns an announcement of its stages."""
     stages = {}
     for number, change in task.changes.items():
         stages[number] = different_stage(task.model, change.stage, change.layer_range)
@@ -330,7 +330,7 @@ def _make(
 def _start(
     pipe: Pipeline, said: Sequence[tuple[Announcement, OfCommunicators]]
 ) -> Start:
-    """Returns how the layers will lie, or raises on every rank why they cannot."""
+    """Returns the future stages of all ranks, or raises an error on every rank."""
     grid, words = pipe.ranks.grid, [theirs for theirs, _ in said]
     start = agree(words) if grid is None else agree_on_replicas(words, grid)
     return start._replace(name=free_dropped([theirs for _, theirs in said]))
@@ -346,7 +346,7 @@ def _load(
 
 
 def _mark(pipe: Pipeline, layers: Sequence[int], start: float) -> None:
-    """Lets the timeline of the last minibatch end with the move."""
+    """Adds the move to the end of the last minibatch's timeline."""
     if pipe.record is not None:
         words = f"{MOVE} {', '.join(map(str, layers))}"
         after = (*pipe.record.after, Span(words, start, time.perf_counter()))

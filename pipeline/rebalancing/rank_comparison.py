@@ -11,17 +11,17 @@ from pipeline.pipeline import Pipeline
 from pipeline.rebalancing.common_layer import compare_ranks
 from pipeline.rebalancing.layer_costs import SaidOfLayers
 
-# By this factor a rank is faster with layers of others than it has ever been with its
-# own. Then these layers did not cost what they took where they were.
+# A rank with other layers may be this much faster than ever with its own. If it is
+# faster, these layers did not cost what was measured on their former ranks.
 _FASTER = 1.25
 
 
 class RankComparison:
-    """The knowledge of which ranks are slow, and of which layers cost much.
+    """Tells slow ranks from costly layers, as far as that is known.
 
     A profile tells both apart, and so does a layer that all ranks compute
-    (`pipeline.rebalancing.common_layer`). The latter may miss a host that is slow at
-    something else than forwards. Then the first move shows it::
+    (:mod:`~pipeline.rebalancing.common_layer`). This layer may not reveal a host that
+    is slow at other things than forwards. Then the first move reveals it::
 
         stage 1 takes 3 s for 3 layers, the others 1 s     costly layers, or a slow host
         a layer moves to stage 0, which takes
@@ -29,14 +29,14 @@ class RankComparison:
             1.33 s                                         a slow host: rank 0 seems to
                                                            be 1.5 times as fast as ever
 
-    From then on no rank is said to be slow.
+    From then on no rank is called slow.
 
     Args:
-        has_profile: Whether a profile says what layers cost.
+        has_profile: Whether a profile has the costs of layers.
 
     Attributes:
-        holds (bool): Whether speeds of ranks compare.
-        reason (str): Why they do not, if that has shown; else empty.
+        holds (bool): Whether the speeds of ranks compare.
+        reason (str): Reason why they do not, if that is known; else empty.
 
     Example:
         >>> ranks = RankComparison(has_profile=False)
@@ -50,8 +50,8 @@ class RankComparison:
     def __init__(self, has_profile: bool) -> None:
         self._has_profile = self.holds = has_profile
         self.reason = ""
-        # For each rank of a pipeline its layers at the first check, and its highest
-        # speed while it had no others.
+        # Layers of each rank of a pipeline at the first check, and its highest speed
+        # while it had no other layers.
         self._own: list[set[int]] = []
         self._best = np.zeros(0)
 
@@ -62,18 +62,18 @@ class RankComparison:
         said: Sequence[SaidOfLayers],
         slowest: Sequence[int],
     ) -> list[float]:
-        """Compares all ranks by one layer.
+        """Compares all ranks by one layer; all ranks must call it.
 
-        To be called on every rank, between two minibatches.
+        The moment of the call must be between two minibatches.
 
         Args:
             pipe: The pipeline.
             build: Returns the undivided model.
-            said: By all ranks, of their layers.
-            slowest: For each place in the pipeline the rank that is slowest there.
+            said: Measurements of all ranks' layers.
+            slowest: The slowest rank for each place in the pipeline.
 
         Returns:
-            The speeds of the ranks of a pipeline; empty if they are not known.
+            Speeds of the ranks of a pipeline; empty if they are not known.
         """
         compared = compare_ranks(pipe, build, said)
         self.holds = compared.speeds is not None
@@ -91,8 +91,8 @@ class RankComparison:
 
         Args:
             speeds: Speeds of the ranks of a pipeline, relative to the profile.
-            cuts: Where the model is cut.
-            stage_ranks: For each stage its rank.
+            cuts: Cuts of the model.
+            stage_ranks: Rank of each stage.
         """
         if self._has_profile or not self.holds:
             return self.holds

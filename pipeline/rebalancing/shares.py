@@ -1,4 +1,4 @@
-"""Which part of a minibatch each replica should have, by how long it takes."""
+"""The part of a minibatch that each replica should have, from measured times."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-#: Shares of replicas stay unless one is to change by this part of itself.
+#: Shares stay unless one would change by more than this part of itself.
 _LEAST_CHANGE = 0.05
-#: The checks that say what a minibatch costs whatever its size.
+#: Number of checks that the cost of a minibatch of any size is estimated from.
 _CHECKS_KEPT = 4
 _LEAST_SAMPLES = 1.0
 
 
 class MeasuredShares:
-    """The shares with which all replicas would be busy for the same time.
+    """Shares with which all replicas compute for the same time.
 
-    A replica takes ``(fixed + samples) / speed``: layers have a cost of their own, and
-    products of few rows are slow for each of them. Without ``fixed`` a slow replica
-    would look slower with each part that is taken from it, until it had nothing left.
-    What it is shows when shares have changed; the first change goes half way::
+    A replica takes ``(fixed + samples) / speed`` seconds: layers have a cost of their
+    own, and products of few rows are slow per row. Without ``fixed``, a slow replica
+    would seem slower with each part that it loses, until it had nothing left. Since
+    ``fixed`` can be estimated only when shares have changed, the first change goes half
+    way::
 
         seconds  |          . with its old share
-                 |      . with its new one
+                 |      . with its new share
                  |  /
                  +--+---------------- samples
                -fixed
@@ -46,11 +47,11 @@ class MeasuredShares:
     def wanted(
         self, samples: Sequence[float], seconds: Sequence[float]
     ) -> list[float] | None:
-        """Returns shares of the sum 1; ``None`` if those of now do.
+        """Returns shares of the sum 1; ``None`` if the present shares can stay.
 
         Args:
-            samples: That each replica has of a minibatch.
-            seconds: That its busiest rank computes for them.
+            samples: Number of samples of a minibatch that each replica has.
+            seconds: Seconds that the busiest rank of each replica computes for them.
         """
         n, t = np.asarray(samples, np.float64), np.asarray(seconds, np.float64)
         self._seen.append((n, t))
@@ -64,14 +65,14 @@ class MeasuredShares:
 
 
 def fixed_cost(samples: np.ndarray, seconds: np.ndarray) -> float | None:
-    """Returns what a minibatch costs whatever its size, in samples.
+    """Returns the cost of a minibatch of any size, as a number of samples.
 
     Args:
-        samples: Of shape (n_checks, n_replicas).
-        seconds: That replicas took for them, of the same shape.
+        samples: Number of samples of each replica, of the shape (n_checks, n_replicas).
+        seconds: Seconds that replicas took for them, of the same shape.
 
     Returns:
-        At most the samples of the largest part; ``None`` where no share has changed.
+        At most the samples of the largest part; ``None`` if no share has changed.
 
     Example:
         >>> samples = np.array([[50, 50], [70, 30]])
@@ -84,17 +85,17 @@ def fixed_cost(samples: np.ndarray, seconds: np.ndarray) -> float | None:
         return None
     candidates = np.linspace(0, samples.max(), 201)
     speeds = np.log(candidates[:, np.newaxis, np.newaxis] + samples) - np.log(seconds)
-    # With the true one, the speed of each replica is the same at all checks.
+    # With the true fixed cost, each replica has the same speed at all checks.
     return float(candidates[speeds.var(axis=1).sum(axis=1).argmin()])
 
 
 def balanced(samples: np.ndarray, seconds: np.ndarray, fixed: float) -> np.ndarray:
-    """Returns how many samples replicas can have in the same time, of the same sum.
+    """Returns the samples that replicas can have in equal time, with the same sum.
 
     Args:
-        samples: That replicas have now.
-        seconds: That they take.
-        fixed: The cost of a minibatch of any size, in samples.
+        samples: Number of samples that each replica has now.
+        seconds: Seconds that each replica takes for them.
+        fixed: Cost of a minibatch of any size, as a number of samples.
 
     Example:
         >>> balanced(np.array([50.0, 50.0]), np.array([1.0, 3.0]), fixed=0).round()
@@ -110,5 +111,6 @@ def balanced(samples: np.ndarray, seconds: np.ndarray, fixed: float) -> np.ndarr
         if (parts >= _LEAST_SAMPLES).all() or counted.sum() == 1:
             found[counted] = parts
             return found
-        # A replica that cannot even pay the fixed cost in this time keeps the least.
+        # If this time is less than the fixed cost of a replica, it gets the fewest
+        # samples.
         counted[np.flatnonzero(counted)[parts.argmin()]] = False

@@ -1,4 +1,4 @@
-"""How long the stages of a rank compute, by what the runner writes down anyway."""
+"""Seconds that the stages of a rank compute, from the runner's records."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from heterogeneous.estimates import of_now
 
 
 class Seen(NamedTuple):
-    """The times of the last minibatches, as one rank saw them.
+    """Times of the last minibatches on one rank.
 
     Attributes:
-        of_stages: Seconds per sample by the stage's number, the oldest first.
-        step_seconds: From a step's first action here to its last, with all waits.
-        n_samples: That a minibatch usually has here.
+        of_stages: Seconds per sample, the oldest first, by the stage's number.
+        step_seconds: Seconds from a step's first action here to its last, waits
+            included.
+        n_samples: Median number of samples in a minibatch on this rank.
     """
 
     of_stages: dict[int, list[float]]
@@ -30,18 +31,18 @@ class Seen(NamedTuple):
 
     @property
     def n_minibatches(self) -> int:
-        """How many minibatches the times are of."""
+        """Number of minibatches that the times belong to."""
         return min(map(len, self.of_stages.values()))
 
 
 class _Places(NamedTuple):
-    """Where the times of a rank's actions are, the same in each minibatch.
+    """Positions of a rank's actions in its records, the same in each minibatch.
 
     Attributes:
-        program: Of the rank.
-        stages: The numbers of its stages, in order.
-        times: The positions of starts and ends of actions in a record, in turn.
-        columns: Of each action the position of its stage in ``stages``.
+        program: Program of the rank.
+        stages: Numbers of its stages, in order.
+        times: Positions of the starts and ends of actions in a record, alternately.
+        columns: Position in ``stages`` of each action's stage.
     """
 
     program: RankProgram
@@ -51,7 +52,7 @@ class _Places(NamedTuple):
 
     @classmethod
     def of(cls, program: RankProgram) -> _Places:
-        """Finds them."""
+        """Returns the positions of the actions in a program."""
         actions = [
             (i, operation.stage)
             for i, operation in enumerate(program.operations)
@@ -63,43 +64,44 @@ class _Places(NamedTuple):
         return cls(program, stages, times, columns)
 
     def busy_seconds(self, record: Record) -> np.ndarray:
-        """Returns how long each stage was busy."""
+        """Returns the seconds that each stage was busy."""
         times = np.array(record.times)[self.times]
         busy = times[1::2] - times[::2]
         return np.bincount(self.columns, busy, len(self.stages))
 
 
 class StageTimes:
-    """The seconds that each of a rank's stages was busy in the last minibatches.
+    """Seconds that each of a rank's stages was busy in the last minibatches.
 
-    A stage is busy while it computes; what a rank waits for, and sends, does not count.
-    A minibatch costs some microseconds here.
+    A stage is busy while it computes, not while the rank waits or sends. To record a
+    minibatch takes some microseconds.
 
     Args:
-        n_kept (int): How many minibatches count.
+        n_kept (int): Number of minibatches to keep.
     """
 
     def __init__(self, n_kept: int) -> None:
         self._rows: deque[np.ndarray] = deque(maxlen=n_kept)
-        # Of whole steps, with all waits; and how many samples they had.
+        # Seconds of whole steps per sample, waits included; and numbers of samples.
         self._spans: deque[float] = deque(maxlen=n_kept)
         self._sizes: deque[int] = deque(maxlen=n_kept)
         self._places: _Places | None = None
 
     def __len__(self) -> int:
-        """Returns how many minibatches are kept."""
+        """Returns the number of minibatches kept."""
         return len(self._rows)
 
     def note(self, record: Record, n_samples: int) -> None:
-        """Keeps the times of a minibatch.
+        """Records the times of a minibatch.
 
         Args:
-            record (Record): What this rank did, and when.
-            n_samples (int): Of the minibatch; one without any says nothing.
+            record (Record): Times of this rank's actions.
+            n_samples (int): Number of samples in the minibatch; without any it is left
+                out.
         """
         if self._places is None or record.program is not self._places.program:
             self._places = _Places.of(record.program)
-            # After a move there are other layers.
+            # A new program means that layers have moved.
             self.clear()
         if n_samples > 0:
             self._rows.append(self._places.busy_seconds(record) / n_samples)
@@ -107,19 +109,19 @@ class StageTimes:
             self._sizes.append(n_samples)
 
     def clear(self) -> None:
-        """Forgets all minibatches."""
+        """Drops all minibatches."""
         self._rows.clear()
         self._spans.clear()
         self._sizes.clear()
 
     def keep_last(self, n: int) -> None:
-        """Forgets all minibatches but the last ``n``."""
+        """Drops all minibatches except the last ``n``."""
         for each in (self._rows, self._spans, self._sizes):
             while len(each) > n:
                 each.popleft()
 
     def seen(self) -> Seen | None:
-        """Returns what is known by now; ``None`` if no minibatch is kept."""
+        """Returns the times so far; ``None`` without any."""
         if self._places is None or not self._rows:
             return None
         columns = np.array(self._rows).T
@@ -132,11 +134,11 @@ class StageTimes:
 def under_load(
     said: Sequence[Mapping[int, Sequence[float]]], loads: Sequence[float]
 ) -> list[dict[int, list[float]]]:
-    """Returns the seconds of ranks for the samples that their replicas have.
+    """Returns the seconds of ranks for the samples of their replicas.
 
     Args:
-        said: By all ranks seconds per sample by stage.
-        loads: Of each rank's replica the samples, relative to those of the largest.
+        said: Seconds per sample of each rank, by stage.
+        loads: Samples of each rank's replica, relative to the largest replica.
 
     Example:
         >>> under_load([{0: [1.0]}, {0: [3.0, 4.0]}], [1.0, 0.5])
@@ -151,15 +153,16 @@ def under_load(
 def together(
     said: Sequence[Mapping[int, Sequence[float]]], n_stages: int
 ) -> np.ndarray:
-    """Puts together what ranks say of their stages.
+    """Joins the times of all ranks' stages.
 
     Args:
-        said: By all ranks; of replicas, whose samples are others, the slowest counts,
-            for the samples that it has.
-        n_stages (int): Of the pipeline.
+        said: Seconds of each rank, by stage. Of replicas, which have different samples,
+            the slowest counts.
+        n_stages (int): Number of stages in the pipeline.
 
     Returns:
-        Of shape (n_minibatches, n_stages): as many as all have noted.
+        An array of the shape (n_minibatches, n_stages), with as many minibatches as all
+        ranks have recorded.
 
     Example:
         >>> together([{0: [1.0, 2.0]}, {1: [3.0]}, {0: [4.0, 1.0]}, {1: [3.0]}], 2)
@@ -176,11 +179,11 @@ def together(
 def slowest_ranks(
     said: Sequence[Mapping[int, Sequence[float]]], places: Sequence[int]
 ) -> list[int]:
-    """Returns for each place in a pipeline the rank that is slowest there.
+    """Returns the slowest rank for each place in a pipeline.
 
     Args:
-        said: By all ranks, of all replicas: seconds per sample by stage.
-        places: Of all ranks in their pipelines.
+        said: Seconds per sample of all ranks of all replicas, by stage.
+        places: Number of each rank within its pipeline.
 
     Example:
         >>> said = [{0: [1.0]}, {1: [3.0]}, {0: [4.0]}, {1: [3.0]}]
@@ -196,7 +199,7 @@ def slowest_ranks(
 
 
 def _busy(times: Mapping[int, Sequence[float]]) -> float:
-    """Returns the seconds per sample of a rank, with all of its stages, by now."""
+    """Returns a rank's present seconds per sample, of all of its stages."""
     return sum(
         float(np.median(like_the_newest(np.asarray(of_stage))))
         for of_stage in times.values()
@@ -204,25 +207,25 @@ def _busy(times: Mapping[int, Sequence[float]]) -> float:
 
 
 def like_the_newest(seconds: np.ndarray) -> np.ndarray:
-    """Returns the times that say what a rank does now, without a long exception.
+    """Returns the times like the newest ones, without a single long exception.
 
     Example:
         >>> like_the_newest(np.array([1, 1, 1, 1, 2, 2, 9, 2, 2.1])).tolist()
         [2.0, 2.0, 2.0, 2.1]
     """
     counted = seconds[of_now(seconds)]
-    # None may be like the median of two kinds.
+    # With two kinds of times, none may be like their median.
     return counted if counted.size else seconds[-1:]
 
 
 def busy_replicas(
     said: Sequence[Mapping[int, Sequence[float]]], replicas: Sequence[int]
 ) -> list[float]:
-    """Returns seconds per sample of each replica's busiest rank.
+    """Returns the seconds per sample of each replica's busiest rank.
 
     Args:
-        said: By all ranks: seconds per sample by stage.
-        replicas: Of which replica each of them is.
+        said: Seconds per sample of all ranks, by stage.
+        replicas: Number of each rank's replica.
 
     Example:
         >>> said = [{0: [1.0, 1.1]}, {1: [2.0]}, {0: [4.0]}, {1: [6.0]}]
@@ -241,16 +244,16 @@ def profile_of(
     cuts: Sequence[int],
     n_samples: int,
 ) -> Profile:
-    """Returns a profile by what training itself shows.
+    """Returns a profile from times measured in training.
 
-    The time of a stage is divided among its layers as that of their forwards. A third
-    of a layer's is taken for forward and for each part of backward.
+    A stage's time is divided among its layers in proportion to their forwards. A third
+    of a layer's time is for forward, and a third for each part of backward.
 
     Args:
-        forwards: By all ranks, of their layers the seconds of forwards.
-        busy: Of each stage, seconds per sample.
-        cuts: Where the model is cut.
-        n_samples (int): Of a microbatch.
+        forwards: Seconds of the forwards of each rank's layers, by position.
+        busy: Seconds per sample of each stage.
+        cuts: Cuts of the model.
+        n_samples (int): Number of samples in a microbatch.
 
     Example:
         >>> busy = np.array([0.2, 0.6])
@@ -258,7 +261,7 @@ def profile_of(
         >>> [round(layer.seconds, 3) for layer in profile.layers]
         [0.25, 0.75, 3.0]
     """
-    # What has no forward to be timed, such as an end of a skip, takes no time.
+    # A layer without a timed forward, such as an end of a skip, takes no time.
     shares = np.full(cuts[-1], 1e-9)
     for theirs in forwards:
         for position, seconds in theirs.items():

@@ -1,10 +1,10 @@
-"""The state of layers on its way to other stages, by the keys that snapshots have.
+"""The arrays of layers that move to other stages, by the keys of snapshots.
 
 ::
 
-    stage 0   layers 0 1 2         gives  model/2/...  optimizer/2/...
+    stage 0   layers 0 1 2         sends  model/2/...  optimizer/2/...
                                               |
-    stage 1   layers   2 3         wants  model/2/...  optimizer/2/...
+    stage 1   layers   2 3         gets   model/2/...  optimizer/2/...
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from pipeline.snapshots.optimizers import (
 )
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
-#: The attribute of links that compute in another dtype than they return, as streamed
-#: layers in float16. Like the dtypes of parameters, it is that of the layer that moves.
+#: The attribute of links that return another dtype than they compute in, such as
+#: streamed layers in float16. A layer that moves keeps it, as it keeps its parameters'
+#: dtypes.
 OUTPUT_DTYPE = "output_dtype"
 
 
 class Want(NamedTuple):
-    """Arrays that a stage gets.
+    """Arrays that a stage needs.
 
     Attributes:
-        prefix: What their keys begin with, such as ``'model/7/'``.
-        stage: The number of the stage that has them before.
+        prefix: Prefix of their keys, such as ``'model/7/'``.
+        stage: Number of the stage that has them now.
     """
 
     prefix: str
@@ -46,16 +47,16 @@ class Want(NamedTuple):
 
 
 def wants(stage: Divisible, new: Iterable[int], cuts: Sequence[int]) -> list[Want]:
-    """Returns what a stage needs to know of its new layers.
+    """Returns the arrays that a stage needs for its new layers.
 
     Args:
-        stage (Divisible): As it will be.
-        new: The positions of its layers that it has not yet.
-        cuts: Where the layers are now.
+        stage (Divisible): The stage with its future layers.
+        new: Positions of the layers that it does not have yet.
+        cuts: Present cuts of the model.
 
     Returns:
-        All of the new layers. Of parameters that it shares with layers before it, the
-        optimizer's state, which is that of the first of them.
+        All arrays of the new layers. For parameters shared with earlier layers, the
+        optimizer's state, which the first of these layers has.
     """
     found = []
     for each in sorted(_names(stage, new)):
@@ -71,7 +72,7 @@ def wants(stage: Divisible, new: Iterable[int], cuts: Sequence[int]) -> list[Wan
 
 
 def _names(stage: Divisible, positions: Iterable[int]) -> set[int]:
-    """Returns the positions in layers' keys: of a link that repeats, the first one."""
+    """Returns the positions in layers' keys; a repeated link has that of the first."""
     start, _ = stage.layer_range
     layers = {position: stage[position - start] for position in positions}
     return {
@@ -87,14 +88,14 @@ def _stage_of(layer: int, cuts: Sequence[int]) -> int:
 def give(
     pipeline: Pipeline, optimizers: OptimizersOfStages, prefixes: Iterable[str]
 ) -> dict[str, np.ndarray]:
-    """Returns what this rank has of what stages want, by key.
+    """Returns the arrays on this rank that stages need, by key.
 
-    In host memory these are the very arrays of the layers, not copies.
+    Arrays in host memory are those of the layers, not copies.
 
     Args:
-        pipeline (Pipeline): As it is.
-        optimizers: Of its stages.
-        prefixes: Of the keys.
+        pipeline (Pipeline): The pipeline before the move.
+        optimizers: Optimizers of its stages.
+        prefixes: Prefixes of the keys.
     """
     prefixes = tuple(prefixes)
     found: dict[str, np.ndarray] = {}
@@ -123,7 +124,7 @@ def _optimizer_arrays(
 
 
 def _runs(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yields neighbouring positions as half-open ranges."""
+    """Yields runs of consecutive positions as half-open ranges."""
     pairs = enumerate(sorted(positions))
     for _, group in groupby(pairs, lambda pair: pair[1] - pair[0]):
         run = [each for _, each in group]
@@ -133,15 +134,15 @@ def _runs(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
 def load_layers(
     stage: Divisible, new: Iterable[int], arrays: Mapping[str, np.ndarray]
 ) -> None:
-    """Gives new layers of a stage their parameters and persistent values.
+    """Sets the parameters and persistent values of a stage's new layers.
 
     Args:
-        stage (Divisible): As it will be.
-        new: The positions of its new layers.
-        arrays: By key.
+        stage (Divisible): The stage with its future layers.
+        new: Positions of its new layers.
+        arrays: Arrays by key.
 
     Raises:
-        ValueError: If they are not those of these layers.
+        ValueError: If the arrays do not belong to these layers.
     """
     for start, end in _runs(new):
         part = stage.view(start, end)
@@ -152,7 +153,7 @@ def load_layers(
 
 
 def _take_dtypes(part: Divisible, arrays: Mapping[str, np.ndarray]) -> None:
-    """Gives layers the dtypes that they had: a stage may have been cast."""
+    """Gives layers the dtypes that they had before, because a stage may be cast."""
     for path, link in part.namedlinks(skipself=True):
         returned = arrays.get(f"model{path}/{OUTPUT_DTYPE}")
         if returned is not None:
@@ -161,7 +162,7 @@ def _take_dtypes(part: Divisible, arrays: Mapping[str, np.ndarray]) -> None:
             param, saved = vars(link)[name], arrays.get(f"model{path}/{name}")
             is_cast = saved is not None and param.is_initialized
             if is_cast and saved.dtype.kind == "f" and saved.dtype != param.dtype:
-                # What gradient there is does not fit any more.
+                # An existing gradient does not fit the new dtype.
                 param.cleargrad()
                 param.array = param.array.astype(saved.dtype)
 
@@ -172,16 +173,16 @@ def load_optimizers(
     before: Mapping[int, Mapping[str, np.ndarray]],
     arrays: Mapping[str, np.ndarray],
 ) -> None:
-    """Gives the optimizers of this rank the state of all layers that they have now.
+    """Gives the optimizers of this rank the state of all their present layers.
 
     Args:
-        pipeline (Pipeline): With its new layers.
-        optimizers: All of this rank.
-        before: By the number of the optimizer what it had.
-        arrays: What has come.
+        pipeline (Pipeline): The pipeline with its new layers.
+        optimizers: All optimizers of this rank.
+        before: State of each optimizer before the move, by its number.
+        arrays: Arrays received from other ranks, by key.
 
     Raises:
-        ValueError: If that is not the state of these layers.
+        ValueError: If the arrays do not belong to these layers.
     """
     found = OptimizersOfStages(optimizers, pipeline)
     for number, optimizer in enumerate(found.of_stages):
@@ -207,9 +208,9 @@ def load_optimizers(
 
 
 def _separate(optimizers: Iterable[Any]) -> None:
-    """Gives update rules that were read from one array an array each.
+    """Copies state that several update rules were given as one array.
 
-    Two stages on a rank may have a copy each of a parameter that layers share.
+    Two stages on a rank may each have a copy of a parameter that layers share.
     """
     seen: set[int] = set()
     for param in (param for each in optimizers for param in each.target.params()):
@@ -223,7 +224,7 @@ def _separate(optimizers: Iterable[Any]) -> None:
 def optimizer_states(
     optimizers: OptimizersOfStages,
 ) -> dict[int, dict[str, np.ndarray]]:
-    """Returns the state of each optimizer of stages by its number, not copied."""
+    """Returns the state of each optimizer of stages, by its number, not copied."""
     return {
         number: _optimizer_arrays(optimizers, optimizer)
         for number, optimizer in enumerate(optimizers.of_stages)

@@ -1,4 +1,4 @@
-"""Changes on trial: what makes no step shorter is taken back. No messages."""
+"""Changes on trial, which are reversed if steps do not become shorter. No messages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from divisible.planning.units import count, format_seconds
 
-#: Steps that take so many times as long as they did are those of other hosts.
+#: Steps that take this much longer show that hosts have changed.
 _CHANGED = 1.25
-#: Checks in which nothing changes after changes that were taken back one after another.
+#: Most checks without a change, after changes that were reversed one after another.
 _MOST_CHECKS = 16
 
 
@@ -17,9 +17,10 @@ class Choice(NamedTuple):
     """The change to make now.
 
     Attributes:
-        target: The new cuts, or shares; ``None`` to stay.
-        reason: Why it is not what was wanted; ``None`` where it is.
-        goes_back: Whether it is what was before the last change.
+        target: New cuts, or shares; ``None`` to stay.
+        reason: Text about why it differs from the wanted change; ``None`` if it does
+            not.
+        goes_back: Whether it reverses the last change.
     """
 
     target: list | None
@@ -28,19 +29,19 @@ class Choice(NamedTuple):
 
 
 class ChangesOnTrial:
-    """Lets cuts, or shares, change as wanted, but back where steps became no shorter.
+    """Allows wanted changes of cuts or shares; reverses those that do not pay.
 
-    A speed tells what a rank does with the work that it has. With more of it the rank
-    may be slower than in proportion: a share of a core, credits for bursts, and a
-    processor that slows down when it is hot all leave short work alone. What is wanted
-    by such speeds would come and go for ever::
+    A speed is measured with the work that a rank has. With more work, the rank may be
+    slower than in proportion. Limits on the share of a core, credits for bursts, and a
+    processor that slows down when it is hot affect only long work. Changes wanted by
+    such speeds would come and go for ever::
 
         check    1       2              3         4         5            6
         change   there   back, longer   -         there     back         -  -  ...
                                         1 pause             2 pauses, then 4, 8, 16
 
-    A change that pays ends that, as does a step that takes a quarter longer than when
-    one was taken back: then hosts have changed, and nothing pauses.
+    A change that makes steps shorter ends the pauses. So does a step that takes a
+    quarter longer than when a change was reversed: then hosts have changed.
 
     Example:
         >>> trial = ChangesOnTrial()
@@ -58,27 +59,28 @@ class ChangesOnTrial:
         self.forget()
 
     def forget(self) -> None:
-        """Ends what is on trial, where steps no longer do what they did before."""
-        # From where the change was that is on trial.
+        """Ends a trial, because former steps do not compare with new ones."""
+        # Cuts or shares before the change on trial.
         self._origin: list | None = None
-        # Of a step: before the last change, or where one was taken back.
+        # Seconds of a step before the last change, or when one was reversed.
         self._seconds = 0.0
         self._pause = self._next_pause = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether there was a change that the next check is to judge."""
+        """Whether the next check must judge a change."""
         return self._origin is not None
 
     def choose(
         self, wanted: Sequence[Any] | None, now: Sequence[Any], seconds: float
     ) -> Choice:
-        """Returns what to change to; to be called once at each check.
+        """Returns the change to make now; to be called once at each check.
 
         Args:
-            wanted: What the speeds speak for; ``None`` for what is now.
-            now: The cuts, or shares, of now.
-            seconds: That a step has taken since the last check.
+            wanted: Cuts or shares that the speeds suggest; ``None`` for the present
+                ones.
+            now: Present cuts or shares.
+            seconds: Seconds of a step since the last check.
         """
         if self._origin is not None:
             return self._judge(wanted, seconds)

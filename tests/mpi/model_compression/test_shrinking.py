@@ -418,7 +418,7 @@ def layers_come_to_small_ones(comm, folder):
 def test_layers_that_became_small_make_no_host_slow(tmp_path):
     output = assert_on_ranks(2, layers_come_to_small_ones, str(tmp_path))
     assert "the parameters of 4 layers have other sizes than before" in output
-    assert "from layer 0 to layer 6: what layers cost is measured anew" in output
+    assert "from layer 0 to layer 6: the costs of layers are measured again" in output
     assert "about as fast as each other, but their layers cost unequally; " in output
     assert "of the speed of others" not in output
 
