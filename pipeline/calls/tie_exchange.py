@@ -145,8 +145,8 @@ class TieExchange:
         """Gives every copy the owner's gradient, once replicas have averaged it.
 
         Replicas average gradients stage by stage, and the results may differ: codes for
-            messages depend on the other gradients of a stage, and the order of a sum
-            depends on the stage's hosts.
+        messages depend on the other gradients of a stage, and the order of a sum
+        depends on the stage's hosts.
 
         This is called for each optimizer, before it changes gradients in place. Each
         gradient is sent once per step: the owner sends it after it has averaged it, and

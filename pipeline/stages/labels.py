@@ -45,7 +45,7 @@ def takes_outputs_alone(function: Callable) -> bool:
     """Returns whether a loss can be called without targets.
 
     True if it needs one argument at most, such as ``lambda y: ...`` and ``lambda
-        *outputs: ...``.
+    *outputs: ...``.
 
     Example:
         >>> takes_outputs_alone(lambda y: y), takes_outputs_alone(lambda y, t: y)

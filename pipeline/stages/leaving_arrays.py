@@ -9,8 +9,8 @@
               view a, view b of a new one    <--
 
 Arrays that share memory share it again. Arrays that others hold stay: parameters,
-    values computed from parameters alone, and values that links keep. Small arrays stay
-    as well, and so does a small part of a larger array, which would not free memory.
+values computed from parameters alone, and values that links keep. Small arrays stay as
+well, and so does a small part of a larger array, which would not free memory.
 """
 
 from __future__ import annotations

@@ -199,8 +199,8 @@ class Segment:
 
         Returns:
             One tensor per input: its gradient, or ``None`` as its array where there is
-                none; and the gradients of the tensors that skip connections brought, by
-                name.
+            none; and the gradients of the tensors that skip connections brought, by
+            name.
         """
         self.recompute(microbatch)
         graph = self.held.pop(microbatch)

@@ -321,8 +321,8 @@ class Stage:
 
         Returns:
             One tensor per input: its gradient, or ``None`` as its array where there is
-                none; and the gradients of the tensors that skip connections brought, by
-                name.
+            none; and the gradients of the tensors that skip connections brought, by
+            name.
         """
         self._n_backwards -= not split
         if not self._segments[0].holds(microbatch):
