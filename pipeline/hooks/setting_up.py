@@ -1,9 +1,9 @@
-"""An optimizer for all stages of a rank, as the plan of their pipeline wants it.
+"""Sets up an optimizer for all stages of a rank, as their pipeline's plan wants it.
 
 ::
 
-    optimizer ---> of this rank's stage, or of all its stages together
-              '--> within one that averages gradients, if there are replicas
+    optimizer ---> for this rank's stage, or for all its stages together
+              '--> in an optimizer that averages gradients, if there are replicas
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def set_up(
     """Returns an optimizer that updates all stages of a rank.
 
     Args:
-        optimizer (chainer.Optimizer): One that is not set up, such as ``Adam()`` or a
-            :class:`~mixed_precision.MixedPrecision`.
-        stages: Those of the rank.
-        grid: The grid of the replicas; ``None`` for a single pipeline.
-        pipeline (Pipeline): Whose stages they are; its plan says in what replicas
-            exchange gradients.
+        optimizer (chainer.Optimizer): Optimizer that is not set up, such as ``Adam()``
+            or a :class:`~mixed_precision.MixedPrecision`.
+        stages: Stages of the rank.
+        grid: Grid of the replicas; ``None`` for a single pipeline.
+        pipeline (Pipeline): Pipeline of the stages. Its plan has the dtype in which
+            replicas exchange gradients.
 
     Raises:
-        TypeError: If it is no optimizer, or there are several.
+        TypeError: If ``optimizer`` is not a single optimizer.
     """
     if isinstance(optimizer, (list, tuple)):
         raise TypeError(

@@ -76,18 +76,15 @@ class Step:
         current (CurrentSchedule): The schedule that runs now.
         stages (dict of Stage): Stages of this rank, by number.
         runner (Runner): Runs schedules.
-        ties (TieExchange or None): Exchange of parameters that several stages share;
-            ``None`` if there are none.
+        ties (TieExchange or None): Exchange of shared parameters, if there are some.
         updates (UpdateAgreement): Compares how the ranks' optimizers treat the model.
         early_exchanges (EarlyExchanges): Exchanges of gradients while a step computes.
         vetoes (WeakSet): Objects that may refuse to train. Each has a text ``refusal``,
             which is empty if it does not refuse.
         record (Record or None): Times of the last training minibatch on this rank.
         n_steps (int): Number of minibatches that :meth:`train` has completed.
-        n_counted (dict): Number of samples in all replicas that the last means are
-            over, by name.
-        n_own (dict): Number of samples in this replica that the last means are over, by
-            name.
+        n_counted (dict): Samples of all replicas in the last means, by name.
+        n_own (dict): Samples of this replica in the last means, by name.
     """
 
     runner: Runner
