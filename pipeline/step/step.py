@@ -79,8 +79,7 @@ class Step:
         ties (TieExchange or None): Exchange of shared parameters, if there are some.
         updates (UpdateAgreement): Compares how the ranks' optimizers treat the model.
         early_exchanges (EarlyExchanges): Exchanges of gradients while a step computes.
-        vetoes (WeakSet): Objects that may refuse to train. Each has a text ``refusal``,
-            which is empty if it does not refuse.
+        vetoes (WeakSet): Objects that may refuse to train, by a text ``refusal``.
         record (Record or None): Times of the last training minibatch on this rank.
         n_steps (int): Number of minibatches that :meth:`train` has completed.
         n_counted (dict): Samples of all replicas in the last means, by name.
