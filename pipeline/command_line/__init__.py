@@ -2,15 +2,16 @@
 
 ::
 
-    main             the command, and its subcommands from
+    main             the command and its subcommands
     profile          profile
     plan             plan
     simulate         simulate, timeline
     snapshots        repartition, export, import
     flight_record    flight-record
+    stragglers       stragglers
     run              run
 
-    options          options that they share, and how values are read
-    console          how they print
+    options          options that several commands share, and parsers of their values
+    console          output to the terminal
     model_argument   models named on a command line
 """

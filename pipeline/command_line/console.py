@@ -1,6 +1,6 @@
 """The terminal output of the commands of ``divisible``.
 
-Names may come from files of anybody: no character of them controls the terminal.
+Names may come from untrusted files, so no character of them controls the terminal.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from rich.text import Text
 
 from divisible.terminal_text import printable
 
-# Text is wrapped to so many columns, even on a narrower terminal.
+# Least width of wrapped text, even on a narrower terminal.
 _LEAST_WIDTH = 20
 
 
 def say(text: str) -> None:
-    """Prints a line, or several."""
+    """Prints one line or several."""
     text = printable(text, keeps_lines=True)
     _console().print(text, markup=False, soft_wrap=True)
 
 
 def say_wrapped(text: str, indent: int = 0) -> None:
-    """Prints text in lines that the terminal has room for.
+    """Prints text in lines that fit the terminal.
 
     Args:
         text: The text, of any length.
@@ -56,21 +56,21 @@ def print_table(
     left: Sequence[int] = (),
     last_wraps: bool = False,
 ) -> None:
-    """Prints a table; numbers stand at the right.
+    """Prints a table, with numbers at the right.
 
-    Where a terminal has no room for all columns, those that are left follow in another
-    table below, with the first column again.
+    If a terminal is too narrow for all columns, the others follow in a table below,
+    with the first column repeated.
 
     Args:
-        columns: The titles of the columns.
-        rows: The texts of the cells.
-        left: The positions of the columns whose texts stand at the left.
-        last_wraps: Whether texts of the last column go on in the next line where there
-            is no room, instead of in a table below.
+        columns: Titles of the columns.
+        rows: Texts of the cells.
+        left: Positions of the columns with texts at the left.
+        last_wraps: Whether long texts of the last column are wrapped, instead of moving
+            the column to a table below.
     """
     rows = [[printable(cell) for cell in row] for row in (columns, *rows)]
     console = _console()
-    # With a space on either side.
+    # Widths include a space on either side.
     widths = [max(map(cell_len, column)) + 2 for column in zip(*rows)]
     tables = fitting_columns(widths, console.width)
     if last_wraps:
@@ -87,14 +87,14 @@ def print_table(
 
 
 def fitting_columns(widths: Sequence[int], room: int) -> list[list[int]]:
-    """Returns the columns of tables that a terminal has room for.
+    """Returns the columns of the tables that fit a terminal.
 
     Args:
-        widths: The width of each column.
-        room: The width of the terminal.
+        widths: Width of each column.
+        room: Width of the terminal.
 
     Returns:
-        The positions of the columns of each table, the first one in all of them.
+        The positions of the columns of each table; all begin with the first column.
 
     Example:
         >>> fitting_columns([5, 30, 10, 10], room=80)
@@ -114,7 +114,7 @@ def fitting_columns(widths: Sequence[int], room: int) -> list[list[int]]:
 
 @contextlib.contextmanager
 def show_progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Shows a progress bar on the terminal, and nothing where there is none."""
+    """Shows a progress bar on standard error, if it is a terminal."""
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
@@ -122,7 +122,7 @@ def show_progress(what: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextlib.contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Shows warnings as what they say, without the line of code."""
+    """Prints warnings as plain text, without the line of code."""
     with warnings.catch_warnings(record=True) as caught:
         try:
             yield
@@ -135,6 +135,6 @@ def plain_warnings() -> Iterator[None]:
 
 
 def _console() -> Console:
-    # Wide tables are cut off where nothing tells the width.
+    # Wide tables would be cut off at a default width if the width is not known.
     is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if is_known else 160, highlight=False)

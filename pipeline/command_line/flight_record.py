@@ -23,14 +23,14 @@ from pipeline.command_line import console, options
     type=options.NUMBER,
     default=10,
     show_default=True,
-    help="How many lines of each rank.",
+    help="Number of lines for each rank.",
 )
 @options.speaking
 def flight_record_command(directory: str | None, last: int) -> None:
-    """Shows what the ranks of a run did before it ended, and which one is behind.
+    """Shows what the ranks of a run did before it ended, and which rank is behind.
 
-    DIRECTORY is named where a run ends by an error or a stall. Without it, the command
-    shows the newest of your runs on this host, or in the directory that the variable
+    DIRECTORY is printed when a run ends by an error or a stall. Without it, the command
+    shows your newest run on this host, or in the directory that the variable
     DIVISIBLE_FLIGHT_RECORD names.
     """
     if directory is None:

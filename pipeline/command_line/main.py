@@ -1,4 +1,4 @@
-"""The command ``divisible``: plans, and what there is to do with snapshots."""
+"""The command ``divisible``: plans, runs, timelines and snapshots."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def main() -> None:
     """Plans pipeline-parallel training: measures, cuts, predicts, runs, shows.
 
     \b
-    mpiexec -n 4 divisible run train.py
-    divisible profile models/vgg16.py:VGG16 --input 3x32x32 --batch 84,21,5
-    divisible plan profile-*.json --ranks 8 --memory 4GiB --bandwidth 1Gbit/s
-    divisible simulate plan.json --plot step.png
-    divisible repartition result/snapshot_epoch_3 --stages 8
-    divisible export result/snapshot_epoch_3 --to safetensors
-    divisible import result/snapshot_iter_1000
-    divisible flight-record /tmp/divisible-1000/3f2a9c1b70de
-    divisible stragglers result
-    divisible timeline result
+    $ mpiexec -n 4 divisible run train.py
+    $ divisible profile models/vgg16.py:VGG16 --input 3x32x32 --batch 84,21,5
+    $ divisible plan profile-*.json --ranks 8 --memory 4GiB --bandwidth 1Gbit/s
+    $ divisible simulate plan.json --plot step.png
+    $ divisible repartition result/snapshot_epoch_3 --stages 8
+    $ divisible export result/snapshot_epoch_3 --to safetensors
+    $ divisible import result/snapshot_iter_1000
+    $ divisible flight-record /tmp/divisible-1000/3f2a9c1b70de
+    $ divisible stragglers result
+    $ divisible timeline result
     """  # noqa: D301
 
 

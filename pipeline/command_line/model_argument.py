@@ -14,22 +14,22 @@ from divisible import Divisible
 
 
 def make_model(text: str) -> Divisible:
-    """Makes the model that a text names.
+    """Returns the model that a text names.
 
     Args:
         text: ``MODULE:MODEL``, such as ``models.vgg16:VGG16``; the module may be a
             file, ``models/vgg16.py:VGG16``. MODEL is a subclass of
             :class:`divisible.Divisible`, a function that returns a model, or a model.
-            The first two may have arguments, numbers and texts:
+            The first two may have arguments, which are numbers or texts:
             ``mlp.py:MLP(1000, n_layers=8)``.
 
     Returns:
         Divisible: The model.
 
     Raises:
-        ValueError: If there is no such module or name, the module is a script that
-            ends where it is imported, the arguments are no literals, or it is no
-            model.
+        ValueError: If the module or the name does not exist, the module is a script
+            that ends when it is imported, the arguments are not literals, or the result
+            is not a model.
 
     Example:
         >>> model = make_model("divisible:Divisible")
@@ -53,7 +53,7 @@ def make_model(text: str) -> Divisible:
     if not hasattr(module, name):
         raise ValueError(f"there is no {name!r} in {place}")
     made = getattr(module, name)
-    # A model can be called as well, with an input.
+    # A model can be called with an input, so being callable does not suffice.
     if not isinstance(made, Divisible):
         if not callable(made):
             raise ValueError(
@@ -71,7 +71,7 @@ def make_model(text: str) -> Divisible:
 
 
 def _parse(call: str) -> tuple[str, list[Any], dict[str, Any]]:
-    """Takes ``NAME(1, b=2)`` apart; nothing of it is run."""
+    """Returns the name and arguments of ``NAME(1, b=2)``, without running it."""
     try:
         tree = ast.parse(call, mode="eval").body
         if isinstance(tree, ast.Name):
@@ -94,11 +94,11 @@ def _import(place: str) -> ModuleType:
         folder, file = os.path.split(os.path.abspath(place))
         name = os.path.splitext(file)[0]
         while name in sys.modules:
-            # Of a package of ours, say, which is there in its place.
+            # The name may belong to one of our packages, which must stay available.
             name += "_"
         spec = importlib.util.spec_from_file_location(name, place)
         module = importlib.util.module_from_spec(spec)
-        # What the file imports lies beside it, as when it is run.
+        # The file may import modules that lie beside it, as when it is run.
         sys.path.insert(0, folder)
         sys.modules[name] = module
         spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Options that the commands of ``divisible`` share, and how their values are read."""
+"""Options that the commands of ``divisible`` share, and parsers of their values."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from pipeline.snapshots.errors import SnapshotError
 
 
 class Parsed(click.ParamType):
-    """A value that a function reads from a text, or raises ValueError.
+    """A value that a function parses; its ValueError becomes a usage error.
 
     Args:
-        name: What to call it in the help.
-        parse: Reads a text.
-        several: Whether there may be several, with commas between.
+        name: Name of the value in the help.
+        parse: Returns the value of a text, or raises ValueError.
+        several: Whether there may be several values, with commas between.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Parsed(click.ParamType):
         self._several = several
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Reads the argument; numbers that are defaults stay as they are."""
+        """Parses the argument; a default that is a number stays as it is."""
         if not isinstance(value, str):
             return value
         try:
@@ -51,12 +51,12 @@ class Parsed(click.ParamType):
 
 
 class Loaded(click.Path):
-    """An object that a function loads from a file, or raises ValueError or OSError.
+    """An object loaded from a file; ValueError and OSError become usage errors.
 
     Args:
-        load: Loads a file of this path.
-        newest: The pattern for names in a folder, of which the newest file of the kind
-            is loaded; ``None`` where folders are refused.
+        load: Loads the file of a path, or raises ValueError or OSError.
+        newest: Pattern of names in a folder, of which the newest file that can be
+            loaded is taken; ``None`` to refuse folders.
     """
 
     def __init__(self, load: Callable[[str], Any], newest: str | None = None) -> None:
@@ -75,15 +75,15 @@ class Loaded(click.Path):
             self.fail(printable(str(error), keeps_lines=True), param, ctx)
 
     def _load_newest(self, folder: str, param: Any, ctx: Any) -> Any:
-        """Loads the newest file in a folder, and says which one it is."""
+        """Loads the newest file in a folder, and prints its name."""
         ages = {}
         for path in Path(folder).glob(self._newest):
-            # Another process may have removed it; to read a pipe might never end.
+            # Another process may have removed it. A pipe might be read for ever.
             with contextlib.suppress(OSError):
                 if path.is_file():
                     ages[path] = path.stat().st_mtime
         for path in sorted(ages, key=ages.get, reverse=True):
-            # Others have such names as well.
+            # Other files may have such names as well.
             with contextlib.suppress(OSError, ValueError), console.plain_warnings():
                 loaded = self._load(str(path))
                 console.say(str(path))
@@ -94,7 +94,7 @@ class Loaded(click.Path):
 
 
 def shape(text: str) -> tuple[tuple[int, ...], str]:
-    """Reads the shape of a sample and its dtype, such as ``3x224x224:float32``."""
+    """Parses the shape of a sample and its dtype, such as ``3x224x224:float32``."""
     match = re.fullmatch(r"(\d+(?:x\d+)*)(?::(\w+))?", text)
     if match is None:
         raise ValueError(f"{text!r} is not a shape, such as 3x224x224 or 35:int32")
@@ -106,7 +106,7 @@ def shape(text: str) -> tuple[tuple[int, ...], str]:
 
 
 def positive(text: str) -> int:
-    """Reads a positive integer."""
+    """Parses a positive integer."""
     if not re.fullmatch("[0-9]{1,18}", text.strip()):
         raise ValueError(f"{text!r} is not a positive integer of at most 18 digits")
     number = int(text)
@@ -116,12 +116,12 @@ def positive(text: str) -> int:
 
 
 def positives(text: str) -> list[int]:
-    """Reads positive integers with commas between."""
+    """Parses positive integers with commas between."""
     return [positive(part) for part in text.split(",")]
 
 
 def speaking(command: Callable) -> Callable:
-    """Turns errors in what the user gave into messages without a traceback."""
+    """Turns errors about the user's input into messages without a traceback."""
 
     @functools.wraps(command)
     def run(**arguments: Any) -> None:
@@ -148,14 +148,14 @@ _machine_options = (
     click.option(
         "--bandwidth",
         type=Parsed("rate,...", parse_rate, several=True),
-        help="Bandwidth of a link, such as 1Gbit/s or 100MB/s; one for all or one for"
-        " each pair of neighbouring ranks.  [default: infinite]",
+        help="Bandwidth of a link, such as 1Gbit/s or 100MB/s: one value for all, or"
+        " one for each pair of neighbouring ranks.  [default: infinite]",
     ),
     click.option(
         "--latency",
         type=Parsed("time,...", parse_seconds, several=True),
-        help="Latency of a message, such as 50us; one for all or one for each pair."
-        "  [default: 0]",
+        help="Latency of a message, such as 50us: one value for all, or one for each"
+        " pair.  [default: 0]",
     ),
     click.option(
         "--overlap/--no-overlap",
@@ -165,13 +165,13 @@ _machine_options = (
     click.option(
         "--speeds",
         type=Parsed("number,...", float, several=True),
-        help="Speeds of the ranks, relative to where the profile was measured."
+        help="Speeds of the ranks, relative to the machine of the profile."
         "  [default: 1]",
     ),
     click.option(
         "--disk",
         type=Parsed("read,write", parse_rate, several=True),
-        help="Disk of a rank, such as 2GB/s,500MB/s, for what memory has no room for.",
+        help="Disk of a rank, such as 2GB/s,500MB/s, for what does not fit in memory.",
     ),
 )
 
@@ -179,7 +179,7 @@ _machine_options = (
 def machine(command: Callable) -> Callable:
     """Gives a command the options of a machine: ``links``, ``speeds``, ``disk``.
 
-    ``links`` has those attributes of a :class:`~divisible.Network` that are given.
+    ``links`` has the attributes of a :class:`~divisible.Network` that were given.
     """
 
     @speaking
@@ -204,7 +204,7 @@ def machine(command: Callable) -> Callable:
 def profiles(required: bool = True) -> Callable:
     """Returns the argument that names profiles.
 
-    Args:
+    required: Whether a command needs profiles; otherwise it finds them in a plan.
         required: Whether a command needs them, or finds them in a plan.
     """
     return click.argument(
@@ -216,16 +216,16 @@ def profiles(required: bool = True) -> Callable:
     )
 
 
-#: Of one number, and of several with commas between.
+#: Types of one positive number, and of several with commas between.
 NUMBER = Parsed("number", positive)
 NUMBERS = Parsed("number,...", positives)
 
 
 def batch(default: str) -> Callable:
-    """Returns the option that says how large a minibatch is.
+    """Returns the option for the samples of a minibatch.
 
     Args:
-        default: Words for its help that say how large it is without the option.
+        default: Text in its help about the number of samples without the option.
     """
     return click.option(
         "--batch",
@@ -240,12 +240,12 @@ plot = click.option(
 
 
 def output(default: str) -> Callable:
-    """Returns the option that says where to write."""
+    """Returns the option for the output file."""
     return click.option(
         "-o",
         "--output",
         type=click.Path(dir_okay=False),
         default=default,
         show_default=True,
-        help="Where to write.",
+        help="File to write.",
     )

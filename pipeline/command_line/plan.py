@@ -22,19 +22,19 @@ from divisible.schedules.recomputation import RECOMPUTATIONS
 from pipeline.command_line import console, options
 from pipeline.command_line.simulate import draw
 
-# What there may be several of to choose from, and one of to cut for.
+# Options with several values for --ranks, and the argument that --stages needs.
 _OF_A_CUT = {
     "microbatches": "n_microbatches",
     "schedules": "schedule",
     "recompute": "recompute",
 }
-# How many alternatives are shown, unless all are asked for.
+# Number of alternatives shown without --all.
 _SHOWN = 5
-#: What one pipeline has no use for.
+#: Options that are of no use without replicas.
 _OF_REPLICAS = {"wire_dtype": "--wire-dtype", "error_feedback": "--error-feedback"}
 
 
-# Options that make a machine.
+# Options that describe a machine.
 _OF_A_MACHINE = ("memory", "network", "speeds", "disk")
 
 
@@ -47,68 +47,69 @@ _OF_A_MACHINE = ("memory", "network", "speeds", "disk")
 @click.option(
     "--memory",
     type=options.Parsed("size,...", parse_bytes, several=True),
-    help="Memory of a rank, such as 8GiB; one for all or one for each."
+    help="Memory of a rank, such as 8GiB: one value for all, or one for each."
     "  [default: no limit]",
 )
 @options.machine
-@options.batch("as many as the largest profile has")
+@options.batch("as many samples as the largest profile has")
 @click.option(
     "--microbatches",
     type=options.NUMBERS,
-    help="Numbers of microbatches to try with --ranks; the number with --stages.",
+    help="Numbers of microbatches to try with --ranks; one number with --stages.",
 )
 @click.option(
     "--schedule",
     "schedules",
     type=click.Choice(NAMES),
     multiple=True,
-    help="Schedules to try with --ranks; the schedule with --stages."
-    f"  [default: {', '.join(TRIED_BY_DEFAULT)}; 1f1b to cut]",
+    help="Schedules to try with --ranks; one schedule with --stages."
+    f"  [default: {', '.join(TRIED_BY_DEFAULT)}; 1f1b with --stages]",
 )
 @click.option(
     "--recompute",
     type=click.Choice(RECOMPUTATIONS),
     multiple=True,
-    help="Which microbatches run forward again before their backward, to save memory;"
-    " several to try with --ranks.  [default: all; never to cut]",
+    help="Which microbatches run forward again before their backward, to save memory."
+    " Give several to try with --ranks.  [default: all; never with --stages]",
 )
 @click.option(
     "--replicas",
     type=options.NUMBER,
     default=1,
-    help="With --ranks, the most pipelines that may share a minibatch.  [default: 1]",
+    help="With --ranks, the largest number of pipelines that share a minibatch."
+    "  [default: 1]",
 )
 @click.option(
     "--wire-dtype",
     type=click.Choice(list(WIRE)),
-    help="With --replicas, the dtype in which they exchange gradients."
-    "  [default: fp32]",
+    help="With --replicas, the dtype of exchanged gradients.  [default: fp32]",
 )
 @click.option(
     "--error-feedback",
     is_flag=True,
-    help="With --replicas, keep in memory what encodings lose.",
+    help="With --replicas, keep in memory what encodings lose, and add it to the next"
+    " gradients.",
 )
 @click.option(
     "--method",
     type=click.Choice(METHODS),
     default="optimal",
     show_default=True,
-    help="With --stages, how to cut.",
+    help="With --stages, the method of cutting.",
 )
 @click.option("--all", "shows_all", is_flag=True, help="Show all alternatives.")
 @options.output("plan.json")
 @options.plot
 @options.speaking
 def plan_command(profiles, ranks, stages, shows_all, output, plot, **given) -> None:
-    """Cuts a model, or chooses how to run it altogether.
+    """Cuts a model into stages, or chooses everything about a run.
 
-    With --stages the model is cut so that the slowest stage is as fast as possible,
-    for microbatches of the profile's size. With --ranks, stages, microbatches,
-    schedule, recomputation and, up to --replicas, how many pipelines share a minibatch
-    are chosen as well, for the whole minibatch; give profiles at several sizes of
-    microbatch for that. The file has the options of the machine and the names of the
-    profiles as well, for the commands that read it.
+    With --stages, the model is cut so that the slowest stage is as fast as possible,
+    for microbatches of the profile's size. With --ranks, the command also chooses the
+    number of stages and microbatches, the schedule, the recomputation and, up to
+    --replicas, the number of pipelines that share a minibatch. Give profiles at several
+    sizes of microbatch for that. The file also has the options of the machine and the
+    names of the profiles, for the commands that read it.
     """
     if (ranks is None) == (stages is None):
         raise click.UsageError("give either --ranks or --stages")
@@ -134,19 +135,19 @@ def plan_command(profiles, ranks, stages, shows_all, output, plot, **given) -> N
                 **{name: given.pop(name) for name in _OF_A_MACHINE if name in given},
             )
             plan = best_plan(profiles, machine, progress=progress, **given)
-    # Before it is printed: "| head" closes the pipe, which ends the command.
+    # Saved before it is printed: "| head" closes the pipe, which ends the command.
     plan.save(output)
     _print_plan(plan, shows_all)
     console.say_wrapped(f"for {plan.conditions}")
     console.say(f"written to {output}")
     if plot is not None:
         draw(simulate_plan(plan, profiles), plot)
-    # The last line is what is left on the terminal.
+    # The last line stays visible on the terminal, so it is the result.
     console.say_wrapped(plan.headline)
 
 
 def _cut(profiles, stages, given) -> Plan:
-    """Cuts by options that are named as the arguments of best_plan."""
+    """Returns a plan that only cuts, by options named like best_plan's arguments."""
     wrong = []
     if "batch" in given:
         wrong.append("--batch goes with --ranks: here it is what the profile has")
@@ -196,7 +197,7 @@ def _print_plan(plan: Plan, shows_all: bool) -> None:
 
 
 def _print_alternatives(alternatives: Sequence[Alternative], shows_all: bool) -> None:
-    """Prints what was not chosen, each with the reason on the lines below it."""
+    """Prints the plans that were not chosen, each with its reason below it."""
     shown = alternatives if shows_all else alternatives[:_SHOWN]
     console.say("not chosen, and why:")
     for other in shown:

@@ -25,44 +25,45 @@ from pipeline.command_line.model_argument import make_model
     type=options.Parsed("shape", options.shape),
     multiple=True,
     required=True,
-    help="Shape of a sample, such as 3x224x224, or 35:int32 with a dtype; once for"
-    " each input of the model.",
+    help="Shape of a sample, such as 3x224x224, or 35:int32 with a dtype. Give it once"
+    " for each input of the model.",
 )
 @click.option(
     "--batch",
     type=options.Parsed("samples,...", options.positives),
     required=True,
-    help="Samples of a microbatch. Several make a profile of each.",
+    help="Samples of a microbatch. Several numbers make a profile for each.",
 )
 @click.option(
     "--loss/--no-loss",
     default=True,
     help="Whether softmax cross entropy follows the model.  [default: loss]",
 )
-@click.option("--optimizer", help="One of chainer.optimizers, such as MomentumSGD.")
+@click.option("--optimizer", help="Class in chainer.optimizers, such as MomentumSGD.")
 @click.option(
     "--repeat",
     type=options.NUMBER,
     default=5,
     show_default=True,
-    help="Runs of each.",
+    help="Number of times that each layer is measured.",
 )
-@click.option("--device", default="@numpy", show_default=True, help="As in Chainer.")
+@click.option(
+    "--device", default="@numpy", show_default=True, help="Device, as in Chainer."
+)
 @options.output("profile.json")
 @options.plot
 @options.speaking
 def profile_command(
     model, inputs, batch, loss, optimizer, repeat, device, output, plot
 ) -> None:
-    """Measures what each layer of a model costs.
+    """Measures the costs of each layer of a model.
 
     MODEL is a subclass of Divisible, a function that makes a model, or a model, in a
-    module or a file: models.vgg16:VGG16, models/vgg16.py:VGG16,
-    'mlp.py:MLP(1000, n_layers=8)'. It is imported, so what a script does besides
-    belongs below if __name__ == "__main__". The inputs are random numbers, or zeros
-    where they are integers.
+    module or a file: models.vgg16:VGG16, models/vgg16.py:VGG16, 'mlp.py:MLP(1000,
+    n_layers=8)'. The file is imported, so other work of a script belongs below if
+    __name__ == "__main__". The inputs are random numbers; integer inputs are zeros.
 
-    With several sizes of batch, the files are named after them: profile-84.json.
+    With several sizes of batch, each size is in the name of its file: profile-84.json.
     """
     with _blaming(model):
         made = make_model(model)
@@ -87,7 +88,7 @@ def profile_command(
             measured = profile(
                 made, x, t, optimizer=optimizer, repeat=repeat, progress=progress
             )
-        # Before it is printed: "| head" closes the pipe, which ends the command.
+        # Saved before it is printed: "| head" closes the pipe, which ends the command.
         measured.save(_numbered(output, size, batch))
         console.say_wrapped(f"{model}, {measured.headline}")
         rows = profile_rows(measured.layers, measured.loss)
@@ -100,18 +101,18 @@ def profile_command(
 
 @contextlib.contextmanager
 def _blaming(whom: str, hint: str = "") -> Iterator[None]:
-    """Says without a traceback what went wrong in what the user has named.
+    """Raises errors again with the name of what the user gave, without a traceback.
 
     Args:
-        whom: What that is.
-        hint: What it may be if it is none of the layers.
+        whom: Name of the model or option.
+        hint: Advice for errors outside of the layers.
     """
     try:
         yield
     except Exception as error:
         position = getattr(error, "layer_position", None)
         if isinstance(error, ValueError) and position is None and not hint:
-            # Of our own, about a name or a number: it says enough.
+            # Our own error about a name or a number needs no addition.
             raise
         where = ""
         if position is not None:

@@ -29,14 +29,14 @@ def run_command(plan: str | None, script: str, arguments: tuple[str, ...]) -> No
     mpiexec -n 4 divisible run train.py --epoch 20
     mpiexec -n 4 divisible run --plan plan.json train.py --epoch 20
 
-    ARGUMENTS are the script's own. It is run as "python SCRIPT" would run it, and
-    besides: an exception in any thread, and sys.exit with another code than 0, end all
-    ranks, and so does SIGUSR1 if SCRIPT has no handler for it; the exit code is 75
-    after StopOnSignal has stopped the training; and no file
-    beside SCRIPT hides the packages of this project, as a pipeline.py hides them from
+    ARGUMENTS are the arguments of SCRIPT. It runs as "python SCRIPT" would run it, with
+    three differences. All ranks end if one does: by an exception in any thread, by
+    sys.exit with a code other than 0, or by SIGUSR1 if SCRIPT has no handler for it.
+    The exit code is 75 after StopOnSignal has stopped the training. And no file beside
+    SCRIPT hides the packages of this project, as a pipeline.py would hide them from
     "python -m pipeline SCRIPT".
     """  # noqa: D301
-    # They start MPI, which the other commands do not need.
+    # These modules start MPI, which the other commands do not need.
     from pipeline.scripts import run_script
     from pipeline.start.plan_choice import VARIABLE
 

@@ -23,7 +23,7 @@ from divisible.schedules.recomputation import RECOMPUTATIONS
 from divisible.schedules.timeline import Timeline
 from pipeline.command_line import console, options
 
-# Seconds that differ by no more than this part were added up in another order.
+# Seconds that differ by less than this share were only added in another order.
 _ROUNDING = 1e-6
 
 
@@ -31,25 +31,27 @@ _ROUNDING = 1e-6
 @click.argument("plan", type=options.Loaded(Plan.load))
 @options.profiles(required=False)
 @options.machine
-@options.batch("as many as the plan is for")
+@options.batch("as in the plan")
 @click.option(
     "--microbatches",
     "n_microbatches",
     type=options.NUMBER,
-    help="Another number than the plan's.",
+    help="Number of microbatches instead of the plan's.",
 )
-@click.option("--schedule", type=click.Choice(NAMES), help="Another than the plan's.")
+@click.option(
+    "--schedule", type=click.Choice(NAMES), help="Schedule instead of the plan's."
+)
 @click.option(
     "--recompute",
     type=click.Choice(RECOMPUTATIONS),
-    help="Another recomputation than the plan's.",
+    help="Recomputation instead of the plan's.",
 )
 @click.option(
     "--wire-dtype",
     type=click.Choice(list(WIRE)),
-    help="Another dtype between replicas than the plan's.",
+    help="Dtype between replicas instead of the plan's.",
 )
-@click.option("-o", "--output", type=click.Path(), help="Keep the timeline (.json).")
+@click.option("-o", "--output", type=click.Path(), help="Save the timeline (.json).")
 @options.plot
 @options.speaking
 def simulate_command(
@@ -57,16 +59,16 @@ def simulate_command(
 ) -> None:
     """Predicts one minibatch of a plan: time, bubble and memory of each rank.
 
-    Machine, minibatch and profiles are those that the plan was made for and names,
-    where nothing else is given. In flight are the microbatches that a rank holds at
-    most between forward and backward; each of its n stages holds an n-th of one.
+    The machine, minibatch and profiles are those of the plan, unless you give others.
+    "In flight" is the largest number of microbatches that a rank holds between forward
+    and backward. If the rank has n stages, each counts for an n-th of a microbatch.
     """
     changes = {name: value for name, value in changes.items() if value is not None}
     if "wire_dtype" in changes and plan.replicas == 1:
         raise click.UsageError("--wire-dtype: the plan has no replicas")
     profiles = sort_profiles(profiles or _profiles_of(plan))
     made_for, promised = plan.conditions, plan.step_seconds
-    # A number that the plan leaves open is not a change of the plan.
+    # A number that the plan leaves open does not change the plan.
     changed = [name for name in changes if getattr(plan, name) is not None]
     plan = replace(plan, step_seconds=None, bubble=None, **changes)
     _check_complete(plan)
@@ -94,10 +96,10 @@ def simulate_command(
 
 
 def _profiles_of(plan: Plan) -> list[Profile]:
-    """Loads the profiles that a plan names.
+    """Loads the profiles named in a plan.
 
     Raises:
-        ClickException: If it names none, or one cannot be read.
+        ClickException: If the plan names no profiles, or one cannot be read.
     """
     names = () if plan.conditions is None else plan.conditions.profiles
     if not names:
@@ -106,7 +108,7 @@ def _profiles_of(plan: Plan) -> list[Profile]:
         )
     found = []
     for name in names:
-        # Reading something else, such as a device, might never end.
+        # A device, for example, might be read for ever.
         if not os.path.isfile(name):
             raise click.UsageError(
                 f"the plan was made from {shown(name)}, which is no file here: give"
@@ -117,10 +119,10 @@ def _profiles_of(plan: Plan) -> list[Profile]:
 
 
 def _check_complete(plan: Plan) -> None:
-    """Refuses a plan that does not say how it is run.
+    """Refuses a plan without a number of microbatches or a schedule.
 
     Raises:
-        UsageError: With the option that is missing.
+        UsageError: With the missing option.
     """
     if plan.n_microbatches is None:
         raise click.UsageError(
@@ -162,16 +164,17 @@ def _say_difference(promised: float, seconds: float) -> None:
     "predicted",
     type=options.Loaded(Timeline.load),
     metavar="PREDICTED",
-    help="Say where time was lost against this timeline, and draw both.",
+    help="Compare with this timeline: show where time was lost, and draw both.",
 )
 @options.plot
 @options.speaking
 def timeline_command(timeline, predicted, plot) -> None:
-    """Shows a timeline that was saved: what every rank did, and for how long.
+    """Shows a saved timeline: what every rank did, and for how long.
 
-    FILE comes from Timeline.save, measured (Pipeline.timeline) or predicted; of a
-    folder the newest timeline in it is shown. It can be opened in chrome://tracing as
-    well. PREDICTED comes from "divisible simulate --output", of the same plan.
+    FILE comes from Timeline.save, measured (Pipeline.timeline) or predicted. If it is a
+    folder, the newest timeline in it is shown. You can also open it in
+    chrome://tracing. PREDICTED comes from "divisible simulate --output", for the same
+    plan.
     """
     _print_timeline(timeline)
     if predicted is None:
@@ -183,7 +186,7 @@ def timeline_command(timeline, predicted, plot) -> None:
 
 
 def draw(timeline: Timeline | Comparison, path: str | None) -> None:
-    """Draws a timeline or two, if there is a file to draw them to."""
+    """Draws a timeline or a comparison to a file, if there is a path."""
     if path is not None:
         timeline.plot(path)
         console.say(f"drawn to {path}")
@@ -204,7 +207,7 @@ def _print_timeline(timeline: Timeline) -> None:
     ]
     is_other = timeline.category == OTHER
     if is_other.any():
-        # Such as the exchange of gradients.
+        # Other time, such as the exchange of gradients, has a column if there is some.
         seconds = np.bincount(
             timeline.rank, is_other * (timeline.end - timeline.start), timeline.n_ranks
         )
@@ -249,14 +252,14 @@ def _print_comparison(comparison: Comparison) -> None:
 
 
 def _signed(seconds: float) -> str:
-    # What rounding leaves of nothing is nothing.
+    # Rounded, because a difference of nothing must not have a sign.
     seconds = round(seconds, 9)
     sign = "-" if seconds < 0 else "+" if seconds > 0 else ""
     return sign + format_seconds(abs(seconds))
 
 
 def _say_moves(timeline: Timeline) -> None:
-    """Says which layers moved after the minibatch, and how long that took."""
+    """Prints the layers that moved after the minibatch, and the seconds it took."""
     seconds: dict[str, float] = {}
     for i in np.flatnonzero(timeline.category == OTHER).tolist():
         event = timeline[i]

@@ -28,7 +28,7 @@ _SNAPSHOT = click.Path(exists=True, file_okay=False)
     type=options.Parsed("position,...", options.positives),
     help="Positions to cut at, such as 7,15,26 for four stages.",
 )
-@click.option("--plan", type=options.Loaded(Plan.load), help="A plan that was saved.")
+@click.option("--plan", type=options.Loaded(Plan.load), help="File of a plan.")
 @click.option(
     "-o",
     "--output",
@@ -45,8 +45,8 @@ def repartition_command(
 ) -> None:
     """Cuts a snapshot's layers into other stages.
 
-    SNAPSHOT is the directory that a training run has written. A run resumes on any
-    number of stages as it is; after this, each rank finds its layers in one file.
+    SNAPSHOT is a directory that a training run has written. A run can resume from it on
+    any number of stages; after this command, each rank finds its layers in one file.
     """
     if sum(option is not None for option in (stages, cuts, plan)) != 1:
         raise click.UsageError("give one of --stages, --cuts and --plan")
@@ -73,7 +73,7 @@ def repartition_command(
     show_default=True,
     help="The format; onnx and torch need --model and --input.",
 )
-@click.option("--model", help="MODULE:MODEL, as of divisible profile.")
+@click.option("--model", help="MODULE:MODEL, as for divisible profile.")
 @click.option(
     "--input",
     "sample",
@@ -96,8 +96,8 @@ def export_command(
 ) -> None:
     """Writes the undivided model, as Chainer's save_npz or for another library.
 
-    SNAPSHOT is the directory that a training run has written. The file is compared with
-    it, or its outputs with those of the model.
+    SNAPSHOT is a directory that a training run has written. The file is compared with
+    the snapshot, or its outputs with the outputs of the model.
     """
     if FORMATS[to].needs_model and (model is None or sample is None):
         raise click.UsageError(f"--to {to} needs --model and --input")
@@ -120,16 +120,18 @@ def _samples(shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 @click.command("import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--prefix", help="Which model, if the file has several.")
+@click.option(
+    "--prefix", help="Start of the model's keys, if the file has several models."
+)
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False),
-    help="Where to write the model alone, for pipeline.import_npz.",
+    help="File for the model alone, which pipeline.import_npz reads.",
 )
 @options.speaking
 def import_command(file: str, prefix: str | None, output: str | None) -> None:
-    """Shows what a file of Chainer holds: of save_npz, or a trainer's snapshot.
+    """Shows the contents of a file of save_npz, or of Chainer's trainer snapshot.
 
     pipeline.import_npz reads such files into stages, with the optimizer's state.
     """

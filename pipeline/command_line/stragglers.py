@@ -16,14 +16,14 @@ from pipeline.rebalancing.log import read_log, slow_ranks, stragglers
     type=click.FloatRange(0, 1, min_open=True),
     default=0.8,
     show_default=True,
-    help="Of what a rank can do: slower is behind.",
+    help="Share of its usual speed below which a rank has fallen behind.",
 )
 @options.speaking
 def stragglers_command(checks, below: float) -> None:
-    """Names the hosts that fell behind in a run, and when, and those that are slow.
+    """Lists the hosts that fell behind in a run, with the time, and slow hosts.
 
-    LOG is the rebalancing.jsonl that the extension Rebalance writes, or the folder it
-    is in.
+    LOG is the file rebalancing.jsonl that the extension Rebalance writes, or its
+    folder.
     """
     rows = [
         (
