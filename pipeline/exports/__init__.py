@@ -1,8 +1,8 @@
-"""Trained models for other libraries, each compared with the model before it is kept.
+"""Exports trained models for other libraries, compared with the model.
 
 ::
 
-    formats        what there is, by name: how to write it, and what it needs
+    formats        the formats by name: how to write them, and what they need
     onnx_graphs    graphs of ONNX, for any number of samples
     torch_modules  the nn.Sequential that computes what a list of layers does
 """

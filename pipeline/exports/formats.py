@@ -1,6 +1,6 @@
 """The formats that a trained model can be exported to.
 
-A file is written aside, read again, and compared; it appears only if it is equal.
+A file is written aside, read again, and compared. It appears only if it is equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.snapshots.arrays import opened
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.tools import export_npz, import_npz
 
-#: Of the largest output, by how much outputs of two libraries may differ.
+#: Largest difference between two libraries' outputs, relative to the largest output.
 TOLERANCE = 1e-4
 
 
@@ -32,9 +32,9 @@ class Source(NamedTuple):
     """A model to be exported.
 
     Attributes:
-        arrays: The undivided model's parameters and persistent values, by key.
-        model: The model with these, if it was given.
-        x: Samples to compare outputs for, if a shape was given.
+        arrays: Parameters and persistent values of the undivided model, by key.
+        model: The model with these values, if it was given.
+        x: Samples whose outputs are compared, if a shape was given.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -43,13 +43,13 @@ class Source(NamedTuple):
 
 
 class Format(NamedTuple):
-    """A format.
+    """A format of files.
 
     Attributes:
-        ending: Of the file's name.
-        needs_model: Whether arrays alone do not do.
-        packages: The Python packages that write and compare it.
-        write: Writes a file, and returns what was compared, in words.
+        ending: Ending of the file's name.
+        needs_model: Whether the model is needed, not only its arrays.
+        packages: Python packages that write the file and compare it.
+        write: Writes a file, and returns a text about what was compared.
     """
 
     ending: str
@@ -68,22 +68,22 @@ def export(
     """Writes the undivided model of a snapshot for another library.
 
     Args:
-        snapshot: The directory of the snapshot.
-        output: The file; it appears only when it has been compared.
-        to (str): One of :data:`FORMATS`.
-        model (Divisible): Of the same layers; it gets the snapshot's values. Needed but
-            for ``'npz'`` and ``'safetensors'``.
-        x: Samples for the model, with which outputs are compared.
+        snapshot: Directory of the snapshot.
+        output: File to write; it appears only once it has been compared.
+        to (str): Name of the format, one of :data:`FORMATS`.
+        model (Divisible): Model of the same layers, which gets the snapshot's values.
+            Formats other than ``'npz'`` and ``'safetensors'`` need it.
+        x: Samples for the model; outputs for them are compared.
 
     Returns:
-        str: What was compared, in words.
+        str: Text about what was compared.
 
     Raises:
-        ValueError: If there is no such format, the model or its input is missing, a
+        ValueError: If the format does not exist, the model or its input is missing, a
             layer has no equivalent, or the outputs differ.
-        ImportError: If a package is missing, with how to install it.
-        SnapshotError: If the snapshot cannot be read, or is of another model; or if
-            the file cannot be written, with how much room there is.
+        ImportError: If a package is missing; the message has the command to install it.
+        SnapshotError: If the snapshot cannot be read, or belongs to another model; or
+            if the file cannot be written, with the free space.
     """
     if to not in FORMATS:
         raise ValueError(f"there is no format {to!r}: choose of {', '.join(FORMATS)}")
@@ -92,7 +92,7 @@ def export(
         try:
             importlib.import_module(package)
         except ImportError as error:
-            # It may be there, and lack a library that it needs itself.
+            # The package may be there, and lack a library that it needs itself.
             raise ImportError(
                 f"{to} needs the package {package}, but {error}: pip install"
                 f" 'divisible[{to}]'"
@@ -106,7 +106,7 @@ def export(
             try:
                 import_npz(file, model)
             except SnapshotError as error:
-                # The file is gone when this is read.
+                # The temporary file is gone when the message is read.
                 words = str(error).replace(os.fspath(file), os.fspath(snapshot))
                 raise type(error)(words) from error
         with opened(file) as opened_file:
@@ -141,12 +141,12 @@ def _safetensors(source: Source, path: str) -> str:
             f" has not run yet, or a state was reset. Export to npz, or take a snapshot"
             f" after a minibatch"
         )
-    # The format has no numbers without dimensions of NumPy's memory order.
+    # The format stores dense arrays with at least one dimension.
     arrays = {k: np.ascontiguousarray(v) for k, v in source.arrays.items()}
     try:
         save_file(arrays, path, {"made_by": "divisible"})
     except SafetensorError as error:
-        # The library has an error of its own, with the system's number in its words.
+        # The library's own error has the system's number in its text.
         number = re.search(r"os error (\d+)", str(error))
         if number is None:
             raise ValueError(f"safetensors cannot write the arrays: {error}") from error
@@ -175,9 +175,9 @@ def _torch(source: Source, path: str) -> str:
     try:
         torch.save(made.state_dict(), path)
     except RuntimeError as error:
-        # So it says that the file cannot be written; why, only the system knows.
+        # The library raises this if it cannot write; only the system knows the reason.
         raise OSError(errno.ENOSPC, str(error)) from error
-    # Into a fresh one, as whoever gets the file does.
+    # A new module, as the receiver of the file makes it.
     other = sequential(source.model, source.x, with_values=False)
     other.load_state_dict(torch.load(path, weights_only=True))
     other.eval()
@@ -205,7 +205,7 @@ def _compared(source: Source, run: Callable[[np.ndarray], np.ndarray]) -> str:
 
     Args:
         source: The model and its samples.
-        run: Returns the outputs of what was written, for an array of samples.
+        run: Returns the outputs of the written file, for an array of samples.
     """
     largest, x = 0.0, source.x
     sizes = [len(x), 1, len(x) + 3]
@@ -233,7 +233,7 @@ def _compared(source: Source, run: Callable[[np.ndarray], np.ndarray]) -> str:
     )
 
 
-#: By the word for ``--to``.
+#: Formats by their name, the value of ``--to``.
 FORMATS: dict[str, Format] = {
     "npz": Format("npz", False, (), _npz),
     "safetensors": Format("safetensors", False, ("safetensors",), _safetensors),

@@ -1,14 +1,14 @@
 """ONNX graphs of a model, for any number of samples.
 
-A graph is traced with one number of samples, which ends up in shapes within it. So it
-is traced with two, and what differs is the number of samples::
+A traced graph contains the number of samples in shapes. So a model is traced with two
+numbers of samples; what differs between the graphs is the number::
 
     4 samples   Reshape to [4, -1]       5 samples   Reshape to [5, -1]
                             any number   Reshape to [0, -1]     0: as in the input
     4 samples   Reshape to [28, 8]       5 samples   Reshape to [35, 8]
                             any number   Reshape to [-1, 8]     -1: what is left
 
-What was written is compared with the model for several numbers of samples afterwards.
+The written graph is then compared with the model for several numbers of samples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import onnx
 import onnx_chainer
 from onnx import numpy_helper
 
-#: The name of the axis of samples.
+#: Name of the axis of samples.
 BATCH = "batch"
 _CONST = "Constant"
 _REMEDY = (
@@ -31,15 +31,15 @@ _REMEDY = (
 
 
 def graph(model: Any, x: np.ndarray) -> onnx.ModelProto:
-    """Returns the graph of a model, whose axis of samples is free.
+    """Returns the graph of a model for any number of samples.
 
     Args:
         model (chainer.Sequential): The model.
-        x: Samples for it, one at least.
+        x: Samples for the model, at least one.
 
     Raises:
-        ValueError: If the graph depends on the number of samples otherwise than by
-            shapes; the message names the operation.
+        ValueError: If the graph depends on the number of samples by more than shapes;
+            the message has the operation.
     """
     one = _traced(model, x)
     try:
@@ -64,7 +64,7 @@ def _traced(model: Any, x: np.ndarray) -> onnx.ModelProto:
 
 
 def _check_nodes(ones: Sequence[Any], others: Sequence[Any]) -> None:
-    """Refuses operations that are others with another number of samples."""
+    """Refuses operations that differ with the number of samples."""
     ones, others = ([n for n in each if n.op_type != _CONST] for each in (ones, others))
     if len(ones) != len(others):
         raise ValueError(
@@ -80,7 +80,7 @@ def _check_nodes(ones: Sequence[Any], others: Sequence[Any]) -> None:
 
 
 def _free_shapes(one: Any, other: Any, n_samples: int) -> None:
-    """Takes the number of samples out of the constants of a graph."""
+    """Removes the number of samples from the constants of a graph."""
     theirs = _constants(other)
     for name, tensor in _constants(one).items():
         array, its = map(numpy_helper.to_array, (tensor, theirs[name]))
@@ -101,7 +101,7 @@ def _free_shapes(one: Any, other: Any, n_samples: int) -> None:
 
 
 def _constants(graph: Any) -> dict[str, Any]:
-    """Returns the tensors that a graph brings along, by name."""
+    """Returns the constant tensors of a graph, by name."""
     found = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
         if node.op_type == _CONST:
@@ -112,12 +112,12 @@ def _constants(graph: Any) -> dict[str, Any]:
 def _reshaped(
     shape: np.ndarray, other: np.ndarray, n_samples: int
 ) -> np.ndarray | None:
-    """Returns a new shape for any number of samples; ``None`` if there is none.
+    """Returns a new shape for any number of samples; ``None`` if none exists.
 
     Args:
         shape: The shape for some samples.
-        other: The shape for one more.
-        n_samples: How many samples the first one is for.
+        other: The shape for one sample more.
+        n_samples: Number of samples of the first shape.
 
     Example:
         >>> _reshaped(np.array([4, 6, -1]), np.array([5, 6, -1]), 4).tolist()
@@ -139,9 +139,9 @@ def _reshaped(
 def _expanded(
     shape: np.ndarray, other: np.ndarray, n_samples: int
 ) -> np.ndarray | None:
-    """Returns a shape to expand to, for any number of samples, as :func:`_reshaped`.
+    """Returns a shape to expand to, for any number of samples, or ``None``.
 
-    The axis of samples is left as it is: operations on what comes of it broadcast.
+    The axis of samples is not expanded, because operations on the result broadcast.
     """
     differing = shape != other
     if (shape[differing] != n_samples).any():
@@ -149,5 +149,5 @@ def _expanded(
     return np.where(differing, 1, shape)
 
 
-# Functions by the operation that has a shape for its second input.
+# Functions by the operation whose second input is a shape.
 _FREED = {"Reshape": _reshaped, "Expand": _expanded}

@@ -1,8 +1,8 @@
 """The ``nn.Sequential`` of PyTorch that computes what a list of layers does.
 
 A module's name is the position of its layer, so that ``'3.weight'`` is ``'/3/W'``.
-Chainer's ``Linear`` flattens its input; where there is something to flatten, a module
-``'flatten_6'`` stands before ``'6'``.
+Chainer's ``Linear`` flattens its input. If there is something to flatten, a module
+``'flatten_6'`` precedes ``'6'``.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _RENAMED = {
 
 
 def sequential(model: Any, x: np.ndarray, with_values: bool = True) -> nn.Sequential:
-    """Returns the equivalent of a list of layers.
+    """Returns a module of PyTorch that is equivalent to a list of layers.
 
     Args:
-        model (chainer.Sequential): A ``Divisible`` or a list like it.
-        x: Inputs, by whose dimensions some modules are chosen.
-        with_values (bool): Whether it gets the values of the layers.
+        model (chainer.Sequential): A ``Divisible``, or a list of layers like it.
+        x: Inputs, whose number of dimensions determines some modules.
+        with_values (bool): Whether the module gets the values of the layers.
 
     Raises:
-        ValueError: If layers have no equivalent; it lists them.
+        ValueError: If layers have no equivalent; the message lists them.
     """
     missing: list[str] = []
     modules: OrderedDict[str, nn.Module] = OrderedDict()
@@ -60,8 +60,8 @@ def sequential(model: Any, x: np.ndarray, with_values: bool = True) -> nn.Sequen
                 _give_values(module, layer)
     if missing:
         raise ValueError(
-            f"there is no module of torch for {'; '.join(missing)}: name what is left"
-            f" as a function of chainer.functions, or export to onnx"
+            f"PyTorch has no module for {'; '.join(missing)}: name what is left as a"
+            f" function of chainer.functions, or export to onnx"
         )
     made = nn.Sequential(modules)
     made.eval()
@@ -75,12 +75,12 @@ def _text(layer: Any) -> str:
 
 
 def _module(layer: Any, x: Any) -> nn.Module | None:
-    """Returns the module of a layer; ``None`` if there is none."""
+    """Returns the module for a layer; ``None`` if there is none."""
     if isinstance(layer, chainer.Sequential):
         array = x.array if isinstance(x, chainer.Variable) else x
         return sequential(layer, array)
     if isinstance(layer, chainer.Link):
-        # A subclass may compute anything.
+        # Exact types only, because a subclass may compute anything.
         make = _LINKS.get(type(layer))
         return None if make is None else make(layer, x.ndim)
     settings: dict[str, Any] = {}
