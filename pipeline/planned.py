@@ -1,4 +1,4 @@
-"""The plan of a pipeline: what is in force, and what follows from it for a script."""
+"""The plan of a pipeline, and the calls of a script that follow from it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Planned(CallsBetweenSteps):
     Attributes:
         cuts (list of int): Where the layers are cut.
         fusion (FusedLayers): The chains that run as one function.
-        vetoes (WeakSet): What may end the next step, such as optimizers that exchange
-            gradients.
+        vetoes (WeakSet): Objects that may end the next step, such as optimizers that
+            exchange gradients.
     """
 
     cuts: Sequence[int]
@@ -47,11 +47,11 @@ class Planned(CallsBetweenSteps):
         return self.body.current.schedule
 
     def _keep_plan(self, opening: Opening, start: Start) -> None:
-        """Keeps the plan, or what the stages that were given are for a plan.
+        """Keeps the plan, or the plan that the given stages make.
 
         Args:
-            opening: What the pipeline started with.
-            start: What the ranks agreed on.
+            opening: The plan and the arguments that the pipeline was opened with.
+            start: The result of the agreement of the ranks.
         """
         grid = self.ranks.grid
         self._own_grid, self._changes = opening.grid, opening.changes
@@ -103,7 +103,7 @@ class Planned(CallsBetweenSteps):
 
         Returns:
             chainer.Optimizer: One for :class:`PipelineUpdater`, :func:`snapshot` and
-            :class:`Rebalance`. Parameters of a loss are none of its own.
+            :class:`Rebalance`. It does not update parameters of a loss.
 
         Raises:
             TypeError: If it is no optimizer.
@@ -128,7 +128,7 @@ class Planned(CallsBetweenSteps):
             *arrays: The whole minibatch: arrays, or tuples of them, or ``None``.
 
         Returns:
-            tuple: As many as there are arguments; one argument's is returned by itself.
+            tuple: The part of each argument; that of a single argument, not in a tuple.
 
         Example:
             >>> import chainer

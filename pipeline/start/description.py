@@ -13,7 +13,7 @@ from divisible.planning.units import count, format_bytes, format_seconds
 from divisible.schedules.schedule import Schedule
 from divisible.terminal_text import printable
 
-# Of longer stages some layers are named.
+# Layers that are named; longer stages show some of theirs.
 _SHOWN = 5
 # The column of those names.
 _NAMES = 3
@@ -21,11 +21,11 @@ _PREDICTED = ("microbatch", "memory", "of")
 
 
 class Description(NamedTuple):
-    """What there is to say of a pipeline.
+    """The description of a pipeline.
 
     Attributes:
         lines: How it runs; the first one is a headline.
-        columns: The names of what is said of each stage.
+        columns: The titles of the columns of a table of stages.
         rows: A row of texts for each stage.
     """
 
@@ -39,7 +39,7 @@ class Description(NamedTuple):
         return printable("\n".join([head, table, *rest]), keeps_lines=True)
 
     def to_html(self) -> str:
-        """Returns it as HTML."""
+        """Returns the description as HTML."""
         head, *rest = map(html.escape, self.lines)
         rows = "".join(
             f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>"
@@ -58,7 +58,7 @@ def describe(
     ranks: Sequence[Sequence[int]],
     changes: Sequence[str] = (),
 ) -> Description:
-    """Returns what there is to say of a pipeline.
+    """Returns the description of a pipeline.
 
     Args:
         plan: The plan in force; ``None`` where no plan says what runs.
@@ -66,7 +66,7 @@ def describe(
         schedule: The schedule in force.
         model_layers: A line of text for each layer of the model.
         ranks: For each stage the ranks of all that hold it, one of each replica.
-        changes: What was given besides a plan, in words.
+        changes: Differences to a plan that were given besides, in words.
 
     Example:
         >>> from divisible.schedules import one_f_one_b

@@ -27,7 +27,7 @@ from divisible.communication.waiting import wait
 from divisible.free_memory import Claim, claims
 
 _PURPOSE = "to measure the machine"
-# Of what is left; the rest is for others, and for what nobody has reckoned with.
+# Share of the memory that is left; the rest is for others, and for what nobody counts.
 _SHARE = 0.9
 # A product of squares, which takes a millisecond or so, for so many seconds.
 _SIDE, _SECONDS = 384, 0.3
@@ -40,11 +40,11 @@ def find_machine(comm: MPI.Comm, timeout: float) -> Machine:
     """Returns the machine of some ranks; a call of all of them.
 
     Args:
-        comm: Of the ranks.
+        comm: Communicator of the ranks.
         timeout: Seconds to wait for another rank.
 
     Returns:
-        Machine: The same on all ranks, without a disk.
+        Machine: One without a disk, equal on all ranks.
 
     Raises:
         StallError: If another rank does not come.

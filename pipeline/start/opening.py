@@ -1,4 +1,4 @@
-"""The first thing a pipeline does: a plan, or an undivided model, becomes arguments.
+"""The arguments of each rank, made of a plan or of an undivided model.
 
 ::
 
@@ -42,7 +42,7 @@ from pipeline.start.undivided import (
 )
 from pipeline.start.versions import told
 
-#: What holds where neither a script nor a plan says otherwise.
+#: Values of arguments that neither a script nor a plan gives.
 DEFAULTS = {
     "schedule": "1f1b",
     "checkpoint": "never",
@@ -52,12 +52,12 @@ DEFAULTS = {
 
 
 class PlanWish(NamedTuple):
-    """What a script says of a plan.
+    """The arguments of a pipeline that concern a plan.
 
     Attributes:
         plan: A plan, the file of one, or ``'auto'``; ``None`` for none.
         x: For ``'auto'``, inputs of a first minibatch; read on rank 0.
-        t: The same of targets.
+        t: Targets of it; read on rank 0.
         machine: For ``'auto'``, the ranks; ``None`` to find out.
         directory: For ``'auto'``, where the plan is kept, as are the run's snapshots.
     """
@@ -70,26 +70,26 @@ class PlanWish(NamedTuple):
 
     @property
     def is_auto(self) -> bool:
-        """Whether it is to be chosen."""
+        """Whether the plan is still to be chosen."""
         return isinstance(self.plan, str) and self.plan == AUTO
 
     @property
     def kind(self) -> str:
-        """In words, which of those it is."""
+        """The kind of the plan, in words."""
         if self.is_auto:
             return "'auto'"
         return "a Plan" if isinstance(self.plan, Plan) else "a file"
 
 
 class Opening(NamedTuple):
-    """What a pipeline starts with.
+    """The arguments of a rank, with the plan and the communicator.
 
     Attributes:
         arguments: With this rank's stages.
         comm: The communicator, or a grid.
         plan: The plan in force; ``None`` where stages were given.
         grid: The grid that was made for the plan; ``None`` if none was.
-        changes: What was given besides the plan, in words.
+        changes: Differences to the plan that were given besides, in words.
     """
 
     arguments: Arguments
@@ -100,12 +100,12 @@ class Opening(NamedTuple):
 
 
 def open_plan(comm: Any, arguments: Arguments, wish: PlanWish) -> Opening:
-    """Returns what a pipeline starts with; a call of all ranks.
+    """Returns the arguments of this rank; a call of all ranks.
 
     Args:
         comm: The communicator of all ranks, or a grid.
-        arguments: What this rank was given; ``None`` for what a plan decides.
-        wish: What it was given of a plan.
+        arguments: Arguments of this rank; ``None`` where a plan is to decide.
+        wish: The plan that it was given, if any, with the arguments for it.
 
     Raises:
         DisagreementError: On every rank, if what they are given does not go together;
@@ -298,7 +298,7 @@ def _chosen(
     if isinstance(comm, Grid):
         replicas = [comm.n_replicas]
     elif model.carried_states:
-        # What they carry is of the samples that they had.
+        # Layers carry states of samples that this replica has had.
         replicas = [1]
     else:
         replicas = [n for n in range(1, world.size + 1) if world.size % n == 0]

@@ -1,4 +1,4 @@
-"""What the ranks say of a plan before they start by it, compared.
+"""The plans that ranks are given, compared before they start.
 
 Each rank says which plan it is given, and what besides; it gets what all say::
 
@@ -39,13 +39,13 @@ class PlanFacts(NamedTuple):
 
     Attributes:
         plan: The plan, as far as this rank knows it.
-        settings: What must be equal on all ranks, as texts by their names.
+        settings: Arguments that must be equal on all ranks, as texts by their names.
         hold_in: Where microbatches are to wait on this rank; ``None`` if not given.
         host: The name of the host.
         model_layers: A line of text for each layer of the model.
         skips: Its skip connections.
         ties: The parameters that several of its layers use.
-        shared_states: What several of its layers have in common besides.
+        shared_states: Other states that several of its layers share.
     """
 
     plan: Plan | None
@@ -66,7 +66,7 @@ class PlanFacts(NamedTuple):
         host: str,
         model: Divisible,
     ) -> PlanFacts:
-        """Returns what this rank says of the model and its plan."""
+        """Returns the facts of this rank's model and plan."""
         if plan is not None:
             # Others have no use for what was not chosen.
             plan = dataclasses.replace(plan, alternatives=())
@@ -83,10 +83,10 @@ class PlanFacts(NamedTuple):
 
 
 class PlanWords(Refusal):
-    """What a rank says of its plan; to a rank without a plan, why it does not start.
+    """A rank's words on its plan; to a rank without one, a refusal to start.
 
     Attributes:
-        facts (PlanFacts): What it says to ranks with a plan.
+        facts (PlanFacts): The facts for ranks with a plan.
     """
 
     facts: PlanFacts
@@ -100,7 +100,7 @@ class PlanWords(Refusal):
 
 
 def agree_on_plan(said: Sequence[Any]) -> list[PlanFacts]:
-    """Puts together what the ranks said.
+    """Compares the words of all ranks.
 
     Args:
         said: By all ranks, in their order: :class:`PlanWords`, or a ``Refusal``, or
@@ -142,10 +142,10 @@ def _difference(here: Plan, there: Plan) -> str:
 def from_rank_0(
     comm: MPI.Comm, make: Callable[[Callable[[], None]], T], timeout: float
 ) -> T:
-    """Returns on every rank what rank 0 makes; a call of all ranks.
+    """Returns on every rank the object that rank 0 makes; a call of all ranks.
 
     Args:
-        comm: Of all ranks.
+        comm: Communicator of all ranks.
         make: Called on rank 0. It calls its argument now and then, so that others wait
             for longer than the timeout as long as it goes on.
         timeout: Seconds to wait for a sign of rank 0.

@@ -47,9 +47,9 @@ from mixed_precision import MixedPrecision, float32_loss
 from pipeline.start.plans import Given
 from pipeline.start.undivided import are_deferred
 
-#: What a script gives for a plan that is to be chosen.
+#: The argument of a script for a plan that is to be chosen.
 AUTO = "auto"
-#: Names the file of a plan for it: ``divisible run --plan`` sets it.
+#: Environment variable that names the file of a plan: ``divisible run --plan`` sets it.
 VARIABLE = "DIVISIBLE_PLAN"
 #: The file of a plan in a directory of snapshots.
 PLAN_NAME = "plan.json"
@@ -65,7 +65,7 @@ class Known(NamedTuple):
 
     Attributes:
         plan: The plan; ``None`` if there is none that fits.
-        words: Where it is from, or why a file that there is does not do.
+        words: The origin of the plan, or the reason why a file is not used.
     """
 
     plan: Plan | None
@@ -108,17 +108,17 @@ def known_plan(
 
 
 class Wish(NamedTuple):
-    """What a plan is chosen for.
+    """The task of choosing a plan.
 
     Attributes:
         model: The undivided model.
         x: The inputs of a first minibatch.
         t: Its targets; ``None`` if the loss takes outputs alone.
-        lossfun: As of a pipeline.
+        lossfun: The loss, as a pipeline takes it.
         given: The arguments that the plan has to keep.
         machine: The ranks.
         replicas: The numbers of replicas to try.
-        disk_directory: Where a disk would be used; ``None`` for the usual place.
+        disk_directory: The directory on a disk; ``None`` for the usual one.
     """
 
     model: Divisible
@@ -142,7 +142,7 @@ def choose(wish: Wish, goes_on: Callable[[], None]) -> Chosen:
     """Measures the layers, and returns the plan that is fastest by simulation.
 
     Args:
-        wish: What it is for.
+        wish: The task.
         goes_on: Called now and then.
 
     Raises:
@@ -210,7 +210,7 @@ def _measured(wish: Wish, goes_on: Callable[[], None]) -> list[Profile]:
 
 @contextlib.contextmanager
 def _warnings_once() -> Iterator[None]:
-    """Warns once of each kind of thing, though it is measured several times."""
+    """Warns once of each category, though layers are measured several times."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield

@@ -1,4 +1,4 @@
-"""A plan and the arguments that are given besides: what a pipeline runs.
+"""A plan together with the arguments that are given besides.
 
 ::
 
@@ -24,7 +24,7 @@ from divisible.schedules.automatic import AUTO
 from divisible.schedules.catalogue import CATALOGUE, Placement, create
 from divisible.schedules.schedule import Schedule
 
-#: What a plan predicts, and no longer where something else runs.
+#: Predictions of a plan, which do not hold where something else runs.
 PREDICTIONS = ("stages", "step_seconds", "bubble", "exchange", "scatter")
 #: The schedules of plans that name none.
 _OF_ONE, _OF_SEVERAL = "1f1b", "interleaved"
@@ -36,8 +36,8 @@ class Given(NamedTuple):
     Attributes:
         n_microbatches: Number of microbatches.
         schedule: Its name, or the schedule itself.
-        recompute: Which microbatches are recomputed.
-        fuse: The chains of layers that run as one function, or how they are found.
+        recompute: The microbatches that are recomputed.
+        fuse: The chains of layers that run as one function, or the way to find them.
     """
 
     n_microbatches: int | None = None
@@ -53,8 +53,8 @@ class InForce(NamedTuple):
         plan: The plan in force.
         schedule: A name, or the schedule itself.
         stage_ranks: For each stage the rank of a pipeline that holds it.
-        fuse: As of a pipeline.
-        changes: What the plan says otherwise, in words.
+        fuse: The argument of a pipeline.
+        changes: Differences to the plan, in words.
     """
 
     plan: Plan
@@ -82,7 +82,7 @@ class InForce(NamedTuple):
 def put_together(
     plan: Plan, given: Given, held: Sequence[str | None] | None = None
 ) -> InForce:
-    """Returns what runs by a plan and by what is given besides.
+    """Returns the plan in force, by a plan and by what is given besides.
 
     Args:
         plan: The plan.
@@ -183,7 +183,7 @@ def plan_of_stages(
     Args:
         cuts: Where the layers are cut.
         stage_ranks: For each stage the rank of a pipeline that holds it.
-        **fields: Those of a plan that are known besides.
+        **fields: Other fields of a plan that are known.
 
     Returns:
         Plan: ``None`` if ranks have unequally many stages, which no plan has.

@@ -38,7 +38,7 @@ def is_undivided(model: Any) -> bool:
 
 
 def check_undivided(model: Any) -> None:
-    """Refuses what a plan cannot cut.
+    """Refuses a model that a plan cannot cut.
 
     Raises:
         TypeError: If it is no Divisible.
@@ -70,7 +70,7 @@ def are_deferred(model: Divisible) -> bool:
 
 
 def equal_stages(model: Divisible, schedule: str | Schedule, n_ranks: int) -> InForce:
-    """Returns what runs where there is no plan: stages of equally many layers.
+    """Returns the plan of stages of equally many layers.
 
     Args:
         model: The undivided model.
@@ -83,7 +83,7 @@ def equal_stages(model: Divisible, schedule: str | Schedule, n_ranks: int) -> In
     if isinstance(schedule, Schedule):
         stage_ranks = tuple(schedule.stage_ranks)
     elif schedule == AUTO or schedule not in CATALOGUE:
-        # What is no schedule is refused with those that there are.
+        # Unknown names are refused later, with the names that there are.
         stage_ranks = tuple(range(n_ranks))
     else:
         entry = CATALOGUE[schedule]
@@ -99,7 +99,7 @@ def divided(
 
     Args:
         model: The undivided model. Layers that the plan streams are replaced in it.
-        found: What runs.
+        found: The plan in force.
         rank: The rank in its pipeline.
         directory: Where streamed layers have their files.
 

@@ -85,10 +85,10 @@ def run(comm, plan, n_samples, **options):
     """Trains by a plan, whose every field is asked for; returns the losses.
 
     Args:
-        comm: As many ranks as the plan is for.
+        comm: Communicator of the plan's ranks.
         plan: The plan.
-        n_samples: Of the minibatch, of all replicas.
-        **options: Of the pipeline.
+        n_samples: Samples of the minibatch, of all replicas.
+        **options: Options of the pipeline.
     """
     x, t = make_minibatch(n_samples)
     losses = []
@@ -159,7 +159,7 @@ def _predicted(name):
 
 
 def _alternatives(pipe, plan, *_):
-    # What was not chosen is not in force.
+    # Alternatives are not in force.
     assert pipe.plan.cuts == plan.cuts
 
 

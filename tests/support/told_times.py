@@ -49,4 +49,4 @@ class Clock(chainer.training.Extension):
             took = seconds if isinstance(operation, Action) else SECONDS
             times += [now, now + took]
             now += took
-        pipe.record = pipe.record._replace(times=times)
+        pipe.body.record = pipe.record._replace(times=times)

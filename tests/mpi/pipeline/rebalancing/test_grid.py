@@ -202,7 +202,7 @@ def the_slowest_of_a_place_is_named(comm, out):
                 took = 1.0 + 2.0 * is_slow if isinstance(operation, Action) else 0.0
                 times += [now, now + took]
                 now += took
-            pipe.record = pipe.record._replace(times=times)
+            pipe.body.record = pipe.record._replace(times=times)
 
         trainer.extend(clock, name="clock")
         trainer.extend(Rebalance(build, every=5))
