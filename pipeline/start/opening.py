@@ -12,10 +12,13 @@ With stages, as by hand, there is nothing to do, and no message.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from data_parallel import Grid
 from divisible import Divisible, Machine, Plan
@@ -293,8 +296,12 @@ def _chosen(
 ) -> Plan:
     """Returns the plan that rank 0 chooses; a call of all ranks."""
     world = world_of(comm)
-    machine = wish.machine or find_machine(world, arguments.timeout)
-    model = arguments.stages
+    machine, model = wish.machine, arguments.stages
+    if machine is None:
+        machine = find_machine(world, arguments.timeout)
+        if model.device.xp is not np:
+            # It has found the memory of hosts.
+            machine = dataclasses.replace(machine, memory=None)
     if isinstance(comm, Grid):
         replicas = [comm.n_replicas]
     elif model.carried_states:

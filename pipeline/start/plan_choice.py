@@ -45,7 +45,6 @@ from divisible.streaming import measure_disk
 from divisible.user_warnings import warn_user
 from mixed_precision import MixedPrecision, float32_loss
 from pipeline.start.plans import Given
-from pipeline.start.undivided import are_deferred
 
 #: The argument of a script for a plan that is to be chosen.
 AUTO = "auto"
@@ -205,7 +204,9 @@ def _measured(wish: Wish, goes_on: Callable[[], None]) -> list[Profile]:
             )
             for size in sizes
         ]
-    return found if are_deferred(wish.model) else [*map(_without_streaming, found)]
+    arrays = [param.array for param in wish.model.params(include_uninit=False)]
+    may_stream = all(getattr(array, "is_deferred", False) for array in arrays)
+    return found if may_stream else [*map(_without_streaming, found)]
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ import os
 from typing import Any
 
 from divisible import Divisible, Plan
+from divisible.deferred.search import is_deferred
 from divisible.schedules.automatic import AUTO
 from divisible.schedules.catalogue import CATALOGUE
 from divisible.schedules.schedule import Schedule
@@ -63,10 +64,7 @@ def check_undivided(model: Any) -> None:
 
 def are_deferred(model: Divisible) -> bool:
     """Returns whether layers are still to be made."""
-    return any(
-        getattr(param.array, "is_deferred", False)
-        for param in model.params(include_uninit=False)
-    )
+    return any(map(is_deferred, model))
 
 
 def equal_stages(model: Divisible, schedule: str | Schedule, n_ranks: int) -> InForce:

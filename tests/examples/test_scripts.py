@@ -315,6 +315,20 @@ def test_examples_learn_the_same_on_any_number_of_ranks(name, tmp_path):
         np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=1e-3)
 
 
+def test_the_language_model_plans_by_itself(tmp_path):
+    """Its tied weights, and the state that an LSTM carries, may be cut anywhere."""
+    for name in ("language_model", "lstm"):
+        folder, *options = SHORT[name]
+        out = tmp_path / name
+        argv = [f"examples/{folder}/train.py", *options, "--plan", "auto", "--out", out]
+        output = run(2, argv)
+        assert "plan='auto': rank 0 measured" in output
+        assert f"saved as {out / 'plan.json'}" in output
+        table, _ = figures(output)
+        assert (table[1, :2] < table[0, :2]).all()
+        assert f"plan='auto': as in {out / 'plan.json'}" in run(2, argv)
+
+
 @pytest.mark.parametrize(
     "options",
     [pytest.param([], marks=pytest.mark.matrix), ["--channels", "0.5"]],

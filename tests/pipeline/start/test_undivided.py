@@ -29,6 +29,9 @@ def deferred():
 def test_what_is_deferred():
     assert are_deferred(deferred()) and not are_deferred(model())
     assert not are_deferred(deferred().divide())
+    with deferred_init():
+        unsized = Divisible(L.Linear(None, 3))
+    assert are_deferred(unsized) and not are_deferred(unsized.divide())
 
 
 @pytest.mark.parametrize(
