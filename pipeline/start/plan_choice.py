@@ -317,7 +317,9 @@ def _reasons(best: Plan, plans: Sequence[Plan], whole: Profile) -> str:
     words = []
     if best.n_ranks > 1:
         times = whole.seconds / best.step_seconds
-        words.append(f"one rank would take {times:.2f} times as long")
+        is_short = best.streamed or "disk" in best.hold_in
+        alone = "one rank with memory for all of it" if is_short else "one rank"
+        words.append(f"{alone} would take {times:.2f} times as long")
     words += [
         f"{count(plan.replicas, 'replica')} of {count(plan.n_stages, 'stage')} would"
         f" take {plan.step_seconds / best.step_seconds:.2f} times as long"
