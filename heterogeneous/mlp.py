@@ -77,9 +77,9 @@ class RectangularMLP(chainer.Chain):
         activation: A Chainer function that treats hidden units one by one.
         out_activation: Activation of the outputs; ``chainer.functions.identity`` for
             losses that include one.
-        lossfun: Loss ``lossfun(h, t)``, a mean over all samples; ``None`` for half of
-            the sum of squares of each sample. The paper's error is the sum over
-            samples: equations (5) and (6) are ``SGD(lr=epsilon * s)``.
+        lossfun: Loss ``lossfun(h, t)``, a mean over samples; ``None`` for half the sum
+            of squares of each. The paper sums over samples: equations (5) and (6) are
+            ``SGD(lr=epsilon * s)``.
         nobias (bool): Whether there are no biases, as in the paper.
         seed (int): Seed of the initial weights, which do not depend on the partition.
         dtype: Dtype of the weights, ``numpy.float32`` or ``numpy.float64``.
@@ -97,8 +97,7 @@ class RectangularMLP(chainer.Chain):
 
     Raises:
         TypeError, ValueError: If an argument is wrong.
-        DisagreementError: If an argument is wrong on another rank, or the arguments
-            differ between ranks.
+        DisagreementError: If another rank's arguments are wrong, or differ.
         StallError: If another rank does not come.
 
     Example:
@@ -248,8 +247,7 @@ class RectangularMLP(chainer.Chain):
 
         Raises:
             TypeError, ValueError: If ``x`` is wrong.
-            DisagreementError: If ``x`` is wrong on another rank, or differs between
-                ranks.
+            DisagreementError: If ``x`` is wrong on another rank, or differs there.
             StallError: If another rank does not come.
         """
         with self._calls.guarded():
