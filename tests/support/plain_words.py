@@ -34,6 +34,11 @@ from tests.support.processes import ROOT
 #: Files and folders whose text obeys the rules, relative to the root of the repository.
 CHECKED = (
     "chainer_compat",
+    "divisible/backward",
+    "divisible/chains",
+    "divisible/communication",
+    "divisible/deferred",
+    "divisible/schedules",
     "heterogeneous",
     "mixed_precision",
     "model_compression",
@@ -83,6 +88,8 @@ _SENTENCE_END = re.compile(r"(?<=[.!?:])\s+(?=[A-Z`*\[(])")
 _ENTRY = re.compile(r"\s{2,}\*{0,2}[\w., `]+(?: \([^)]*\))?: (?=\S)")
 _BULLET = re.compile(r"\s*([-*+]|\d+\.) ")
 _NO_PROSE = re.compile(r"\s*(>>>|\.\.|[|+$#=~^-])")
+# The first line of a block without prose up to an empty line: a doctest, a table.
+_NO_PROSE_BELOW = re.compile(r"\s*(>>>|=+( +=+)+$)")
 
 
 class Passage(NamedTuple):
@@ -180,14 +187,20 @@ def _paragraphs(lines: list[str], start: int) -> Iterator[Passage]:
     """
     kind, first, words = "paragraph", 0, []
     literal = None  # Indentation of the line that a literal block belongs to.
+    is_skipped = False
     for number, line in enumerate([*lines, ""], start):
         indentation = len(line) - len(line.lstrip())
         if literal is not None:
             if not line.strip() or indentation > literal:
                 continue
             literal = None
-        entry, bullet = _ENTRY.match(line), _BULLET.match(line)
-        is_prose = bool(line.strip()) and (bullet or not _NO_PROSE.match(line))
+        has_text = bool(line.strip())
+        is_skipped = has_text and (is_skipped or bool(_NO_PROSE_BELOW.match(line)))
+        entry = bullet = None
+        if not is_skipped:
+            entry, bullet = _ENTRY.match(line), _BULLET.match(line)
+        is_prose = has_text and not is_skipped
+        is_prose = is_prose and bool(bullet or not _NO_PROSE.match(line))
         if words and (entry or bullet or not is_prose):
             yield Passage(kind, first, " ".join(words))
             words = []
