@@ -1,24 +1,26 @@
-"""Operands in slower memory: weights by segments, and what is held for a while.
+"""Operands in slower memory: weights by segments, and activations held on disk.
 
 ::
 
-    choice          stream(): which layers are on disk
-    report          its table
-    model_weights   how large layers are, and which can be on disk
-    disk_speed      how fast a disk is
+    choice          stream(): chooses the layers that are on disk
+    report          the table of stream()
+    model_weights   the sizes of layers, and the weights that can be on disk
+    disk_speed      measures the speed of a disk
     link            Streamed: a layer whose weights are on disk
-    layer_function  it in Chainer's graph: forward and backward by segments
-    products        a linear layer's and a convolution's arithmetic on a segment
-    activations     pointwise functions applied to each segment
+    layer_function  a streamed layer in Chainer's graph: forward and backward by
+    segments products        a linear layer's and a convolution's arithmetic on a
+    segment activations     pointwise functions applied to each segment
+    embedding       a streamed embedding in Chainer's graph
     parameter       a parameter of which some rows are in memory
+    embedding_parameter  the same for an embedding, whose gradient has few rows
     updates         update rules applied to segments
     initial         initial weights drawn by segments
-    mapped          arrays in files without names; what of them is in memory
-    backing_file    the one file of a directory that these arrays are in
-    places          which places of a file are free
-    directories     whose files are larger than memory
-    segments        how many rows
-    segment_trial   that number, chosen by the first minibatches
+    mapped          arrays in files without names, and which pages are in memory
+    backing_file    the one file of a directory that has these arrays
+    places          used and free places of a file
+    directories     directories on a disk, not in memory
+    segments        the number of rows of a segment
+    segment_trial   this number, chosen by the first minibatches
     held_store      bytes that leave memory for a while, in a file without a name
     errors          StoreError
 """

@@ -1,6 +1,6 @@
 """Pointwise functions that follow a streamed layer, applied to each segment.
 
-Their gradients are told from their outputs, so that a layer holds its output only.
+Their gradients follow from their outputs, so a layer holds its output only.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def _tanh(y: np.ndarray, gy: np.ndarray) -> np.ndarray:
     return gy * (1 - y * y)
 
 
-#: By function of Chainer's the gradient of its input, from its output and the gradient
-#: of that. Their other arguments are Chainer's defaults.
+#: For each function of Chainer's a function that returns the gradient of the input. Its
+#: arguments are the output and the output's gradient. Other arguments have defaults.
 GRADIENTS: dict[Any, Gradient] = {
     F.elu: _elu,
     F.leaky_relu: _leaky_relu,
@@ -49,7 +49,7 @@ GRADIENTS: dict[Any, Gradient] = {
 
 
 def check(activation: Any) -> None:
-    """Refuses an activation that is not known here.
+    """Refuses an activation that is not in `GRADIENTS`.
 
     Raises:
         ValueError: If it is not.
@@ -68,11 +68,11 @@ def forward(
     """Applies an activation, if there is one, to some output channels.
 
     Args:
-        activation: If there is one.
-        z: Its input; may be overwritten.
-        b: What is to be added to each channel before, if anything.
-        y: All outputs, of which some are written.
-        start: The first of them.
+        activation: The activation; may be ``None``.
+        z: Inputs of some channels; may be overwritten.
+        b: Bias of these channels, which is added first; ``None`` for no bias.
+        y: The array of all outputs, of which some are written.
+        start: The first channel that is written.
     """
     if activation is F.relu and _have_loops(z, y):
         from chainer_kernels.loops import columns
@@ -101,14 +101,14 @@ def backward(
     """Returns the gradient of some channels of an activation's input.
 
     Args:
-        activation: If there is one.
-        y: All of its output; ``None`` without an activation.
-        gy: The gradient of that.
+        activation: The activation; may be ``None``.
+        y: All outputs; ``None`` without an activation.
+        gy: The gradient of all outputs.
         start: The first channel.
-        stop: The one behind the last.
+        stop: The channel behind the last.
 
     Returns:
-        numpy.ndarray: C contiguous.
+        numpy.ndarray: The gradient, C contiguous.
     """
     part = gy[:, start:stop]
     if activation is None:

@@ -1,4 +1,4 @@
-"""A file without a name in a directory, of which many arrays have a place each.
+"""A file without a name in a directory, which has a place for each of many arrays.
 
 ::
 
@@ -6,8 +6,8 @@
                      |             |              |                  |
     memory       pages of W    pages of gW    pages of V        pages of m
 
-One descriptor is open for all of them, whatever the number of arrays: a process may
-have 1,024 often. Python's own ``mmap`` would keep another one for each array.
+All arrays share one descriptor, because a process often may have only 1,024. Python's
+own ``mmap`` would keep another one for each array.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from typing import Any
 from divisible.streaming.errors import StoreError
 from divisible.streaming.places import Places
 
-# Flags of Linux: keep the size of a file, and give the disk a part of it back.
+# Flags of Linux: keep the size of a file, and return a part of it to the disk.
 _PUNCH_HOLE = 1 | 2
 _ZEROS = bytes(2**20)
 _FAILED = ctypes.c_void_p(-1).value
-# Advice of the kernel that a system may not know.
+# Advice to the kernel, which a system may not know.
 WILL_NEED = getattr(mmap, "MADV_WILLNEED", None)
 DO_NOT_NEED = getattr(mmap, "MADV_DONTNEED", None)
 
 
 @functools.cache
 def libc() -> Any:
-    """Returns the C library, with the types of what is called of it."""
+    """Returns the C library, with the argument types of the functions that are used."""
     library = ctypes.CDLL(None, use_errno=True)
     pointer, size, number, offset = (
         ctypes.c_void_p,
@@ -62,10 +62,10 @@ def libc() -> Any:
 
 
 def check(result: int) -> None:
-    """Raises the error of a call of the C library that returns 0 if it succeeds.
+    """Raises the error of a C function that returns 0 if it succeeds.
 
     Raises:
-        OSError: With the number that the library gives.
+        OSError: The error with the number that the C library has set.
     """
     if result:
         number = ctypes.get_errno()
@@ -76,27 +76,27 @@ class BackingFile:
     """The file of a directory; :func:`backing_file` makes it.
 
     Args:
-        directory: Where the file is made.
+        directory: The directory of the file.
 
     Attributes:
         descriptor (int): The open file.
     """
 
     def __init__(self, directory: str | os.PathLike) -> None:
-        # Closed with this object.
+        # The file is closed with this object.
         self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
         self.descriptor = self._file.fileno()
         self._process = os.getpid()
         self._places, self._lock = Places(), threading.Lock()
-        # A finalizer may run within any statement, so it leaves a note.
+        # Freed places. A finalizer may run within any statement, so it only adds here.
         self._left: collections.deque[tuple[int, int]] = collections.deque()
-        # Whether places that are given back are empty when they are taken again.
+        # Whether freed places are zero when they are used again.
         self._are_punched = True
 
     def map(self, n_bytes: int) -> tuple[int, Any]:
         """Reserves a place full of zeros, and maps it into memory.
 
-        The place is given back when nobody has its memory any more.
+        The place is freed when its memory is no longer referenced.
 
         Args:
             n_bytes (int): Bytes of the place, at least 1.
@@ -128,7 +128,7 @@ class BackingFile:
                 raise
         memory = (ctypes.c_ubyte * n_bytes).from_address(address)
         finalizer = weakref.finalize(memory, self._unmap, address, start, n_bytes)
-        # When a process ends others may still use the memory, and all of it goes.
+        # When the process ends, other finalizers may still use the memory.
         finalizer.atexit = False
         return start, memory
 
@@ -148,9 +148,9 @@ class BackingFile:
         self._free(start, n_bytes)
 
     def _free(self, start: int, n_bytes: int) -> None:
-        """Gives a part of the disk back."""
+        """Frees a place, and returns it to the disk."""
         if os.getpid() != self._process:
-            # A fork has the memory as well, and the file is not its own.
+            # A forked process shares the memory, but the file is not its own.
             return
         punch = getattr(libc(), "fallocate", None)
         if punch is None or punch(self.descriptor, _PUNCH_HOLE, start, n_bytes):
@@ -158,7 +158,7 @@ class BackingFile:
         self._left.append((start, n_bytes))
 
 
-# Each is there as long as an array has a place in it.
+# A file is open as long as an array has a place in it.
 _files: weakref.WeakValueDictionary[str, BackingFile] = weakref.WeakValueDictionary()
 _files_lock = threading.Lock()
 
@@ -167,9 +167,9 @@ def backing_file(directory: str | os.PathLike) -> BackingFile:
     """Returns this process's file in a directory.
 
     Raises:
-        OSError: If none can be made there.
+        OSError: If no file can be made there.
     """
-    # A process has a file of its own after a fork.
+    # A forked process has its own file.
     key = f"{os.getpid()} {os.path.realpath(directory)}"
     with _files_lock:
         file = _files.get(key)
@@ -181,11 +181,11 @@ def backing_file(directory: str | os.PathLike) -> BackingFile:
 def refusal(
     n_bytes: int, directory: str | os.PathLike, what: str, error: OSError
 ) -> StoreError:
-    """Returns an error that says why a directory has no place for an array.
+    """Returns an error with the reason why a directory has no place for an array.
 
     Args:
         n_bytes (int): Bytes of the array.
-        directory: Where its place should be.
+        directory: The directory.
         what (str): The name of the array.
         error: The cause.
     """
@@ -200,7 +200,7 @@ def refusal(
 
 
 def cause(error: OSError) -> str:
-    """Returns why a disk did not do something, with the error's name and the cure."""
+    """Returns the cause and the cure of a disk's error, with the error's name."""
     name = errno.errorcode.get(error.errno or 0)
     words = str(error.strerror or error) + (f" ({name})" if name else "")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -1,11 +1,11 @@
-"""Which layers of a model are on disk: those that cost least, until the rest fits.
+"""Chooses the layers that are on disk: the cheapest ones, until the rest fits.
 
 ::
 
     model in deferred_init  -->  bytes of each layer, by shapes and the optimizer
-    profile, disk           -->  seconds that a layer takes longer with weights on disk
-    memory                  -->  take the layer that costs least for a byte that it
-                                 frees, until the rest fits; give back what need not go
+    profile, disk           -->  extra seconds of a layer whose weights are on disk
+    memory                  -->  move the layer with the least seconds for each freed
+                                 byte, until the rest fits; undo needless moves
 """
 
 from __future__ import annotations
@@ -50,43 +50,46 @@ def stream(
     disk: Disk | None = None,
     show: bool = True,
 ) -> StreamReport:
-    """Puts weights of layers on disk, as many as have to be there.
+    """Puts as many weights of layers on disk as are needed for the rest to fit.
 
-    Every such layer becomes a :class:`Streamed` in its place: paths of parameters,
-    initial weights and snapshots stay what they are. Links within a ``Chain`` that is a
-    layer are streamed all or none. Without ``plan`` the model is for one rank; with
-    one, each rank's layers are chosen by its memory. Nothing is allocated, so all ranks
-    call this alike, before they divide the model.
+    Every such layer becomes a :class:`Streamed` in its place. Paths of parameters,
+    initial weights and snapshots stay the same. All links within a ``Chain`` that is a
+    layer are streamed, or none. Without ``plan`` the model is for one rank. With a
+    plan, each rank's layers are chosen by its memory. Nothing is allocated, so all
+    ranks call this alike, before they divide the model.
 
     Args:
         stage (Divisible): A model built in :func:`~divisible.deferred_init` and not
             divided yet; changed.
         memory: Bytes that a rank may use, or text such as ``'4GiB'``; one for all or
-            one for each rank. Those of the plan's conditions by default.
-        directory: Where the files are made; see :class:`Streamed`.
-        profile: Of the model, to know what activations take, and which layers compute
-            for so long that their disk does not matter. Without one the largest layers
-            go first, and activations are not reckoned with.
-        plan: With the cuts, and for the activations the schedule and the microbatches.
-            If it says what to stream, as that of :func:`~divisible.best_plan` with a
-            disk does, that is streamed. Its minibatch counts, or as many samples as the
-            largest profile has if it does not say.
-        optimizer: Whose state is counted; by default what ``profile`` says, or none.
-        disk: Its bandwidths. By default those of the plan's conditions, and else with a
-            profile measured in ``directory``.
+            one for each rank. By default the memory in the plan's conditions.
+        directory: Directory of the files; see :class:`Streamed`.
+        profile: Profile of the model. It has the memory of activations, and the
+            computation times that can hide those of the disk. Without a profile the
+            largest layers are streamed first, and activations do not count.
+        plan: Plan with the cuts and, for the memory of activations, the schedule and
+            microbatches. If it names layers to stream, as a plan of
+            :func:`~divisible.best_plan` with a disk does, these are streamed. The
+            minibatch is the plan's, or that of the largest profile if the plan has
+            none.
+        optimizer: Optimizer whose state counts. By default the state is the one in
+            ``profile``, or none.
+        disk: Bandwidths of the disk. By default those in the plan's conditions. Without
+            these, and with a profile, they are measured in ``directory``.
         show (bool): Whether to print the table.
 
     Returns:
         StreamReport: The choice, and the memory that is needed.
+        StreamReport: The choice, and the memory that is needed.
 
     Raises:
-        MemoryLimitError: If the rest does not fit whatever is streamed, with the ranks
-            and the bytes. The model is as it was.
+        MemoryLimitError: If the rest does not fit, whatever is streamed. The message
+            has the ranks and the bytes. The model is unchanged.
         StoreError: If arrays of layers are in memory already, or ``directory`` cannot
             be used.
         TypeError: If ``stage`` is no model, ``optimizer`` no optimizer, or neither
-            ``memory`` nor the plan says how much memory there is.
-        ValueError: If an argument is out of range, or of another model.
+            ``memory`` nor the plan has the memory of a rank.
+        ValueError: If an argument is out of range, or belongs to another model.
 
     Example:
         >>> import chainer.functions as F
@@ -154,7 +157,7 @@ def _streamed_layers(
     chosen: Collection[int],
     seconds: Mapping[int, float],
 ) -> tuple[StreamedLayer, ...]:
-    """Returns what the report says of the layers that have weights."""
+    """Returns the rows of the report, for the layers that have weights."""
     return tuple(
         StreamedLayer(
             position=i,
@@ -178,7 +181,7 @@ def _limits(memory: PerRank | str, n_ranks: int) -> np.ndarray:
 
 
 def _limits_of(plan: Plan | None) -> np.ndarray:
-    """Returns the memory of the ranks of a pipeline that a plan was made for."""
+    """Returns the memory of the ranks of a pipeline in a plan's conditions."""
     machine = (
         None if plan is None or plan.conditions is None else plan.conditions.machine
     )
@@ -192,7 +195,7 @@ def _limits_of(plan: Plan | None) -> np.ndarray:
 
 
 def _largest_microbatch(profiles: Sequence[Profile], plan: Plan | None) -> int:
-    """Returns the samples of the largest microbatch, of the plan's minibatch."""
+    """Returns the number of samples of the largest microbatch of a minibatch."""
     if plan is None:
         return profiles[-1].n_samples
     batch = plan.batch or profiles[-1].n_samples
@@ -204,7 +207,7 @@ def _largest_microbatch(profiles: Sequence[Profile], plan: Plan | None) -> int:
 def _on_ranks(
     plan: Plan, profiles: Sequence[Profile]
 ) -> tuple[list[list[int]], list[int | None]]:
-    """Returns for each rank its layers, and the bytes of what they hold and need."""
+    """Returns each rank's layers, and the bytes of their activations and work areas."""
     n_ranks = plan.n_stages // plan.stages_per_rank
     # Without a schedule each rank has one microbatch in flight.
     m = (plan.n_microbatches or 1) if plan.schedule else 1
@@ -232,7 +235,7 @@ def _seconds(
     disk: Disk,
     plan: Plan | None,
 ) -> dict[int, float]:
-    """Returns by position what a minibatch takes longer with the weights on disk."""
+    """Returns the extra seconds of a minibatch for each layer, if it is on disk."""
     n_microbatches = 1 if plan is None else plan.n_microbatches or 1
     has_replicas = plan is not None and plan.replicas > 1
     profile = interpolate(profiles, _largest_microbatch(profiles, plan))
@@ -254,7 +257,7 @@ def _seconds(
 
 
 class _Part:
-    """The layers of a rank, of which some are to be on disk."""
+    """The layers of a rank, some of which are chosen to be on disk."""
 
     def __init__(
         self, weights: dict[int, LayerWeights], limit: float, activations: int | None
@@ -264,13 +267,13 @@ class _Part:
 
     @property
     def room(self) -> int:
-        """Bytes for segments: a part of the memory, or what the longest row needs."""
+        """Bytes for segments: a part of the memory, or enough for the longest row."""
         longest = max((self.weights[i].row_bytes for i in self.chosen), default=0)
         return int(IN_MEMORY * max(segment_bytes(self.limit), longest))
 
     @property
     def memory(self) -> RankMemory:
-        """The memory that it needs with what is chosen."""
+        """The memory of the rank if the chosen layers are on disk."""
         chosen = [self.weights[i] for i in self.chosen]
         whole = sum(each.n_bytes for each in self.weights.values())
         largest = max((each.largest for each in chosen), default=0)
@@ -287,7 +290,7 @@ class _Part:
         return self.memory.needed <= self.limit
 
     def lack(self, rank: int) -> str:
-        """Says what it needs and has."""
+        """Returns text with the bytes that the rank needs, and those that it has."""
         memory = self.memory
         return (
             f"rank {rank} with the layers {min(self.weights)} to {max(self.weights)}"
@@ -298,10 +301,10 @@ class _Part:
         )
 
     def take(self, positions: Sequence[int]) -> None:
-        """Takes what somebody else has chosen.
+        """Uses a given choice.
 
         Raises:
-            ValueError: If some of it cannot be on disk.
+            ValueError: If some of these layers cannot be on disk.
         """
         self.chosen = set(positions) & set(self.weights)
         for i in self.chosen:
@@ -312,7 +315,7 @@ class _Part:
                 )
 
     def choose(self, seconds: dict[int, float]) -> None:
-        """Chooses what costs least for a byte that it frees."""
+        """Chooses the layers with the least extra seconds for each freed byte."""
         able = [i for i, each in self.weights.items() if each.freed]
 
         def order(i: int) -> tuple:
@@ -332,7 +335,7 @@ class _Part:
 
 
 def _check_room(parts: Sequence[_Part]) -> None:
-    """Refuses what does not fit whatever is on disk."""
+    """Raises an error if some rank's layers do not fit, whatever is on disk."""
     lacking = [part.lack(number) for number, part in enumerate(parts) if not part.fits]
     if lacking:
         raise MemoryLimitError(

@@ -1,4 +1,4 @@
-"""Directories for files that are to be larger than memory."""
+"""Directories for files that may be larger than memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
 def usable_directory(directory: str | os.PathLike | None = None) -> Path:
-    """Returns a directory for files that are to be larger than memory.
+    """Returns a directory for files that may be larger than memory.
 
     Args:
-        directory: The one that the user named; by default that for temporary files, or
-            ``/var/tmp`` if that lies in memory.
+        directory: The directory that the user named. By default the one for temporary
+            files, or ``/var/tmp`` if that one lies in memory.
 
     Raises:
         StoreError: If there is no such directory, or the directory cannot be written
@@ -41,7 +41,7 @@ def usable_directory(directory: str | os.PathLike | None = None) -> Path:
 
 
 def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """Returns the type of the file system of a path; empty if nobody says."""
+    """Returns the type of the file system of a path; empty if it is unknown."""
     try:
         lines = mounts.read_text(errors="replace").splitlines()
     except OSError:
@@ -51,7 +51,7 @@ def file_system(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
     for line in lines:
         _, place, found, *_ = line.split(" ")
         place = Path(place.encode().decode("unicode_escape"))
-        # Where several are at one place, the last one counts.
+        # If several are mounted at one place, the last one counts.
         is_above = place == path or place in path.parents
         if is_above and len(place.parts) >= longest:
             longest, kind = len(place.parts), found

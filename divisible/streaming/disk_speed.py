@@ -10,22 +10,23 @@ from divisible.streaming.directories import usable_directory
 from divisible.streaming.mapped import MappedArray, drop_released
 
 _ROW_BYTES = 2**20
-# Rows between two waits, as a streamed layer has them between two segments.
+# Rows between two waits, like a segment of a streamed layer.
 _SEGMENT = 8
 
 
 def measure_disk(
     directory: str | os.PathLike | None = None, n_bytes: int = 128 * 2**20
 ) -> Disk:
-    """Measures how fast files in a directory are written and read, as streams are.
+    """Measures how fast streamed layers can write and read files in a directory.
 
-    A file is written in segments and read again, each dropped from memory after it. On
-    a host whose memory has a limit the numbers are those of the disk; a machine with
-    plenty may answer from a cache of its own.
+    A file is written in segments and read again. Each segment is dropped from memory
+    afterwards. If the memory of the host has a limit, the numbers are those of the
+    disk. A machine with much memory may answer from its own cache.
 
     Args:
-        directory: Where; by default where :class:`Streamed` makes its files.
-        n_bytes: Of the file, which is gone afterwards.
+        directory: The directory; by default the one in which :class:`Streamed` makes
+            its files.
+        n_bytes: Bytes of the file, which is removed afterwards.
 
     Returns:
         Disk: For :func:`stream` and :func:`divisible.best_plan`.

@@ -2,11 +2,11 @@
 
 ::
 
-    x       5 2 5 9        four ids, of which two are the same
+    x       5 2 5 9        four ids, of which two are equal
     sorted  2 5 5 9        places 1 0 2 3
-    rows    2 5 9          read from the file; only theirs have a gradient
+    rows    2 5 9          read from the file; no other row has a gradient
 
-Ids are sorted, so that the file is passed from its beginning to its end.
+Ids are sorted, so that the file is read from its beginning to its end.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Ids(NamedTuple):
     """The ids of a microbatch that are not ignored, in ascending order.
 
     Attributes:
-        rows: Their rows of W, with repetitions; of shape (n,).
-        places: Where each was among all ids, of shape (n,).
+        rows: The row of W of each id, with repetitions; of shape (n,).
+        places: The place of each id among all ids; of shape (n,).
     """
 
     rows: np.ndarray
@@ -36,15 +36,15 @@ class Ids(NamedTuple):
 
     @classmethod
     def of(cls, x: np.ndarray, n_rows: int, ignored: int | None) -> Ids:
-        """Sorts them.
+        """Sorts the ids of a microbatch.
 
         Args:
             x: Ids of any shape.
-            n_rows: Of the weights.
-            ignored: The id of nothing.
+            n_rows: Number of rows of the weights.
+            ignored: An id without a row, or ``None``.
 
         Raises:
-            ValueError: If an id is none of a row.
+            ValueError: If another id has no row.
 
         Example:
             >>> Ids.of(np.array([[5, 2], [5, -1]]), n_rows=10, ignored=-1)
@@ -58,7 +58,7 @@ class Ids(NamedTuple):
         if rows.size and not 0 <= rows[0] <= rows[-1] < n_rows:
             wrong = rows[0] if rows[0] < 0 else rows[-1]
             raise ValueError(
-                f"the id {wrong} is none of the {n_rows} rows of a streamed embedding:"
+                f"the id {wrong} has no row in a streamed embedding of {n_rows} rows:"
                 f" give ids from 0 to {n_rows - 1}"
                 + ("" if ignored is None else f", or {ignored} for nothing")
             )
@@ -70,7 +70,7 @@ class EmbeddingFunction(chainer.FunctionNode):
 
     Args:
         weights (EmbeddingParameter): W.
-        ignored: The id of nothing, or ``None``.
+        ignored: An id without a row, or ``None``.
     """
 
     def __init__(self, weights: EmbeddingParameter, ignored: int | None) -> None:
@@ -78,7 +78,7 @@ class EmbeddingFunction(chainer.FunctionNode):
         self.ids = Ids(np.empty(0, int), np.empty(0, int))
 
     def forward(self, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
-        """Reads the rows."""
+        """Reads the rows of the ids."""
         x, W = inputs
         self.ids = Ids.of(x, *W.shape[:1], self.ignored)
         rows, places = self.ids
@@ -93,10 +93,10 @@ class EmbeddingFunction(chainer.FunctionNode):
         grad_outputs: tuple[chainer.Variable, ...],
         grad_inputs: tuple[chainer.Variable | None, ...],
     ) -> tuple[chainer.Variable | None, ...]:
-        """Adds the gradient of W up in its file.
+        """Adds to the gradient of W in its file.
 
         Raises:
-            RuntimeError: If the gradients are to have gradients.
+            RuntimeError: If gradients of the gradients are needed.
         """
         if chainer.config.enable_backprop:
             raise RuntimeError(
@@ -139,7 +139,7 @@ class RowsShare(NamedTuple):
         gy = self.gy.reshape(-1, self.gy.shape[-1])
         for part in self.function.weights.visiting(rows, {GRADIENT}):
             wanted, numbers = np.unique(rows[part], return_inverse=True)
-            # Summed up by itself, as the gradient of a microbatch is in memory.
+            # The share is summed separately, like a microbatch's gradient in memory.
             share = np.zeros((len(wanted), gy.shape[1]), gy.dtype)
             np.add.at(share, numbers, gy[places[part]])
             out[wanted] += share
@@ -151,7 +151,7 @@ def _contributions(
     parameters: Mapping[int, chainer.Parameter],
     gy: np.ndarray,
 ) -> dict[int, Contribution]:
-    """Tells what to add to the gradient of W; see the kernels' catalogue."""
+    """Returns contributions to the gradient of W; see the kernels' catalogue."""
     return {1: RowsShare(function, gy)} if 1 in parameters else {}
 
 

@@ -6,9 +6,9 @@
     rows of x      W read          gW added to         all read, W and state written
     other rows                     stay zero           the same, if the rule has a state
 
-The gradient's file is zero but in the rows that the last minibatch had, which are noted
-and set to zero before the next one. Plain gradient descent changes no row without a
-gradient; momentum does.
+The gradient's file is zero except in the rows that the last minibatch had. These rows
+are recorded, and set to zero before the next minibatch. Plain gradient descent changes
+no row without a gradient; momentum does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from divisible.streaming import updates
 from divisible.streaming.mapped import MappedArray
 from divisible.streaming.parameter import ARRAY, GRADIENT, StreamedParameter
 
-# So many rows without a gradient are looked at, to find whether a hook gave them one.
+# Number of rows without a gradient that are read, to find gradients from a hook.
 _N_PROBES = 16
 
 
@@ -30,31 +30,31 @@ class EmbeddingParameter(StreamedParameter):
     """A :class:`StreamedParameter` with a gradient in some rows.
 
     Args:
-        As of a :class:`StreamedParameter`.
+        arguments: See :class:`StreamedParameter`.
     """
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        # In ascending order; all other rows of the gradient's file are zero,
+        # Rows with a gradient, in ascending order. The rest of the file is zero,
         self._rows = np.empty(0, np.int64)
-        # unless somebody wrote to all of them.
+        # unless other code has written to any row.
         self._is_dense = False
 
-    #: The gradient has few rows, and its file is written to in no others.
+    #: An early update would save little: few rows of the gradient are written.
     can_be_updated_early = False
 
     def visiting(
         self, rows: np.ndarray, written: set[str], read: set[str] = frozenset()
     ) -> Iterator[slice]:
-        """Yields the rows of a segment after those of another, fetched ahead.
+        """Yields rows by segments, which are fetched ahead.
 
         Args:
-            rows: In ascending order, with repetitions or without.
-            written: The files that are written to.
-            read: Those that are read only.
+            rows: Rows in ascending order, with repetitions or without.
+            written: Names of the files that are written to.
+            read: Names of the files that are only read.
 
         Yields:
-            A part of ``rows``, which is not empty.
+            A slice of ``rows``, which is not empty.
         """
         self.check_usable()
         files = {self.file(name): name in written for name in (*read, *written)}
@@ -81,7 +81,7 @@ class EmbeddingParameter(StreamedParameter):
                 file.prefetch(first, last)
 
     def clear(self, gradient: np.ndarray) -> None:
-        """Sets a gradient to zero where it is not."""
+        """Sets a gradient to zero, where it is not zero already."""
         if not self.is_file(GRADIENT, gradient):
             gradient[...] = 0
         elif self._is_dense:
@@ -93,16 +93,16 @@ class EmbeddingParameter(StreamedParameter):
         self._rows, self._is_dense = self._rows[:0], False
 
     def zero_gradient(self) -> None:
-        """Sets the gradient, in its file, to zero, which optimizers take for none."""
+        """Sets the gradient, in its file, to zero; optimizers then find no gradient."""
         self.grad = self.new_gradient()
         self.clear(self.grad)
 
     def note_rows(self, rows: np.ndarray) -> None:
-        """Takes note of rows that have a gradient now."""
+        """Records rows that have a gradient now."""
         self._rows = np.union1d(self._rows, rows)
 
     def note_gradient(self) -> None:
-        """Takes note that somebody else has written to the gradient, of any row."""
+        """Records that other code has written to the gradient, in any row."""
         super().note_gradient()
         self._is_dense = True
 
@@ -127,7 +127,7 @@ class EmbeddingParameter(StreamedParameter):
         updates.update(rule, self, states, numbers, *self._gradient(factor))
 
     def _has_others(self) -> bool:
-        """Whether rows have a gradient that no sample gave them, as a hook may."""
+        """Returns whether rows have a gradient that no sample caused, but a hook."""
         n_rows = len(self.grad)
         probes = np.unique(np.linspace(0, n_rows - 1, _N_PROBES).astype(np.int64))
         probes = np.setdiff1d(probes, self._rows)
@@ -136,7 +136,7 @@ class EmbeddingParameter(StreamedParameter):
 
 
 def _runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yields the first of neighbouring rows and the one behind the last.
+    """Yields the ends of runs of adjacent rows: the first, and the one behind the last.
 
     Example:
         >>> list(_runs(np.array([2, 3, 3, 4, 9])))

@@ -1,5 +1,5 @@
-"""Errors of operands that are elsewhere than in memory."""
+"""Errors of operands that are kept outside memory."""
 
 
 class StoreError(RuntimeError):
-    """Operands cannot be kept where they were to be kept."""
+    """Operands cannot be kept in the place chosen for them."""

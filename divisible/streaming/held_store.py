@@ -6,8 +6,8 @@
     fetch(k)   (ahead of its use)          --> |  read            |  a thread,
     take(k)    wait until it is read, free the place                 in this order
 
-The file has no name from the start, so that nothing is left of it however the process
-ends. Room is reserved before anything is written: a disk that is full says so at once.
+The file never has a name, so nothing of it remains, however the process ends. Room is
+reserved before anything is written, so a full disk is reported at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from divisible.communication.errors import TIMEOUT
 from divisible.streaming.places import Places
 
-# How long a wait sleeps before it looks whether the thread is still alive.
+# Seconds of a wait between two checks that the thread is alive.
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 
@@ -35,7 +35,7 @@ class HeldStore:
     """Holds arrays of bytes in a file, written and read by a thread.
 
     Args:
-        directory: Where the file is to be; ``None`` for the place of temporary files.
+        directory: Directory of the file; ``None`` for that of temporary files.
         timeout (float): Seconds to wait for the disk before giving up.
 
     Raises:
@@ -54,14 +54,14 @@ class HeldStore:
     ) -> None:
         self.directory = check_directory(directory)
         self._timeout = timeout
-        # Closed with the store.
+        # The file is closed with the store.
         self._file = tempfile.TemporaryFile(dir=self.directory)  # noqa: SIM115
         self._places = Places()
         self._keys = itertools.count()
         self._entries: dict[int, _Entry] = {}
         self._last: _Entry | None = None
-        # A thread of its own for each store; without reference to the store, which is
-        # closed when nobody has it any more.
+        # Each store has its own thread, without a reference to the store. So the store
+        # is closed when it is no longer referenced.
         self._work: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         arguments = self._file, self._work
         self._thread = threading.Thread(target=_serve, args=arguments, daemon=True)
@@ -73,18 +73,18 @@ class HeldStore:
         return self._places.size
 
     def put(self, arrays: list[np.ndarray]) -> int:
-        """Begins to write arrays; returns the key under which they come back.
+        """Begins to write arrays, and returns a key by which they can be read again.
 
-        The caller must not keep the arrays, or nothing is freed. Only one call's
-        arrays are under way at a time: a second one waits for the first.
+        The caller must not keep the arrays, or nothing is freed. Only the arrays of one
+        call are written at a time: a second call waits for the first.
 
         Args:
-            arrays: Of bytes, one-dimensional and contiguous.
+            arrays: Contiguous arrays of bytes with one dimension.
 
         Raises:
-            OSError: If the disk is full, or it could not be written before.
-            TimeoutError: If it does not answer.
-            RuntimeError: If the thread failed otherwise, or has ended.
+            OSError: If the disk is full, or an earlier write has failed.
+            TimeoutError: If the disk does not answer.
+            RuntimeError: If the thread failed for another reason, or has ended.
         """
         if self._last is not None:
             self._wait(self._last)
@@ -96,20 +96,20 @@ class HeldStore:
         return key
 
     def fetch(self, key: int) -> None:
-        """Begins to read what was put under a key."""
+        """Begins to read the arrays of a key."""
         entry = self._entries[key]
         if not entry.is_asked_for:
             entry.is_asked_for = True
             self._work.put(_Job(entry, None))
 
     def take(self, key: int) -> list[np.ndarray]:
-        """Returns what was put under a key, and forgets it.
+        """Returns the arrays of a key, and frees their place.
 
         Raises:
-            OSError: If it could not be written or read.
-            MemoryError: If there was no memory for it.
+            OSError: If they could not be written or read.
+            MemoryError: If there was no memory for them.
             TimeoutError: If the disk does not answer.
-            RuntimeError: If the thread failed otherwise, or has ended.
+            RuntimeError: If the thread failed for another reason, or has ended.
         """
         self.fetch(key)
         entry = self._entries.pop(key)
@@ -118,12 +118,12 @@ class HeldStore:
         return entry.arrays
 
     def clear(self) -> None:
-        """Forgets everything; the room in the file is used again."""
+        """Frees all places; the file's room is used again."""
         for key in list(self._entries):
             self.take(key)
 
     def close(self) -> None:
-        """Gives the room on the disk back; does nothing a second time."""
+        """Returns the room to the disk; a second call does nothing."""
         if self._thread.is_alive():
             self._work.put(None)
             self._thread.join(self._timeout)
@@ -172,7 +172,7 @@ class HeldStore:
             raise self._loss_of(entry, entry.error) from entry.error
 
     def _loss_of(self, entry: _Entry, error: BaseException) -> Exception:
-        """Returns an error that says what is lost, and why."""
+        """Returns an error with the lost bytes, and the reason."""
         lost = (
             f"the {entry.n_bytes} bytes at {entry.offset} of the file in"
             f" {self.directory} are lost"
@@ -190,7 +190,7 @@ class HeldStore:
 
 
 class _Entry:
-    """The arrays put at one time: their place, and whether they came back."""
+    """The arrays of one call of ``put``, their place, and what was done to them."""
 
     def __init__(self, offset: int, sizes: list[int]) -> None:
         self.offset, self.sizes, self.n_bytes = offset, sizes, sum(sizes)
@@ -201,17 +201,17 @@ class _Entry:
 
 
 class _Job:
-    """Arrays to write, or ``None`` to read them again."""
+    """A request to write arrays, or to read them again if ``arrays`` is ``None``."""
 
     def __init__(self, entry: _Entry, arrays: list[np.ndarray] | None) -> None:
         self.entry, self.arrays = entry, arrays
 
 
 def check_directory(directory: str | os.PathLike | None) -> str:
-    """Returns the directory for such files, after a try whether one can be made there.
+    """Returns the directory for such files, after making one there as a test.
 
     Raises:
-        ValueError: If none can be made.
+        ValueError: If no file can be made there.
     """
     path = tempfile.gettempdir() if directory is None else os.fspath(directory)
     try:
@@ -225,7 +225,7 @@ def check_directory(directory: str | os.PathLike | None) -> str:
 
 
 def _serve(file: Any, work: queue.SimpleQueue) -> None:
-    """Writes and reads, until there is nothing more to come."""
+    """Writes and reads, until the end of the store."""
     while True:
         job = work.get()
         if job is None:
@@ -239,10 +239,10 @@ def _serve(file: Any, work: queue.SimpleQueue) -> None:
                 else:
                     _write(file.fileno(), entry, arrays)
         except BaseException as error:
-            # Whoever waits raises it. The thread goes on, for what else is held.
+            # The waiting caller raises it. The thread goes on with other requests.
             entry.error = error
         finally:
-            # Freed before whoever waits goes on.
+            # References are dropped before the waiting caller goes on.
             job = entry = arrays = None
             done.set()
 

@@ -1,14 +1,14 @@
-"""Initial weights drawn segment by segment, the same numbers as for the whole.
+"""Initial weights drawn segment by segment, with the same numbers as the whole array.
 
 Chainer's initializers draw an array as large as the one that they fill, in float64. A
-generator gives the same numbers in the same order when it is asked for a few at a time,
-so the rows of a matrix may be drawn one after the other::
+generator returns the same numbers in the same order when it draws a few at a time. So
+the rows of a matrix may be drawn one after the other::
 
     Normal()(W)          rng: 0 1 2 3 4 5 6 7 8 9 10 11      all at once
     Normal()(W[0:2])     rng: 0 1 2 3 4 5                    the same, with half
     Normal()(W[2:4])     rng:             6 7 8 9 10 11      of the memory
 
-The standard deviation depends on the shape of the whole, and is computed before.
+The standard deviation depends on the shape of the whole array, and is computed first.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Write = Callable[[np.ndarray], Any]
 def by_segments(
     write: Write, array: np.ndarray, segments: Iterable[tuple[int, int]]
 ) -> None:
-    """Fills an array as an initializer would, segment by segment.
+    """Fills an array with an initializer's values, segment by segment.
 
     Args:
         write: The initializer.
-        array: Filled; C contiguous.
-        segments: The first row and the one behind the last, of each segment, in order
-            and without gaps. The segment before is not used when the next one is
-            asked for.
+        array: The array, C contiguous.
+        segments: For each segment the first row and the one behind the last, in order
+            and without gaps. A segment is not used any more when the next one is
+            requested.
 
     Raises:
-        TypeError: If the initializer wants the whole array.
+        TypeError: If the initializer needs the whole array.
 
     Example:
         >>> whole, parts = np.empty((6, 5), 'f'), np.empty((6, 5), 'f')
@@ -54,7 +54,7 @@ def by_segments(
 
 
 def check(write: Write, shape: tuple[int, ...]) -> None:
-    """Refuses an initializer that wants the whole array.
+    """Refuses an initializer that needs the whole array.
 
     Raises:
         TypeError: If it does.
@@ -63,7 +63,7 @@ def check(write: Write, shape: tuple[int, ...]) -> None:
 
 
 def _of_rows(write: Write, shape: tuple[int, ...]) -> Callable:
-    """Returns what fills some rows of an array of a shape."""
+    """Returns a function that fills some rows of an array of a given shape."""
     value = getattr(write, "fill_value", None)
     if isinstance(value, chainer.get_array_types()) and value.ndim:
         rows = np.broadcast_to(value, shape)
@@ -79,7 +79,7 @@ def _of_rows(write: Write, shape: tuple[int, ...]) -> Callable:
 
 
 def _drawing(write: Any, shape: tuple[int, ...]) -> Write | None:
-    """Returns the initializer that gives any rows their numbers, if there is one."""
+    """Returns an initializer that can fill any rows; ``None`` if there is none."""
     if isinstance(write, _Constant):
         return write
     if type(write) not in _DEVIATIONS:
@@ -105,7 +105,7 @@ def _over_fans(square: float) -> Callable:
     return lambda write, fan_in, fan_out: np.sqrt(square / (fan_in + fan_out))
 
 
-#: By exact types what draws, and the scale of it for a scale of 1.
+#: For each exact class the class that draws, and a function that returns its scale.
 _DEVIATIONS: dict[type, tuple[Callable, Callable]] = {
     initializers.Normal: (initializers.Normal, _one),
     initializers.LeCunNormal: (initializers.Normal, _over_fan_in(1.0)),

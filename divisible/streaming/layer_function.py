@@ -9,10 +9,10 @@
                                      gW[rows] = gz^T x
                                      gb[rows] = sum of gz
 
-The activation f, if there is one, is applied while the segment's outputs are in the
-cache. A pipeline computes gx and the rest in passes of their own, so that a zero-bubble
-schedule may do the second one later; but where W is updated with the last microbatch's
-gW, that and gx, if it is not there yet, are computed in one pass.
+An activation f is applied while the segment's outputs are in the cache. A pipeline
+computes gx and the other gradients in two passes, so that a zero-bubble schedule may
+run the second one later. If W is updated with the last microbatch's gW, one pass
+computes that and gx, unless gx is known already.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from divisible.streaming.products import Operation
 
 
 class LayerFunction(chainer.FunctionNode):
-    """One call of a streamed layer, with inputs x, W and perhaps b.
+    """One call of a streamed layer, with inputs x and W, and b if it has a bias.
 
     Args:
         operation (Operation): The layer's arithmetic.
@@ -44,7 +44,7 @@ class LayerFunction(chainer.FunctionNode):
     ) -> None:
         self.operation, self.weights = operation, weights
         self.activation = activation
-        # Whether the gradient of x has been asked for, or what it is already.
+        # Whether the gradient of x was requested, and its value if it is known already.
         self._is_asked = False
         self._gx: np.ndarray | None = None
 
@@ -71,10 +71,10 @@ class LayerFunction(chainer.FunctionNode):
         grad_outputs: tuple[chainer.Variable, ...],
         grad_inputs: tuple[chainer.Variable | None, ...],
     ) -> tuple[chainer.Variable, ...]:
-        """Computes gradients and adds them up; that of W in its file.
+        """Computes gradients and adds them up; the gradient of W in its file.
 
         Raises:
-            RuntimeError: If the gradients are to have gradients.
+            RuntimeError: If gradients of the gradients are needed.
         """
         if chainer.config.enable_backprop:
             raise RuntimeError(
@@ -88,7 +88,7 @@ class LayerFunction(chainer.FunctionNode):
         sums = _Sums(self, gy, before)
         written = {GRADIENT} if 1 in before else set()
         read = {ARRAY} if 0 in before else set()
-        # One pass for all that is wanted.
+        # One pass computes all requested gradients.
         for start, stop in self.weights.timed_pass(written, read):
             sums.add(start, stop)
         return sums.variables()
@@ -96,7 +96,7 @@ class LayerFunction(chainer.FunctionNode):
     def _gradient_found(
         self, before: Mapping[int, chainer.Variable | None]
     ) -> tuple[chainer.Variable, ...]:
-        """Returns the gradient of x, which is all that is wanted."""
+        """Returns the known gradient of x, the only one that is requested."""
         (known,), gx = before.values(), self._gx
         self._gx = None
         if known is not None:
@@ -106,12 +106,13 @@ class LayerFunction(chainer.FunctionNode):
     def update(self, gy: np.ndarray, known: np.ndarray | None) -> None:
         """Updates W with the gradient of a minibatch.
 
-        The gradient of x is computed meanwhile, while W is what it was, unless it is
-        there already or nobody needs it.
+        The gradient of x is computed in the same pass, before W changes, unless it is
+        known already or not needed.
 
         Args:
-            gy: The gradient of the output, of the last microbatch.
-            known: The sum of those of W of other calls; ``None`` if there are none.
+            gy: The gradient of the output, for the last microbatch.
+            known: The sum of gradients of W from other calls; ``None`` if there are
+                none.
         """
         needs_gx = self.inputs[0].requires_grad and not self._is_asked
         sums = _Sums(self, gy, {0: None} if needs_gx else {})
@@ -140,7 +141,7 @@ class LayerFunction(chainer.FunctionNode):
         return gz.sum((0, *range(2, gz.ndim)))
 
     def behind_activation(self, gy: np.ndarray, start: int, stop: int) -> np.ndarray:
-        """Returns the gradient of some outputs as they were before the activation."""
+        """Returns the gradient of some outputs before the activation."""
         y = None
         if self.activation is not None:
             y = self.get_retained_outputs()[0].array
@@ -161,7 +162,7 @@ class _Sums:
     Args:
         function: The call.
         gy: The gradient of its output.
-        before: By number of a wanted input its gradient so far, or ``None``.
+        before: The gradients so far, or ``None``, by number of the requested input.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class _Sums:
             self._found[2] = np.empty(gy.shape[1], gy.dtype)
 
     def add(self, start: int, stop: int) -> np.ndarray:
-        """Adds what a segment gives; returns the gradient of its outputs."""
+        """Adds the share of a segment; returns the gradient of its outputs."""
         function, found = self._function, self._found
         x, W = function._arrays()
         operation, rows = function.operation, slice(start, stop)
@@ -242,13 +243,13 @@ class WeightShare(NamedTuple):
             share.add(out[rows], scratch)
 
     def update(self, known: np.ndarray | None) -> None:
-        """Updates W with it, and with what there is of its gradient already."""
+        """Updates W with this share, and with the gradient that is known already."""
         self.function.update(self.gy, known)
 
     def _shares(self) -> Iterator[tuple[slice, Contribution]]:
         function, weights = self.function, self.function.weights
         x, W = function._arrays()
-        # Of W no more than the shape is needed.
+        # W itself is not read, because only its shape is needed.
         for start, stop in weights.timed_pass({GRADIENT}):
             gz = function.behind_activation(self.gy, start, stop)
             yield (
@@ -260,7 +261,7 @@ class WeightShare(NamedTuple):
 def _contributions(
     function: LayerFunction, parameters: Mapping[int, chainer.Parameter], gy: np.ndarray
 ) -> dict[int, Contribution]:
-    """Tells what to add to the gradients of W and b; see the kernels' catalogue."""
+    """Returns contributions to the gradients of W and b; see the kernels' catalogue."""
     shares: dict[int, Contribution] = {}
     if 1 in parameters:
         shares[1] = WeightShare(function, gy)

@@ -1,4 +1,4 @@
-"""A layer whose weights are on disk, and in memory a segment at a time."""
+"""A layer whose weights are on disk, with one segment at a time in memory."""
 
 from __future__ import annotations
 
@@ -24,67 +24,67 @@ from divisible.streaming.products import Convolution, Linear, Operation
 from divisible.streaming.segment_trial import SegmentTrial
 from divisible.streaming.segments import rows_of_segment
 
-#: Under this key is the segment that was chosen. No attribute can have such a name.
+#: The key of the chosen segment in a snapshot. No attribute can have such a name.
 SEGMENT_KEY = "W.segment"
-#: Where the weights may be.
+#: Places for the weights.
 STORES = ("disk",)
 
 
 class Streamed(chainer.Link):
     """A layer whose weights, gradient and optimizer state are larger than memory.
 
-    They are in files that are mapped into memory. Forward, backward and update go
-    through the weights a segment after the other, and read the next one meanwhile::
+    The weights are in files that are mapped into memory. Forward, backward and update
+    use one segment after the other, and read the next one meanwhile::
 
         rows of W     0..255      256..511     512..767     768..1023
                       written     computed     read ahead   on disk
                       back        with
 
-    The parameters have the names that they have in the link, and the same values for
-    the same seed, so a snapshot of a model with streamed layers loads into one without,
-    and the other way round. Results differ in the order of some additions: the gradient
-    of the input is added up over the segments.
+    The parameters have the same names as in the link, and the same values for the same
+    seed. So a snapshot of a model with streamed layers loads into one without, and the
+    other way round. Results differ in the order of some additions: the gradient of the
+    input is summed over the segments.
 
-    An optimizer's update rules update the segments one by one: any of Chainer's, which
-    look at each element by itself. Where a :class:`~pipeline.Pipeline` knows the
-    optimizer, that is done while the gradient comes. A hook of the optimizer, such as
-    ``GradientClipping``, sees whole arrays, and reads the gradients from their files in
-    a pass of its own. ``WeightDecay`` would make an array as large as the weights: add
-    it to the update rule (``param.update_rule.add_hook``), which is given segments.
+    An optimizer's update rules update the segments one by one. All of Chainer's rules
+    can do so, because they are elementwise. In a :class:`~pipeline.Pipeline` that knows
+    the optimizer, segments are updated while their gradient is computed. A hook of the
+    optimizer, such as ``GradientClipping``, gets whole arrays, and reads the gradients
+    from their files in another pass. The hook ``WeightDecay`` would make an array as
+    large as the weights. So add it to the update rule, which gets segments:
+    ``param.update_rule.add_hook``.
 
     The files have no names, and are gone when the process ends, even if it is killed.
-    All their bytes are reserved before they are used. ``df`` shows them, ``ls`` does
-    not.
+    All their bytes are reserved before they are used. The command ``df`` shows them,
+    ``ls`` does not.
 
     Args:
         link: ``L.Linear``, ``L.Convolution2D`` or ``L.EmbedID`` in float32 or float64,
-            with its sizes, made in :func:`~divisible.deferred_init`, so that it was
-            never in memory. Of an embedding a minibatch reads the rows that it needs,
-            and an update passes over all of them only if its rule keeps a state.
+            with its sizes. It is made in :func:`~divisible.deferred_init`, so that it
+            was never in memory. For an embedding, a minibatch reads the rows that it
+            needs. An update reads all of them only if its rule keeps a state.
         activation: ``F.relu``, ``F.leaky_relu``, ``F.elu``, ``F.sigmoid`` or ``F.tanh``
             with Chainer's default arguments, applied to each segment of the output
-            while it is in the cache; ``None`` for none, as embeddings have.
-        segment (int or str): How many rows of W, or output channels, a segment has;
-            ``'auto'`` to choose by the first minibatches among four numbers at most,
-            each half of the one before, in segments of 32 MiB to 1 MiB. Each is timed
-            for a minibatch. What was chosen is kept in snapshots. Those of embeddings
-            are not timed.
+            while it is in the cache. ``None`` for no activation, also for embeddings.
+        segment (int or str): Number of rows of W, or output channels, in a segment.
+            With ``'auto'`` the first minibatches choose among four numbers at most,
+            which are timed for a minibatch each. Each number is half of the one before,
+            in segments of 32 MiB to 1 MiB. Snapshots keep the choice. Embeddings are
+            not timed.
         store (str): ``'disk'``.
-        directory: Where the files are made; by default that for temporary files, or
+        directory: Directory of the files. By default the one for temporary files, or
             ``/var/tmp`` where that one lies in memory.
-        memory (int or str): Bytes that the layer's segments may take in memory, such as
-            ``'512MiB'``, for 16 of them; then 'auto' begins with the largest ones that
-            fit.
+        memory (int or str): Bytes of memory for 16 of the layer's segments, such as
+            ``'512MiB'``. With it, ``'auto'`` begins with the largest segments that fit.
 
     Attributes:
-        output_dtype (str): Of what it returns: that of the weights, or ``'float16'`` in
-            a model that :func:`~mixed_precision.to_float16` has changed.
+        output_dtype (str): Dtype of the output: that of the weights, or ``'float16'``
+            in a model that :func:`~mixed_precision.to_float16` has changed.
 
     Raises:
         TypeError: If it is another kind of link, or has an initializer that cannot draw
             row by row.
-        ValueError: If an argument is not one of those above, or a segment is too large
-            for the memory.
+        ValueError: If an argument has another value than those above, or a segment is
+            too large for the memory.
         StoreError: If the link's arrays exist already, or there is no such directory.
 
     Example:
@@ -130,7 +130,7 @@ class Streamed(chainer.Link):
                     f" function as a layer of its own"
                 )
             self.ignore_label = link.ignore_label
-            # How long it takes depends on the ids more than on the segments.
+            # The time depends more on the ids than on the segments.
             parameter, rows = EmbeddingParameter, rows[:1]
         with self.init_scope():
             self.W = parameter(
@@ -140,33 +140,33 @@ class Streamed(chainer.Link):
 
     @property
     def segment(self) -> int:
-        """The rows of a segment, until the end of this minibatch at least."""
+        """Number of rows of a segment, until the end of this minibatch at least."""
         return self.W.trial.rows
 
     @property
     def segment_seconds(self) -> dict[int, float]:
-        """By rows of a segment the seconds that a sample took with it, where timed."""
+        """Seconds for a sample, by the number of rows with which they were measured."""
         return dict(self.W.trial.seconds)
 
     @property
     def printable_specs(self) -> Any:
-        """Yields what :func:`print` shows."""
+        """Yields the names and values that :func:`print` shows."""
         yield "link", self._kind.__name__
         yield "shape", self.W.shape
         yield "activation", getattr(self.activation, "__name__", None)
         yield "segment", self.segment
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes the parameters, and the segment that was chosen."""
+        """Loads or saves the parameters, and the chosen segment."""
         super().serialize(serializer)
         if not self._is_auto:
             return
         trial = self.W.trial
-        # What was saved where the layer was in memory, or with other segments, knows
-        # none.
+        # A snapshot has no choice if the layer was in memory then, or had a fixed
+        # segment.
         with contextlib.suppress(KeyError):
             rows = serializer(SEGMENT_KEY, trial.rows if trial.is_chosen else 0)
-            # The memory that this layer may take counts for more.
+            # The memory limit of this layer comes first.
             if 0 < rows <= trial.most:
                 trial.choose(int(rows))
 
@@ -174,10 +174,10 @@ class Streamed(chainer.Link):
         """Applies the layer, and its activation.
 
         Args:
-            x (~chainer.Variable or numpy.ndarray): A microbatch, as for the link.
+            x (~chainer.Variable or numpy.ndarray): A microbatch, as the link gets it.
 
         Returns:
-            ~chainer.Variable: Of the link's output shape.
+            ~chainer.Variable: The output, which has the shape of the link's output.
         """
         y = self._outputs(chainer.as_variable(x))
         return y if y.dtype == self.output_dtype else F.cast(y, self.output_dtype)
@@ -189,7 +189,7 @@ class Streamed(chainer.Link):
         if self._kind is L.Linear and x.ndim > 2:
             x = F.reshape(x, (len(x), -1))
         given = [x] if self.b is None else [x, self.b]
-        # In mixed precision the weights are float32, and nothing else is.
+        # In mixed precision the weights are float32, but the other arrays are not.
         x, *b = (F.cast(v, self.W.dtype) if v.dtype == np.float16 else v for v in given)
         function = LayerFunction(self._operation, self.W, self.activation)
         return function.apply((x, self.W, *b))[0]
@@ -226,7 +226,7 @@ def _operation_of(link: chainer.Link) -> Operation | None:
 
 
 def why_not(link: chainer.Link) -> str:
-    """Returns why a link cannot be streamed; nothing if it can.
+    """Returns the reason why a link cannot be streamed; empty if it can.
 
     Raises:
         StoreError: If its arrays are in memory already.

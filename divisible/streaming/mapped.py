@@ -1,17 +1,18 @@
-"""Arrays in files that are mapped into memory, of which a part is resident at a time.
+"""Arrays in files that are mapped into memory, with a part at a time resident.
 
-The pages of a mapped file are the kernel's cache of it, and count as memory of whoever
-touched them, also in a control group. Left to itself the kernel drops the pages that
-were touched longest ago, which, in passes from the first row to the last one, are those
-that are needed next. So each pass says what it needs next and what it has done with::
+The pages of a mapped file are the kernel's cache of the file. They count as memory of
+the process that touched them, also in a control group. By default the kernel drops the
+pages that were touched longest ago. In passes from the first row to the last one, these
+are the pages that are needed next. So each pass prefetches its next rows, and releases
+the rows that it has used::
 
     rows      0..255     256..511     512..767     768..1023
               released   computed     fetched      on disk
               written    with         meanwhile
               back
 
-What was written has to reach the disk before its page can go. That is begun when rows
-are released, and waited for a little later, so that it goes on beside computation.
+Written pages have to reach the disk before they can be dropped. The transfer is begun
+when rows are released, and waited for a little later, so that it overlaps computation.
 
 The files have no names: they are gone when the process ends, however it ends.
 """
@@ -45,29 +46,31 @@ from divisible.streaming.errors import StoreError
 _BEGIN, _BEGIN_AND_WAIT = 2, 7
 # The flag of msync to wait until pages are written.
 _SYNCHRONOUSLY = 16 if sys.platform == "darwin" else 4
-# How many released parts may still be in memory, of all arrays of a process.
+# Number of released parts that may still be in memory, for all arrays of a process.
 _LAG = 4
-# How many bytes of a file are in memory at a time for those who know no segments.
+# Bytes of a file that are in memory at a time for callers that use no segments.
 _PART = 8 * 2**20
 
 
 class MappedArray:
     """An array in a file without a name.
 
-    All its bytes are reserved at once, so a disk that is too small is met here, and not
-    as a signal in the middle of a computation. They are zero.
+    All its bytes are reserved at once. So a disk that is too small raises an error
+    here, and not a signal in the middle of a computation. All elements are zero at
+    first.
 
     Args:
-        shape: Of the array.
-        dtype: Of the array.
-        directory: Where the file is made.
-        what (str): For errors: whose array it is.
+        shape: Shape of the array.
+        dtype: Dtype of the array.
+        directory: Directory of the file.
+        what (str): Name of the array for errors.
 
     Attributes:
-        array (numpy.ndarray): All of it; what is touched becomes resident.
+        array (numpy.ndarray): The whole array. Touched pages become resident.
 
     Raises:
-        StoreError: If there cannot be such a file, with the bytes and the cause.
+        StoreError: If there cannot be such a file. The message has the bytes and the
+            cause.
 
     Example:
         >>> from divisible.streaming.directories import usable_directory
@@ -96,24 +99,24 @@ class MappedArray:
 
     @property
     def n_bytes(self) -> int:
-        """How many bytes the file has."""
+        """Number of bytes of the array."""
         return self.array.nbytes
 
     def prefetch(self, start: int, stop: int) -> None:
-        """Begins to read rows, and does not wait for them."""
+        """Begins to read rows, without waiting for them."""
         first = start * self._row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
         if stop > start:
             self._map.prefetch(first, stop * self._row_bytes)
 
     def release(self, start: int, stop: int, written: bool) -> None:
-        """Lets the pages of rows go.
+        """Releases the pages of rows from memory.
 
         Pages that other rows share stay.
 
         Args:
             start (int): The first row.
-            stop (int): One after the last row.
-            written (bool): Whether they were written to.
+            stop (int): The row behind the last.
+            written (bool): Whether the rows were written to.
         """
         page, n_rows = mmap.PAGESIZE, len(self.array)
         first = -(-start * self._row_bytes // page) * page
@@ -127,10 +130,10 @@ class MappedArray:
         """Yields parts of a few MiB, from the first row to the last.
 
         Args:
-            written (bool): Whether they are written to.
+            written (bool): Whether the parts are written to.
 
         Yields:
-            As :func:`passing` does.
+            The first row of a part, and the one behind the last; see :func:`passing`.
         """
         rows = max(1, _PART // max(self._row_bytes, 1))
         n_rows = len(self.array)
@@ -138,14 +141,14 @@ class MappedArray:
         return passing(parts, {self: written})
 
 
-# By the id of the array: as long as one is here its array is alive.
+# Keys are ids of arrays. An entry keeps its array alive, so the id is not reused.
 _of_arrays: weakref.WeakValueDictionary[int, MappedArray] = (
     weakref.WeakValueDictionary()
 )
 
 
 def mapped_array(array: object) -> MappedArray | None:
-    """Returns the file of an array; ``None`` if it is in memory, or a part of one.
+    """Returns the file of a whole array; ``None`` for a part of one, or in memory.
 
     Example:
         >>> from divisible.streaming.directories import usable_directory
@@ -160,7 +163,7 @@ def parts_of(array: Any, written: bool = False) -> Iterator[Any]:
     """Yields an array as it is or, if it is on disk, a few MiB of it at a time.
 
     Args:
-        array: Of any library.
+        array: An array of any library.
         written (bool): Whether the parts are written to.
 
     Example:
@@ -182,15 +185,15 @@ def parts_of(array: Any, written: bool = False) -> Iterator[Any]:
 def passing(
     ranges: Iterable[tuple[int, int]], files: Mapping[MappedArray, bool]
 ) -> Iterator[tuple[int, int]]:
-    """Yields ranges of rows of some files, and sees to what is in memory.
+    """Yields ranges of rows of some files, which are fetched ahead and released.
 
     Args:
-        ranges: The first row and the one behind the last, of each.
-        files: Whether each is written to.
+        ranges: For each range the first row and the one behind the last.
+        files: For each file whether it is written to.
 
     Yields:
-        The first row and the one behind the last. The next range is fetched ahead;
-        when it is asked for, the one before is let go.
+        The first row of a range and the one behind the last. The next range is fetched
+        ahead. When it is requested, the one before is released.
     """
     waiting = list(ranges)
     for file in files:
@@ -211,11 +214,11 @@ class _File:
     Args:
         n_bytes (int): Bytes of the place.
         directory: The directory of the file.
-        what (str): For errors: whose array it is.
+        what (str): Name of the array for errors.
 
     Attributes:
         n_bytes (int): Bytes of the pages.
-        pages: The memory.
+        pages: The memory of the pages.
     """
 
     def __init__(self, n_bytes: int, directory: str | os.PathLike, what: str) -> None:
@@ -255,14 +258,14 @@ class _File:
             if write(self._file.descriptor, start, last - first, flags) == 0:
                 return
             number = ctypes.get_errno()
-            # Where it is not known, as on a file system in user space, the other way.
+            # A file system in user space, for example, does not know this call.
             if number not in (errno.ENOSYS, errno.ESPIPE, errno.EINVAL):
                 raise OSError(number, os.strerror(number))
         if wait:
             check(libc().msync(self._address + first, last - first, _SYNCHRONOUSLY))
 
     def drop(self, first: int, last: int) -> None:
-        """Takes a range of bytes, which is on disk, out of memory."""
+        """Drops a range of bytes, which is on disk, from memory."""
         if DO_NOT_NEED is not None:
             check(libc().madvise(self._address + first, last - first, DO_NOT_NEED))
         if hasattr(os, "posix_fadvise"):
@@ -275,13 +278,13 @@ class _File:
 
 
 class _Released:
-    """The pages released a moment ago, which are being written to the disk."""
+    """The pages that were released last, and are being written to the disk."""
 
     def __init__(self) -> None:
         self._parts: collections.deque[tuple] = collections.deque()
 
     def add(self, file: _File, first: int, last: int, written: bool) -> None:
-        """Begins to write a range of bytes; those released before are let go."""
+        """Begins to write a range of bytes; ranges released long before are dropped."""
         if written:
             file.write_back(first, last, wait=False)
         part = (weakref.ref(file), first, last)
@@ -295,7 +298,7 @@ class _Released:
             self._drop(*self._parts.popleft())
 
     def drop_all(self) -> None:
-        """Lets everything go that is waiting."""
+        """Drops all released ranges from memory."""
         while self._parts:
             self._drop(*self._parts.popleft())
 
@@ -312,5 +315,5 @@ _released = _Released()
 
 
 def drop_released() -> None:
-    """Waits until all that was released is on disk and out of memory."""
+    """Waits until all released pages are on disk and out of memory."""
     _released.drop_all()

@@ -1,7 +1,6 @@
-"""The weights of a model's layers: how large they are, and which can be on disk.
+"""The weights of a model's layers: their sizes, and those that can be on disk.
 
-A layer is a link that can be streamed by itself, or a ``Chain`` of which some children
-can::
+A layer is a link that can be streamed, or a ``Chain`` with some children that can::
 
     Linear                      a layer of the model        model[i] = Streamed(Linear)
     Chain  (conv1, bn1, conv2)  children of a layer         chain.conv1 = Streamed(...)
@@ -22,7 +21,7 @@ from divisible.planning.optimizer_state import state_bytes
 from divisible.planning.profile import Profile
 from divisible.streaming.link import Streamed, why_not
 
-#: A function that puts another link in the place of one.
+#: A function that replaces a link by another one.
 _Put = Callable[[chainer.Link], None]
 
 
@@ -30,13 +29,13 @@ class LayerWeights(NamedTuple):
     """The weights of a layer.
 
     Attributes:
-        n_bytes: Of all its parameters, with gradients and the optimizer's state.
-        freed: The part of it that can be on disk.
-        streamable: Of the arrays of that part alone.
-        gathered: Of those among them of which a microbatch needs some rows.
-        largest: Of the largest such array.
-        row_bytes: Of the longest row of one.
-        reason: Why no part can be there; empty if some can.
+        n_bytes: Bytes of all parameters, with gradients and the optimizer's state.
+        freed: Bytes of the parameters that can be on disk, with gradients and state.
+        streamable: Bytes of the arrays that can be on disk.
+        gathered: Bytes of those among them of which a microbatch needs some rows.
+        largest: Bytes of the largest array that can be on disk.
+        row_bytes: Bytes of the longest row of such an array.
+        reason: Reason why no array can be on disk; empty if some can.
     """
 
     n_bytes: int
@@ -53,12 +52,12 @@ def weights_of(
     optimizer: chainer.GradientMethod | None = None,
     profile: Profile | None = None,
 ) -> list[LayerWeights]:
-    """Returns the weights of each layer; those of several count with the first one.
+    """Returns the weights of each layer. Shared weights count for the first layer.
 
     Args:
-        model: In ``deferred_init``, not divided.
-        optimizer: Whose state is counted.
-        profile: What says how large that state is without an optimizer.
+        model: A model in ``deferred_init``, not divided.
+        optimizer: Optimizer whose state counts.
+        profile: Profile with the size of the state, if there is no optimizer.
 
     Raises:
         StoreError: If arrays are in memory already.
@@ -127,24 +126,24 @@ def put_on_disk(
     rooms: Mapping[int, int],
     directory: str | os.PathLike | None,
 ) -> None:
-    """Makes streamed what can be of some layers.
+    """Replaces links of some layers that can be streamed by streamed ones.
 
     Args:
-        model: In ``deferred_init``, not divided; changed.
-        rooms: By position the bytes that the layer's segments may take in memory.
-        directory: Where the files are made.
+        model: A model in ``deferred_init``, not divided; changed.
+        rooms: Bytes of memory for the segments of a layer, by position.
+        directory: Directory of the files.
     """
     users = _users(model)
     for position, room in rooms.items():
         for link, put in list(_places(model, position)):
             if not why_not(link) and users[id(link.W)] == 1:
                 put(Streamed(link, directory=directory, memory=room))
-        # The model keeps a text of each layer, which is another one now.
+        # The model keeps a text of each layer, which has changed.
         model[position] = model[position]
 
 
 def _users(model: Divisible) -> collections.Counter[int]:
-    """Counts the links that have a parameter, by its id."""
+    """Counts the links that have each parameter, by the parameter's id."""
     return collections.Counter(
         id(param)
         for link in model.links()
@@ -153,7 +152,7 @@ def _users(model: Divisible) -> collections.Counter[int]:
 
 
 def _places(model: Divisible, position: int) -> Iterator[tuple[chainer.Link, _Put]]:
-    """Yields the links of a layer that might be streamed, and how to replace them."""
+    """Yields the links of a layer that might be streamed, with functions to replace."""
     layer = model[position]
     if type(layer) in STREAMABLE:
         yield layer, lambda new: _put_layer(model, layer, new)

@@ -8,8 +8,8 @@
     state      m, v                                     read and written
 
 Each pass goes through the segments from the first to the last, reads the next ones
-meanwhile, and lets go what it has done with. The last part of a gradient may be used as
-it is computed; then the last backward and the update are one pass::
+meanwhile, and releases those that it has used. The last part of a gradient may be used
+when it is computed. Then the last backward and the update are one pass::
 
                      forward        last backward and update
     array      W     read           read (gx) and written
@@ -44,28 +44,28 @@ class StreamedParameter(chainer.Parameter):
     """A parameter of which some rows are in memory at a time.
 
     Args:
-        array (DeferredArray): It, not made yet.
-        trial (SegmentTrial): The rows of a segment.
-        directory: Where its files are made.
-        what (str): For errors: what it is.
+        array (DeferredArray): The array, which is not made yet.
+        trial (SegmentTrial): The number of rows of a segment.
+        directory: Directory of the files.
+        what (str): Name of the parameter for errors.
 
     Attributes:
-        trial (SegmentTrial): The rows of a segment.
-        directory (Path): Where its files are made.
-        is_updated (bool): Whether it has been updated, and :meth:`update` is still to
-            be called.
-        refusal (str or None): Why it must not be used, with what to do; ``None`` if it
-            may be.
+        trial (SegmentTrial): The number of rows of a segment.
+        directory (Path): Directory of the files.
+        is_updated (bool): Whether it has been updated before the call of
+            :meth:`update` in this minibatch.
+        refusal (str or None): Reason why the parameter must not be used any more, with
+            the cure; ``None`` if it may be used.
     """
 
-    #: Those who copy the parameters of a model into one array ask for it.
+    #: Code that copies the parameters of a model into one array checks for this.
     is_streamed = True
 
     def __init__(
         self, array: DeferredArray, trial: SegmentTrial, directory: Path, what: str
     ) -> None:
         super().__init__(array)
-        # Copies that share the array share the trial.
+        # Copies of the parameter that share the array share the trial.
         self.trial, self.directory, self._what = trial, directory, what
         self.is_updated = False
         self.refusal: str | None = None
@@ -90,14 +90,14 @@ class StreamedParameter(chainer.Parameter):
         return array
 
     def file(self, name: str, dtype: Any = None) -> MappedArray:
-        """Returns one of its files; a new one is full of zeros.
+        """Returns a file of this parameter. A new one is full of zeros.
 
         Args:
-            name (str): ``'array'``, ``'gradient'``, or that of an optimizer's state.
-            dtype: Of a new one, by default the parameter's.
+            name (str): ``'array'``, ``'gradient'``, or a name in the optimizer's state.
+            dtype: Dtype of a new file, by default the parameter's.
 
         Raises:
-            StoreError: If there is no room for it, say.
+            StoreError: If there is no room for the file, for example.
         """
         if name not in self._files:
             self._files[name] = MappedArray(
@@ -109,21 +109,21 @@ class StreamedParameter(chainer.Parameter):
         return self._files[name]
 
     def is_file(self, name: str, array: Any) -> bool:
-        """Says whether an array is that of one of its files."""
+        """Returns whether an array is the one of the named file."""
         return name in self._files and self._files[name].array is array
 
     def segments(self) -> Iterator[tuple[int, int]]:
-        """Yields the first row and the one behind the last, of each segment."""
+        """Yields the first row of each segment, and the one behind the last."""
         return ranges(self.shape[0], self.trial.rows)
 
     def passing(
         self, written: set[str], read: set[str] = frozenset()
     ) -> Iterator[tuple[int, int]]:
-        """Yields the segments of a pass, and sees to what is in memory.
+        """Yields the segments of a pass, which are fetched ahead and released.
 
         Args:
-            written: The files that are written to.
-            read: Those that are read only.
+            written: Names of the files that are written to.
+            read: Names of the files that are only read.
 
         Raises:
             StoreError: If an update has failed.
@@ -133,53 +133,53 @@ class StreamedParameter(chainer.Parameter):
         return passing(self.segments(), files)
 
     def check_usable(self) -> None:
-        """Refuses to use it after an update that failed.
+        """Checks that no update of this parameter has failed.
 
         Raises:
-            StoreError: With the :attr:`refusal`.
+            StoreError: If one has, with the text of :attr:`refusal`.
         """
         if self.refusal is not None:
             raise StoreError(self.refusal)
 
     def note_failed_update(self) -> None:
-        """Refuses to be used from now on, as some rows may have been updated."""
+        """Forbids any further use, because only some rows may have been updated."""
         self.refusal = (
-            f"an update of {self._what} has failed, and some of its rows may be those"
-            f" after it: make the model, its optimizers and the Pipeline anew, and load"
-            f" a snapshot"
+            f"an update of {self._what} has failed, and some of its rows may be"
+            f" updated already: make the model, its optimizers and the Pipeline again,"
+            f" and load a snapshot"
         )
 
     def timed_pass(
         self, written: set[str], read: set[str] = frozenset()
     ) -> Iterator[tuple[int, int]]:
-        """Yields what :meth:`passing` does, in time that counts for the trial."""
+        """Yields the segments of :meth:`passing`, and times the pass for the trial."""
         with self.trial.timing():
             yield from self.passing(written, read)
 
     def new_gradient(self) -> np.ndarray:
-        """Returns the array for its gradient, always the same one."""
+        """Returns the array for the gradient, always the same one."""
         return self.file(GRADIENT).array
 
     def zero_gradient(self) -> None:
-        """Sets the gradient, in its file, to zero, which optimizers take for none."""
+        """Sets the gradient, in its file, to zero; optimizers then find no gradient."""
         self.grad = self.new_gradient()
         for start, stop in self.passing({GRADIENT}):
             self.grad[start:stop] = 0
 
     @staticmethod
     def parts_of(array: np.ndarray, written: bool = False) -> Iterator[np.ndarray]:
-        """Yields a few MiB of its array, or of its gradient, at a time.
+        """Yields a few MiB of the array, or of the gradient, at a time.
 
-        For those who may know it as a parameter only.
+        Callers that have only the parameter use this.
 
         Args:
-            array: One or the other.
+            array: The array, or the gradient.
             written (bool): Whether the parts are written to.
         """
         return parts_of(array, written)
 
     def note_gradient(self) -> None:
-        """Takes note that somebody else has written to the gradient, and lets it go."""
+        """Records that other code has written to the gradient, and releases it."""
         if self.is_file(GRADIENT, self.grad):
             self.file(GRADIENT).release(0, self.shape[0], written=True)
 
@@ -187,9 +187,9 @@ class StreamedParameter(chainer.Parameter):
         """Returns arrays full of zeros for an optimizer's state.
 
         Args:
-            dtypes: By the name of each.
+            dtypes: The dtype of each array, by name.
         """
-        # Those of another optimizer go.
+        # Files of another optimizer's state are dropped.
         self._files = {
             name: file
             for name, file in self._files.items()
@@ -198,34 +198,34 @@ class StreamedParameter(chainer.Parameter):
         return {name: self.file(name, dtype).array for name, dtype in dtypes.items()}
 
     def begin_state(self) -> None:
-        """Gives the update rule its state, in files, if it has none there.
+        """Gives the update rule its state in files, if it has none in files.
 
         Raises:
-            TypeError: If the rule looks at more than one element at a time.
+            TypeError: If the rule is not elementwise.
         """
         updates.states_of(self.update_rule, self)
 
     @property
     def can_be_updated_early(self) -> bool:
-        """Whether its gradient need not be in a file."""
+        """Whether the gradient need not be in a file."""
         rule = self.update_rule
         return rule is not None and rule.enabled and self._loss_scale is None
 
     def update_early(
         self, share: Callable[[slice], Contribution], known: np.ndarray | None
     ) -> None:
-        """Updates segment by segment, with the last part of the gradient as it comes.
+        """Updates segment by segment, while the last part of the gradient is computed.
 
-        The gradient is nowhere afterwards; :meth:`update` will do nothing.
+        The gradient is not kept. The next call of :meth:`update` does nothing.
 
         Args:
-            share: ``share(rows)`` returns what it is of some rows, none of which has
-                been updated yet.
-            known: The array of :meth:`new_gradient`, with the parts before; ``None``
-                if there are none.
+            share: Function that returns the last part of the gradient for some rows. It
+                is called before these rows are updated.
+            known: The array of :meth:`new_gradient`, with the sum of earlier parts;
+                ``None`` if there are none.
 
         Raises:
-            TypeError: If the rule looks at more than one element at a time.
+            TypeError: If the rule is not elementwise.
         """
         states = updates.states_of(self.update_rule, self)
         rows_of_room = min(self.trial.rows, self.shape[0])
@@ -248,22 +248,22 @@ class StreamedParameter(chainer.Parameter):
         self.is_updated = True
 
     def no_gradient(self) -> np.ndarray:
-        """Returns NaN in its shape, for ``grad`` after :meth:`update_early`.
+        """Returns NaN in the parameter's shape, for ``grad`` after `update_early`.
 
-        An optimizer that finds ``None`` there would make an array of zeros.
+        If ``grad`` were ``None``, an optimizer would make an array of zeros.
         """
         return np.broadcast_to(np.array(np.nan, self.dtype), self.shape)
 
     def update(self, factor: float | None = None) -> None:
-        """Updates segment by segment, by the update rule, if it has not been yet.
+        """Updates segment by segment with the update rule, unless that has been done.
 
         Args:
-            factor (float or None): The number by which gradients are multiplied before
-                the rule and its hooks see them; ``param.grad`` stays scaled. ``None``
-                for Chainer's way: the rule divides ``param.grad`` by its loss scale.
+            factor (float or None): Factor of the gradients that the rule and its hooks
+                get; ``param.grad`` stays scaled. With ``None`` the rule divides
+                ``param.grad`` by its loss scale, as in Chainer.
 
         Raises:
-            TypeError: If the rule looks at more than one element at a time.
+            TypeError: If the rule is not elementwise.
         """
         if not self.is_updated:
             self._update(factor)
@@ -275,7 +275,7 @@ class StreamedParameter(chainer.Parameter):
         if rule is None or not rule.enabled:
             return
         if self.grad is None:
-            # As the rules do: only their own count goes on.
+            # Chainer's rules do the same: only their own count goes on.
             rule.t += 1
             return
         gradient = {GRADIENT} if self.is_file(GRADIENT, self.grad) else set()
@@ -290,7 +290,7 @@ class StreamedParameter(chainer.Parameter):
     def _gradient(
         self, factor: float | None
     ) -> tuple[Callable[[Any], np.ndarray], float | None]:
-        """Returns what gives the gradient of rows, and the loss scale left in it."""
+        """Returns a function for the gradient of rows, and its remaining loss scale."""
         gradient = self.grad
         if factor is None:
             return gradient.__getitem__, self._loss_scale
@@ -301,11 +301,11 @@ class StreamedParameter(chainer.Parameter):
 
     @staticmethod
     def _shows_gradient(rule: chainer.UpdateRule, factor: float | None) -> bool:
-        """Returns whether an update may leave something in gradients of zero."""
+        """Returns whether an update may change gradients that are zero."""
         return factor in (None, 1) and updates.may_write_gradients(rule)
 
     def to_device(self, device: Any) -> None:
-        """Refuses devices other than the host's processor.
+        """Refuses any device but the host's processor.
 
         Raises:
             StoreError: For a GPU.
@@ -329,7 +329,7 @@ class StreamedParameter(chainer.Parameter):
                 f"{self._what}: a streamed parameter is larger than memory, and is not"
                 f" copied once it is made; copy, or profile, the model before divide()"
             )
-        # It will be made in files of its own, with the same values.
+        # The copy will be made in its own files, with the same values.
         trial = copy.deepcopy(self.trial)
         ret = type(self)(array.copy(), trial, self.directory, self._what)
         ret.name, ret.initializer = self.name, self.initializer

@@ -1,4 +1,4 @@
-"""Places of a file that many things use in turn.
+"""Places of a file that are used in turn by many objects.
 
 ::
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 
 class Places:
-    """The places of a file that are in use, and those that are free.
+    """The used and the free places of a file.
 
     Attributes:
         size (int): Bytes of the file.
@@ -37,12 +37,12 @@ class Places:
     def take(
         self, n_bytes: int, grow: Callable[[int, int], object] | None = None
     ) -> int:
-        """Returns the first byte of a place, the smallest free one that is enough.
+        """Reserves the smallest free place that is enough, and returns its first byte.
 
         Args:
             n_bytes (int): Bytes of the place.
-            grow: ``grow(size, new_size)`` is called before the file gets larger; where
-                it raises an error nothing has changed.
+            grow: Function that is called with the old and the new size before the file
+                gets larger. If it raises an error, nothing has changed.
         """
         fitting = [
             (end - start, start) for start, end in self._free if end - start >= n_bytes
@@ -66,8 +66,8 @@ class Places:
         """Frees a place.
 
         Args:
-            start (int): The first byte, from :meth:`take`.
-            n_bytes (int): As given to it.
+            start (int): The first byte, as returned by :meth:`take`.
+            n_bytes (int): Bytes of the place, as given to :meth:`take`.
         """
         if n_bytes:
             self._add(start, start + n_bytes)

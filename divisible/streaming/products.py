@@ -1,6 +1,7 @@
 """Linear layers and convolutions on some of their outputs.
 
-Each of these is a layer's arithmetic for the rows of W that make some output channels::
+Each class here has a layer's arithmetic for some rows of W, which make output
+channels::
 
     forward          z = x W[start:stop]^T, and b[start:stop] with it or for later
     input_gradient   gx += gz W[start:stop]
@@ -26,8 +27,8 @@ class Outputs(NamedTuple):
     """Some outputs of a layer.
 
     Attributes:
-        z: Of the layer.
-        b: What is still to be added to each channel; ``None`` for nothing.
+        z: The outputs.
+        b: Bias that is still to be added to each channel; ``None`` for no bias.
     """
 
     z: np.ndarray
@@ -41,31 +42,31 @@ class Operation(Protocol):
         """Returns the shape of the whole output."""
 
     def forward(self, x: np.ndarray, W: np.ndarray, b: Any) -> Outputs:
-        """Returns the outputs that rows of W make; b may be None."""
+        """Returns the outputs of some rows of W; b may be ``None``."""
 
     def input_gradient(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Any:
-        """Returns what these outputs add to the gradient of x, as a contribution."""
+        """Returns the contribution of these outputs to the gradient of x."""
 
     def weights(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Contribution:
         """Returns the gradient of these rows of W, as a contribution."""
 
 
 class Linear(NamedTuple):
-    """Of ``L.Linear``: x (N, n_in), W (n_out, n_in)."""
+    """The arithmetic of ``L.Linear``: x (N, n_in), W (n_out, n_in)."""
 
     def output_shape(self, x: np.ndarray, W: np.ndarray) -> tuple[int, ...]:
         """Returns the shape of the whole output."""
         return len(x), len(W)
 
     def forward(self, x: np.ndarray, W: np.ndarray, b: Any) -> Outputs:
-        """Returns the outputs that rows of W make."""
+        """Returns the outputs of some rows of W."""
         z = np.empty((len(x), len(W)), x.dtype)
         Product(x, W.T).write(z)
-        # What follows adds it on its way.
+        # The activation adds the bias in the same pass.
         return Outputs(z, b)
 
     def input_gradient(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Any:
-        """Returns what these outputs add to the gradient of x."""
+        """Returns the contribution of these outputs to the gradient of x."""
         return Product(gz, W)
 
     def weights(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Contribution:
@@ -74,12 +75,12 @@ class Linear(NamedTuple):
 
 
 class Convolution(NamedTuple):
-    """Of ``L.Convolution2D``: x (N, C, h, w), W (O, C, kh, kw).
+    """The arithmetic of ``L.Convolution2D``: x (N, C, h, w), W (O, C, kh, kw).
 
     Attributes:
-        stride: Along both axes.
-        pad: Likewise.
-        dilate: Likewise.
+        stride: Strides along both axes.
+        pad: Padding along both axes.
+        dilate: Dilation along both axes.
     """
 
     stride: tuple[int, int]
@@ -92,13 +93,13 @@ class Convolution(NamedTuple):
         return (len(x), len(W), *sizes)
 
     def forward(self, x: np.ndarray, W: np.ndarray, b: Any) -> Outputs:
-        """Returns the outputs that rows of W make."""
+        """Returns the outputs of some rows of W."""
         with chainer.no_backprop_mode():
             inputs = (x, W) if b is None else (x, W, b)
             return Outputs(self._function().apply(inputs)[0].array, None)
 
     def input_gradient(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Any:
-        """Returns what these outputs add to the gradient of x."""
+        """Returns the contribution of these outputs to the gradient of x."""
         with chainer.no_backprop_mode():
             gx = F.deconvolution_2d(
                 gz,

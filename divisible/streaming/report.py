@@ -15,13 +15,13 @@ class StreamedLayer(NamedTuple):
     """A layer in a :class:`StreamReport`.
 
     Attributes:
-        position: In the undivided model.
-        name: Of the layer.
-        n_bytes: Of its weights, their gradients and the optimizer's state.
+        position: Position of the layer in the undivided model.
+        name: Name of the layer.
+        n_bytes: Bytes of its weights, their gradients and the optimizer's state.
         is_streamed: Whether its weights are on disk.
-        seconds: What a minibatch takes longer with them there, as predicted; ``None``
-            where that is not known.
-        reason: Why they cannot be there; empty if they can.
+        seconds: Predicted extra seconds of a minibatch with the weights on disk;
+            ``None`` where they are unknown.
+        reason: Reason why the weights cannot be on disk; empty if they can.
     """
 
     position: int
@@ -36,12 +36,12 @@ class RankMemory(NamedTuple):
     """The memory of a rank in a :class:`StreamReport`, in bytes.
 
     Attributes:
-        limit: What it may use.
-        weights: What all its weights would take, with gradients and state.
-        resident: What those that stay in memory take.
-        activations: Of microbatches in flight and of layers at work; ``None`` without
-            a profile.
-        segments: For segments of what is on disk.
+        limit: Memory that the rank may use.
+        weights: Memory of all its weights, with gradients and state.
+        resident: Memory of the weights that stay in memory, with gradients and state.
+        activations: Memory of microbatches in flight and of layers that compute;
+            ``None`` without a profile.
+        segments: Memory for segments of the weights on disk.
     """
 
     limit: float
@@ -52,7 +52,7 @@ class RankMemory(NamedTuple):
 
     @property
     def needed(self) -> int:
-        """The bytes that it needs with the chosen layers on disk."""
+        """Memory that the rank needs with the chosen layers on disk."""
         return self.resident + (self.activations or 0) + self.segments
 
 
@@ -62,8 +62,8 @@ class StreamReport(NamedTuple):
     Attributes:
         layers: Each layer that has weights.
         ranks: The memory of each rank.
-        directory: Where the files are made.
-        disk: Its bandwidths, where they were needed.
+        directory: Directory of the files.
+        disk: Bandwidths of the disk, where they were needed.
     """
 
     layers: tuple[StreamedLayer, ...]
@@ -78,7 +78,7 @@ class StreamReport(NamedTuple):
 
     def __str__(self) -> str:
         rows = list(map(_row, self.layers))
-        # Without a profile nobody knows how much longer.
+        # Without a profile the extra seconds are unknown.
         columns = zip(_COLUMNS, *rows)
         columns = [column for column in columns if any(column[1:]) or not rows]
         table = text_table([*zip(*columns)], left=range(len(columns)))

@@ -1,15 +1,14 @@
-"""Rows of a segment, chosen by the first minibatches: ``segment='auto'``.
+"""The number of rows of a segment, chosen by the first minibatches: ``segment='auto'``.
 
 ::
 
     minibatch 1          makes the files of the gradient and the optimizer's state
     minibatches 2 to 5   are timed, each with another candidate
-    from then on         the one that took least time for a sample
+    from then on         the candidate with the least time for a sample
 
-What takes time is everything that goes through the segments: forward, backward, update.
-The size of a segment changes the order in which the gradient of the input is added up,
-so what was chosen belongs to a snapshot, for a run that goes on from there to choose
-the same.
+All passes through the segments are timed: forward, backward, update. The size of a
+segment decides the order in which the gradient of the input is summed. So a snapshot
+has the choice, for a resumed run to use the same.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from contextlib import contextmanager
 
 
 class SegmentTrial:
-    """How many rows a segment has now, and how that was found.
+    """The number of rows of a segment, and the search for the best number.
 
     Args:
-        candidates: Rows, the one to begin with first. If it is one only, it is chosen.
+        candidates: Numbers of rows, the first to be used first. A single one is chosen.
 
     Attributes:
-        seconds (dict): By candidate the seconds that a sample took with it.
+        seconds (dict): Seconds for a sample, by candidate.
 
     Raises:
         ValueError: If there is no candidate.
@@ -54,27 +53,27 @@ class SegmentTrial:
 
     @property
     def most(self) -> int:
-        """The most rows that a segment may have."""
+        """The largest number of rows that a segment may have."""
         return max(self._candidates)
 
     @property
     def rows(self) -> int:
-        """The rows of a segment until the end of this minibatch."""
+        """The number of rows of a segment until the end of this minibatch."""
         return self._rows
 
     def count(self, n_samples: int) -> None:
-        """Takes note of samples that go forward, of which the backward will follow."""
+        """Counts samples of a forward that is followed by a backward."""
         self._n_samples += n_samples
 
     @contextmanager
     def timing(self) -> Iterator[None]:
-        """Adds the time of a block to that of this minibatch."""
+        """Adds the time of the block to that of this minibatch."""
         begun = time.perf_counter()
         yield
         self._taken += time.perf_counter() - begun
 
     def end_minibatch(self) -> None:
-        """Goes on to the next candidate, or chooses; to be called after an update."""
+        """Changes to the next candidate, or chooses; to be called after an update."""
         taken, n_samples = self._taken, self._n_samples
         self._taken, self._n_samples = 0.0, 0
         if self.is_chosen or not n_samples:
@@ -89,5 +88,5 @@ class SegmentTrial:
             self.choose(min(self.seconds, key=self.seconds.__getitem__))
 
     def choose(self, rows: int) -> None:
-        """Ends the trial, with what another run has chosen for instance."""
+        """Ends the trial with a given number, such as the choice of another run."""
         self._rows, self.is_chosen = rows, True

@@ -18,21 +18,23 @@ def rows_of_segment(
     segment: int | str,
     memory: int | float | str | None = None,
 ) -> list[int]:
-    """Returns how many rows a segment may have.
+    """Returns the numbers of rows that a segment may have.
 
     Args:
-        shape: Of the operand.
-        dtype: Of the operand.
+        shape: Shape of the operand.
+        dtype: Dtype of the operand.
         segment (int or str): Rows, or ``'auto'`` for several numbers to choose from.
         memory (int or str): Bytes for the segments that are in memory at a time, such
-            as ``'512MiB'``; ``None`` for 16 of 32 MiB.
+            as ``'512MiB'``; ``None`` for 16 segments of 32 MiB.
 
     Returns:
-        list of int: One, or candidates, the largest first, each half of the one before.
+        list of int: One number, or several candidates. The largest comes first, and
+            each
+        is half of the one before.
 
     Raises:
         TypeError: If `segment` is neither a number nor ``'auto'``.
-        ValueError: If it is no positive number, or the memory is too small for it.
+        ValueError: If it is not a positive number, or the memory is too small for it.
 
     Example:
         >>> rows_of_segment((65536, 1024), np.dtype('f'), 'auto', '128MiB')
@@ -95,7 +97,7 @@ def _check_room(rows: int, row_bytes: int, limit: int, memory: object) -> None:
 
 
 def ranges(n_rows: int, rows: int) -> Iterator[tuple[int, int]]:
-    """Yields the first row and the one behind the last, of each segment.
+    """Yields the first row of each segment, and the one behind the last.
 
     Example:
         >>> list(ranges(10, 4))

@@ -1,14 +1,14 @@
 """Chainer's update rules, applied to the segments of a parameter one by one.
 
-A rule that looks at each element by itself does the same to all rows at once as to some
-of them after the others::
+An elementwise rule has the same result for all rows at once as for some rows after the
+others::
 
     segment   param.array   param.grad   rule.state                  rule.t
     0         W[0:4]        gW[0:4]      {m: m[0:4], v: v[0:4]}      t -> t + 1
     1         W[4:8]        gW[4:8]      {m: m[4:8], v: v[4:8]}      t -> t + 1
     after     W             gW           {m: m, v: v}                t + 1
 
-Hooks of the rule see the segments as well, such as weight decay that was added to it.
+Hooks of the rule, such as an added weight decay, also get the segments.
 """
 
 from __future__ import annotations
@@ -31,28 +31,27 @@ class Segmented(Protocol):
     grad: np.ndarray
 
     def segments(self) -> Iterator[tuple[int, int]]:
-        """Yields the first row and the one behind the last, of each segment."""
+        """Yields the first row of each segment, and the one behind the last."""
 
     def new_state(self, dtypes: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Returns arrays full of zeros for an optimizer's state, by name."""
 
     def is_file(self, name: str, array: Any) -> bool:
-        """Says whether an array is that of one of its files."""
+        """Returns whether an array is the one of the named file."""
 
     def note_failed_update(self) -> None:
-        """Refuses to be used from now on, as some rows may have been updated."""
+        """Forbids any further use, because only some rows may have been updated."""
 
 
 def states_of(rule: chainer.UpdateRule, param: Segmented) -> dict[str, np.ndarray]:
-    """Returns the arrays among a rule's state, by name, all of them in files.
+    """Returns the arrays in a rule's state, by name, all of them in files.
 
     Args:
-        rule: A rule that has updated the parameter or not yet.
+        rule: A rule, which may have updated the parameter before.
         param: The parameter.
 
     Raises:
-        TypeError: If the rule, or a hook of it, looks at more than one element at a
-            time.
+        TypeError: If the rule, or a hook of it, is not elementwise.
     """
     if not rule.is_elementwise:
         raise TypeError(
@@ -76,7 +75,7 @@ def states_of(rule: chainer.UpdateRule, param: Segmented) -> dict[str, np.ndarra
     }
     if all(param.is_file(name, value) for name, value in found.items()):
         return found
-    # Loaded from a file of Chainer's, say.
+    # The state is in memory, for example because Chainer loaded it.
     states = param.new_state({name: value.dtype for name, value in found.items()})
     for name, state in states.items():
         for start, stop in param.segments():
@@ -116,7 +115,7 @@ def _state_of(rule: chainer.UpdateRule, array: np.ndarray) -> dict[str, Any]:
 
 
 def leaves_others(rule: chainer.UpdateRule) -> bool:
-    """Says whether a rule changes no element that has no gradient.
+    """Returns whether a rule leaves all elements without a gradient unchanged.
 
     Example:
         >>> import chainer.links as L
@@ -132,7 +131,7 @@ def leaves_others(rule: chainer.UpdateRule) -> bool:
 
 
 def may_write_gradients(rule: chainer.UpdateRule) -> bool:
-    """Says whether an update may leave something in gradients that were zero."""
+    """Returns whether an update may change gradients that are zero."""
     is_of_chainer = type(rule).__module__.startswith("chainer.")
     return not is_of_chainer or bool(named_hooks(rule))
 
@@ -145,18 +144,20 @@ def update(
     gradient_of: Callable[[Any], np.ndarray],
     loss_scale: float | None,
 ) -> None:
-    """Updates a parameter by its gradient.
+    """Updates a parameter with its gradient.
 
     Args:
         rule: The rule, enabled.
         param: The parameter.
-        states: What :func:`states_of` returned.
-        segments: Of each the first row and the one behind the last, or its rows.
-        gradient_of: Returns the gradient of rows, a slice or their numbers.
-        loss_scale (float or None): The number by which Chainer's rules divide what
-            ``gradient_of`` returns; ``None`` for gradients that are not scaled.
+        states: The result of :func:`states_of`.
+        segments: For each segment the first row and the one behind the last, or its
+            rows.
+        gradient_of: Function that returns the gradient of rows. They are a slice, or
+            an array of numbers.
+        loss_scale (float or None): The number by which Chainer's rules divide these
+            gradients; ``None`` for gradients that are not scaled.
     """
-    # What the rule counts by itself, such as t, it counts once.
+    # Numbers that the rule counts, such as t, must be counted once.
     counted = {
         name: value
         for name, value in vars(rule).items()
@@ -186,7 +187,7 @@ def update(
 
 
 def _put(array: np.ndarray, where: Any, value: np.ndarray, part: np.ndarray) -> None:
-    """Puts a value in its place, unless it is what the place shows itself."""
+    """Puts a value in its place, unless it is a view of that place."""
     if value is not part or not isinstance(where, slice):
         array[where] = value
 

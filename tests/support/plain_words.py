@@ -39,6 +39,7 @@ CHECKED = (
     "divisible/communication",
     "divisible/deferred",
     "divisible/schedules",
+    "divisible/streaming",
     "heterogeneous",
     "mixed_precision",
     "model_compression",
