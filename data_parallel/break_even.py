@@ -66,22 +66,22 @@ def minimum(
     mpi_comm = as_mpi(comm)
     found = between(mpi_comm, settings.wire.name, local_size, timeout, make)
     if found is None and mpi_comm.rank == 0:
-        warn_of_never(settings.wire_dtype, mpi_comm.size)
+        warn_of_never(settings.exchange_dtype, mpi_comm.size)
     return _NEVER if found is None else found
 
 
-def warn_of_never(wire_dtype: str, n_ranks: int) -> None:
+def warn_of_never(exchange_dtype: str, n_ranks: int) -> None:
     """Warns that all goes in float32."""
     warn_user(
-        f"{wire_dtype!r} is not faster than 'fp32' between these {n_ranks} ranks, for"
-        f" up to {SIZES[-1]} elements: all goes in float32; give minimum=0 to send"
-        f" {wire_dtype!r} nevertheless",
+        f"{exchange_dtype!r} is not faster than 'fp32' between these {n_ranks} ranks,"
+        f" for up to {SIZES[-1]} elements: all goes in float32; give minimum=0 to send"
+        f" {exchange_dtype!r} nevertheless",
     )
 
 
 def between(
     comm: MPI.Comm,
-    wire_dtype: str,
+    exchange_dtype: str,
     local_size: int | None,
     timeout: float,
     make: Callable[..., Any],
@@ -90,17 +90,17 @@ def between(
 
     Args:
         comm: Of the ranks; it keeps the answer.
-        wire_dtype: As of an exchange.
+        exchange_dtype: As of an exchange.
         local_size: How many ranks share a node; ``None`` for those of a host.
         timeout: Seconds that a wait for another rank may take.
         make: Makes an exchange, as :class:`~data_parallel.Exchange` does.
     """
-    answers, key = known(comm), (wire_dtype, local_size)
+    answers, key = known(comm), (exchange_dtype, local_size)
     if key not in answers:
         options = {"local_size": local_size, "minimum": 0, "timeout": timeout}
         with (
-            make(comm, "fp32", **options) as fp32,
-            make(comm, wire_dtype, **options) as coded,
+            make(comm, exchange_dtype="fp32", **options) as fp32,
+            make(comm, exchange_dtype=exchange_dtype, **options) as coded,
         ):
             found = None
             # Where nothing leaves a node, nothing is coded.

@@ -43,7 +43,7 @@ class Exchange(OneByOne):
 
     Args:
         comm: A ChainerMN communicator or an mpi4py one.
-        wire_dtype (str): As of :func:`~data_parallel.simulate_exchange`.
+        exchange_dtype (str): As of :func:`~data_parallel.simulate_exchange`.
         strategy (str): Likewise.
         local_size (int): How many ranks, one after the other, share a node; ``None``
             for the ranks of each host.
@@ -83,7 +83,7 @@ class Exchange(OneByOne):
 
     Example:
         >>> from mpi4py import MPI
-        >>> with Exchange(MPI.COMM_WORLD, "fp32") as exchange:
+        >>> with Exchange(MPI.COMM_WORLD, exchange_dtype="fp32") as exchange:
         ...     gradient = np.full(3, MPI.COMM_WORLD.rank, np.float32)
         ...     exchange.mean([gradient])
         >>> bool((gradient == (MPI.COMM_WORLD.size - 1) / 2).all())
@@ -93,8 +93,8 @@ class Exchange(OneByOne):
     def __init__(
         self,
         comm: Any,
-        wire_dtype: str = "int8",
         *,
+        exchange_dtype: str = "int8",
         strategy: str = "two_roundings",
         local_size: int | None = None,
         block: int = BLOCK,
@@ -111,7 +111,7 @@ class Exchange(OneByOne):
         timeout: float = TIMEOUT,
     ) -> None:
         settings = Settings(
-            wire_dtype=wire_dtype,
+            exchange_dtype=exchange_dtype,
             strategy=strategy,
             block=block,
             rounding=rounding,
@@ -134,7 +134,7 @@ class Exchange(OneByOne):
         own, self.nodes = agree_on_start(comm, settings, options, self)
         if len(self.nodes) == 1 and not settings.is_oyama2017:
             # Nothing leaves the node, and nothing is rounded.
-            settings = settings._replace(wire_dtype="fp32")
+            settings = settings._replace(exchange_dtype="fp32")
         ranks = Ranks(
             own,
             Placement(self.nodes, own.rank),
@@ -268,7 +268,7 @@ class Exchange(OneByOne):
             self.close()
 
 
-def measure_break_even(comm: Any, wire_dtype: str) -> int | None:
+def measure_break_even(comm: Any, exchange_dtype: str) -> int | None:
     """Measures from how many elements on a wire dtype beats float32 between ranks.
 
     It takes a second or two at the first call for a communicator and a wire dtype; then
@@ -276,7 +276,7 @@ def measure_break_even(comm: Any, wire_dtype: str) -> int | None:
 
     Args:
         comm: A ChainerMN communicator or an mpi4py one.
-        wire_dtype (str): As of :class:`Exchange`.
+        exchange_dtype (str): As of :class:`Exchange`.
 
     Returns:
         int or None: Elements of a bucket; ``None`` if it is not faster for any that was
@@ -290,4 +290,4 @@ def measure_break_even(comm: Any, wire_dtype: str) -> int | None:
         >>> measure_break_even(MPI.COMM_SELF, "int8") is None
         True
     """
-    return break_even.between(as_mpi(comm), wire_dtype, None, TIMEOUT, Exchange)
+    return break_even.between(as_mpi(comm), exchange_dtype, None, TIMEOUT, Exchange)

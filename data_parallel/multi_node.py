@@ -19,7 +19,7 @@ def create_multi_node_optimizer(
     double_buffering: bool = False,
     zero_fill: bool = True,
     *,
-    wire_dtype: str | None = None,
+    exchange_dtype: str | None = None,
     strategy: str = "two_roundings",
     exempt: Exempt = "1d",
     pipeline: Any = None,
@@ -43,9 +43,9 @@ def create_multi_node_optimizer(
         zero_fill (bool): Whether zeros stand for a gradient that this rank has not and
             others have. Otherwise such a gradient is an error. What no rank has stays
             ``None``.
-        wire_dtype (str): As of :class:`Exchange`; ``'fp32'`` rounds nothing. By default
-            what the plan of the pipeline says, as well as ``error_feedback``; without
-            one ``'fp32'``.
+        exchange_dtype (str): The dtype in which gradients travel, as of
+            :class:`Exchange`; ``'fp32'`` rounds nothing. By default what the plan of
+            the pipeline says, as well as ``error_feedback``; without one ``'fp32'``.
         strategy (str): Likewise.
         exempt: Which parameters' gradients keep float32 on the wire: ``'1d'`` for those
             with fewer than two dimensions, as normalizations and biases have; a
@@ -89,15 +89,17 @@ def create_multi_node_optimizer(
     """
     if pipeline is not None:
         options.setdefault("bucket_bytes", BUCKET_OF_STAGE)
-    if wire_dtype is None:
+    if exchange_dtype is None:
         plan = getattr(pipeline, "plan", None)
-        wire_dtype = getattr(plan, "wire_dtype", None) or "fp32"
+        exchange_dtype = getattr(plan, "exchange_dtype", None) or "fp32"
         if getattr(plan, "error_feedback", False):
             options.setdefault("error_feedback", True)
     return MultiNodeOptimizer(
         actual_optimizer,
         communicator,
-        lambda: Exchange(communicator, wire_dtype, strategy=strategy, **options),
+        lambda: Exchange(
+            communicator, exchange_dtype=exchange_dtype, strategy=strategy, **options
+        ),
         double_buffering,
         zero_fill,
         exempt,

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from divisible.communication.wire import BLOCK, WIRE, WireDtype
+from divisible.communication.wire import BLOCK, WIRE, WireDtype, check_wire_dtype
 
 STRATEGIES = ("two_roundings", "oyama2017")
 
@@ -15,7 +15,7 @@ class Settings(NamedTuple):
     """How gradients are exchanged.
 
     Attributes:
-        wire_dtype: The name of the dtype on the wire; ``'fp8'`` is that of the
+        exchange_dtype: The name of the dtype on the wire; ``'fp8'`` is that of the
             strategy.
         strategy: One of ``STRATEGIES``.
         block: How many elements have a scale, with ``'two_roundings'``.
@@ -27,7 +27,7 @@ class Settings(NamedTuple):
         q: The quantile, if it is given.
     """
 
-    wire_dtype: str = "int8"
+    exchange_dtype: str = "int8"
     strategy: str = "two_roundings"
     block: int = BLOCK
     rounding: str | None = None
@@ -45,9 +45,9 @@ class Settings(NamedTuple):
     @property
     def wire(self) -> WireDtype:
         """The dtype on the wire."""
-        if self.wire_dtype == "fp8":
+        if self.exchange_dtype == "fp8":
             return WIRE["e5m2" if self.is_oyama2017 else "e4m3"]
-        return WIRE[self.wire_dtype]
+        return WIRE[self.exchange_dtype]
 
     @property
     def runs_on_gpu(self) -> bool:
@@ -68,13 +68,11 @@ class Settings(NamedTuple):
         """
         if self.strategy not in STRATEGIES:
             raise ValueError(f"strategy must be {_or(STRATEGIES)}, not {self.strategy}")
-        names = [*WIRE, "fp8"]
-        if self.wire_dtype not in names:
-            raise ValueError(f"wire_dtype must be {_or(names)}, not {self.wire_dtype}")
+        check_wire_dtype("exchange_dtype", self.exchange_dtype, (*WIRE, "fp8"))
         if self.is_oyama2017 and self.wire.name != "e5m2":
             raise ValueError(
-                f"strategy 'oyama2017' sends e5m2, not {self.wire_dtype!r}: give"
-                f" wire_dtype='fp8', or strategy='two_roundings'"
+                f"strategy 'oyama2017' sends e5m2, not {self.exchange_dtype!r}: give"
+                f" exchange_dtype='fp8', or strategy='two_roundings'"
             )
         if self.rounding not in (None, "nearest", "truncate"):
             raise ValueError(

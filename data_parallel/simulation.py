@@ -38,8 +38,8 @@ class ExchangeResult(NamedTuple):
 
 def simulate_exchange(
     gradients: Sequence[np.ndarray],
-    wire_dtype: str = "int8",
     *,
+    exchange_dtype: str = "int8",
     strategy: str = "two_roundings",
     local_size: int = 1,
     n_samples: Sequence[int] | None = None,
@@ -57,8 +57,9 @@ def simulate_exchange(
 
     Args:
         gradients: Float32 arrays of one shape, one for each replica, in rank order.
-        wire_dtype (str): ``'fp32'``, ``'fp16'``, ``'bf16'``, ``'e5m2'``, ``'e4m3'``,
-            ``'int8'``; or ``'fp8'``, which is e5m2 with ``'oyama2017'``, else e4m3.
+        exchange_dtype (str): ``'fp32'``, ``'fp16'``, ``'bf16'``, ``'e5m2'``,
+            ``'e4m3'``, ``'int8'``; or ``'fp8'``, which is e5m2 with ``'oyama2017'``,
+            else e4m3.
         strategy (str): ``'two_roundings'``: encoded, added up in float32, encoded once
             more. ``'oyama2017'``: Algorithm 1 of Oyama et al., which rounds
             after each addition.
@@ -87,13 +88,13 @@ def simulate_exchange(
 
     Example:
         >>> gradients = [np.array([1, -3], 'f'), np.array([3, 1], 'f')]
-        >>> simulate_exchange(gradients, 'fp32').mean
+        >>> simulate_exchange(gradients, exchange_dtype='fp32').mean
         array([ 2., -1.], dtype=float32)
-        >>> simulate_exchange(gradients, 'int8').mean
+        >>> simulate_exchange(gradients, exchange_dtype='int8').mean
         array([ 1.996063, -1.00589 ], dtype=float32)
     """
     settings = Settings(
-        wire_dtype=wire_dtype,
+        exchange_dtype=exchange_dtype,
         strategy=strategy,
         block=block,
         rounding=rounding,

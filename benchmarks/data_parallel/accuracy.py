@@ -47,18 +47,21 @@ PAPER, NEAREST = "Algorithm 1, 1e-5", "Algorithm 1, nearest"
 def algorithm1(epsilon: float = 1e-5, local_size: int = 2, **fields: object) -> Way:
     """Returns Algorithm 1 as printed: all parameters in 8 bits."""
     rounding = fields.pop("rounding", "truncate")
-    options = {"wire_dtype": "fp8", "strategy": "oyama2017", "rounding": rounding}
+    options = {"exchange_dtype": "fp8", "strategy": "oyama2017", "rounding": rounding}
     options |= {"epsilon": epsilon, "local_size": local_size}
     return Way(options, exempts=False, **fields)
 
 
 #: With all seeds.
-MAIN = {BASE: Way(), **{name: Way({"wire_dtype": name}) for name in ("int8", "e4m3")}}
+MAIN = {
+    BASE: Way(),
+    **{name: Way({"exchange_dtype": name}) for name in ("int8", "e4m3")},
+}
 #: With fewer.
 OTHERS = {
-    "e5m2": Way({"wire_dtype": "e5m2"}),
+    "e5m2": Way({"exchange_dtype": "e5m2"}),
     **{
-        f"{name}, {text}": Way({"wire_dtype": name}, exempts, feedback)
+        f"{name}, {text}": Way({"exchange_dtype": name}, exempts, feedback)
         for name in ("int8", "e4m3", "e5m2")
         for text, exempts, feedback in (
             ("no exempt", False, False),
@@ -74,8 +77,8 @@ OTHERS = {
 }
 LARGE = {
     BASE: Way(),
-    "int8, 8 x 8": Way({"wire_dtype": "int8", "local_size": 8}),
-    "e4m3, 8 x 8": Way({"wire_dtype": "e4m3", "local_size": 8}),
+    "int8, 8 x 8": Way({"exchange_dtype": "int8", "local_size": 8}),
+    "e4m3, 8 x 8": Way({"exchange_dtype": "e4m3", "local_size": 8}),
     "Algorithm 1, 8 x 8": algorithm1(local_size=8),
     "Algorithm 1, 8 x 8, nearest": algorithm1(local_size=8, rounding="nearest"),
     "Algorithm 1, one level": algorithm1(local_size=1),

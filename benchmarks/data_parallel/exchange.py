@@ -41,8 +41,11 @@ MEBI = 2**20
 MPI_WAY = "MPI fp32"
 WAYS: dict[str, Any] = {
     MPI_WAY: None,
-    **{name: {"wire_dtype": name} for name in ("fp32", "fp16", "bf16", "e4m3", "int8")},
-    "oyama2017": {"wire_dtype": "fp8", "strategy": "oyama2017"},
+    **{
+        name: {"exchange_dtype": name}
+        for name in ("fp32", "fp16", "bf16", "e4m3", "int8")
+    },
+    "oyama2017": {"exchange_dtype": "fp8", "strategy": "oyama2017"},
 }
 EIGHT_BITS = ("int8", "e4m3")
 PARTS = ("coding", "sizes", "hosts", "levels", "unlimited")
@@ -191,7 +194,7 @@ def levels(table: Table, result: Result, n: int, goals: Goals) -> None:
     ways = {MPI_WAY: None}
     for name in ("fp32", *EIGHT_BITS):
         for text, size in (("2 levels", 2), ("1 level", 1)):
-            ways[f"{name}, {text}"] = {"wire_dtype": name, "local_size": size}
+            ways[f"{name}, {text}"] = {"exchange_dtype": name, "local_size": size}
     found = table.measure(2, [n], "1gbit", ways=ways, ranks=2)
     table.write(found, base="fp32, 1 level")
     ((_, seconds, sent, _),) = found["sizes"]

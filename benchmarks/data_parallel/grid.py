@@ -36,7 +36,7 @@ N_HOSTS = 4
 #: as it would start MPI.
 ALONE, AFTER, DURING = "alone", "after", "during"
 #: Schedules of the part overlap, and dtypes on the wire of the part plans.
-SCHEDULES, WIRE_DTYPES = ("1f1b", "zb_h1"), ("fp32", "int8")
+SCHEDULES, EXCHANGE_DTYPES = ("1f1b", "zb_h1"), ("fp32", "int8")
 OVERLAP_MICROBATCHES = 4
 #: Parts of a minibatch at which layers are profiled.
 PROFILED = (16, 4, 1)
@@ -110,13 +110,15 @@ def write_plans(result: Result, found: dict[str, Any], goals: Goals) -> None:
         result.write(
             f"{name:12} {1e3 * predicted:12.1f} {1e3 * measured:12.1f}  {headline}"
         )
-        shape, wire_dtype = name.split(", ")
-        of_dtype = orders.setdefault(wire_dtype, ([], []))
+        shape, exchange_dtype = name.split(", ")
+        of_dtype = orders.setdefault(exchange_dtype, ([], []))
         for order, value in zip(of_dtype, (predicted, measured)):
             order.append((value, shape))
-    for wire_dtype, of_dtype in orders.items():
+    for exchange_dtype, of_dtype in orders.items():
         first, second = ([shape for _, shape in sorted(each)] for each in of_dtype)
-        what = f"{wire_dtype}: the order measured, {' < '.join(second)}, is predicted"
+        what = (
+            f"{exchange_dtype}: the order measured, {' < '.join(second)}, is predicted"
+        )
         goals.add(what, float(first == second), 1, digits=0)
 
 
@@ -151,7 +153,7 @@ def plans(result: Result, arguments: argparse.Namespace, goals: Goals) -> None:
         sizes = [-(-arguments.batch // part) for part in PROFILED]
         files = [str(Path(folder, f"{n}.json")) for n in sizes]
         job = {
-            "wire_dtypes": WIRE_DTYPES,
+            "exchange_dtypes": EXCHANGE_DTYPES,
             "batch": arguments.batch,
             "sizes": sizes,
             "files": files,

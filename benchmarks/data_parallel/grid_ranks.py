@@ -37,7 +37,7 @@ class Job(NamedTuple):
         rounds: Steps of each way.
         microbatches: Of a replica; for plans the most.
         schedules: Of the task overlap.
-        wire_dtypes: Of the task plans.
+        exchange_dtypes: Of the task plans.
         sizes: Samples of a microbatch at which layers are profiled.
         files: Of these profiles.
         busy: For how many seconds all hosts compute, to see how fast they are then.
@@ -50,7 +50,7 @@ class Job(NamedTuple):
     rounds: int
     microbatches: int
     schedules: tuple[str, ...] = ()
-    wire_dtypes: tuple[str, ...] = ()
+    exchange_dtypes: tuple[str, ...] = ()
     sizes: tuple[int, ...] = ()
     files: tuple[str, ...] = ()
     busy: float = 15.0
@@ -199,11 +199,11 @@ def plans(comm: MPI.Comm, job: Job) -> dict[str, Any]:
     slower = busy / sum(layer.seconds for layer in largest.layers)
     profiles = [slowed(each, slower) for each in profiles]
     chosen: dict[str, Plan] = {}
-    for wire_dtype in job.wire_dtypes:
+    for exchange_dtype in job.exchange_dtypes:
         for n in range(1, comm.size + 1):
             if comm.size % n == 0:
                 replicas = comm.size // n
-                chosen[f"{replicas} x {n}, {wire_dtype}"] = best_plan(
+                chosen[f"{replicas} x {n}, {exchange_dtype}"] = best_plan(
                     profiles,
                     Machine(comm.size, network=network),
                     batch=job.batch,
@@ -211,7 +211,7 @@ def plans(comm: MPI.Comm, job: Job) -> dict[str, Any]:
                     schedules=["1f1b"],
                     recompute=["never"],
                     pipeline_ranks=[n],
-                    wire_dtype=wire_dtype,
+                    exchange_dtype=exchange_dtype,
                     replicas=(replicas, replicas),
                 )
     # What they measure of their own may differ.
@@ -221,7 +221,7 @@ def plans(comm: MPI.Comm, job: Job) -> dict[str, Any]:
     for name, plan in chosen.items():
         grid = grids[name]
         stage = mlp(job.width, job.layers).divide(*plan.range(grid.pipeline.rank))
-        options = {"wire_dtype": plan.wire_dtype} if plan.replicas > 1 else None
+        options = {"exchange_dtype": plan.exchange_dtype} if plan.replicas > 1 else None
         of_pipe = {"n_microbatches": plan.n_microbatches, "schedule": plan.schedule}
         trainers[name] = Trainer(grid, stage, job, options, **of_pipe)
     seconds = _in_turn(comm, trainers, job.rounds)

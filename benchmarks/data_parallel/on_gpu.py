@@ -80,8 +80,14 @@ def main() -> None:
             result.write(f"{name:6} {speed[0] / 1e9:8.1f} {speed[1] / 1e9:8.1f}")
     comm.barrier()
     variants, exchanges = {}, []
-    for wire_dtype in ("fp32", "fp16", "int8"):
-        exchange = Exchange(comm, wire_dtype, local_size=1, minimum=0, timeout=TIMEOUT)
+    for exchange_dtype in ("fp32", "fp16", "int8"):
+        exchange = Exchange(
+            comm,
+            exchange_dtype=exchange_dtype,
+            local_size=1,
+            minimum=0,
+            timeout=TIMEOUT,
+        )
         exchanges.append(exchange)
         for where, xp in (("on the GPU", cupy), ("on the host", np)):
             array = xp.ones(EXCHANGED, np.float32)
@@ -90,7 +96,7 @@ def main() -> None:
                 comm.barrier()
                 exchange.mean([array])
 
-            variants[wire_dtype, where] = mean
+            variants[exchange_dtype, where] = mean
     for variant in variants.values():
         variant()
     times = alternate(variants, arguments.rounds, lambda call: seconds(cupy, call))
@@ -100,9 +106,9 @@ def main() -> None:
         " medians in ms; ratios to float32 on the GPU, median (min..max)",
     )
     base = times["fp32", "on the GPU"]
-    for (wire_dtype, where), found in times.items():
+    for (exchange_dtype, where), found in times.items():
         result.write(
-            f"{wire_dtype:6} {where:12} {1e3 * statistics.median(found):7.1f}"
+            f"{exchange_dtype:6} {where:12} {1e3 * statistics.median(found):7.1f}"
             f"  {ratios(found, base)}"
         )
     result.save()

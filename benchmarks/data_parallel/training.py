@@ -34,19 +34,19 @@ from benchmarks.data_parallel.exchange import Goals
 
 ALONE, CHAINERMN = "alone", "ChainerMN"
 EIGHT_BITS = ("int8", "e4m3")
-PAPER = {"wire_dtype": "fp8", "strategy": "oyama2017", "exempt": None}
+PAPER = {"exchange_dtype": "fp8", "strategy": "oyama2017", "exempt": None}
 WAYS: dict[str, dict[str, Any]] = {
     ALONE: {},
     CHAINERMN: {},
     "fp32": {},
-    "int8": {"wire_dtype": "int8"},
-    "e4m3": {"wire_dtype": "e4m3"},
+    "int8": {"exchange_dtype": "int8"},
+    "e4m3": {"exchange_dtype": "e4m3"},
     "oyama2017": PAPER,
     "fp32, during": {"overlap": True},
-    "int8, during": {"wire_dtype": "int8", "overlap": True},
+    "int8, during": {"exchange_dtype": "int8", "overlap": True},
     "fp32, late": {"double_buffering": True},
-    "int8, late": {"wire_dtype": "int8", "double_buffering": True},
-    "e4m3, late": {"wire_dtype": "e4m3", "double_buffering": True},
+    "int8, late": {"exchange_dtype": "int8", "double_buffering": True},
+    "e4m3, late": {"exchange_dtype": "e4m3", "double_buffering": True},
     "oyama2017, late": {**PAPER, "double_buffering": True},
 }
 #: Of the part scaling.

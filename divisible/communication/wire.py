@@ -15,6 +15,7 @@ zero.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -236,14 +237,39 @@ WIRE: dict[str, WireDtype] = dict(
 )
 
 
-def check_wire_dtype(name: str) -> None:
-    """Refuses a name that no entry has.
+#: Names of the same numbers in NumPy.
+_NAMES_IN_NUMPY = {"float32": "fp32", "float16": "fp16"}
+
+
+def check_wire_dtype(
+    argument: str, name: Any, names: Collection[str] = tuple(WIRE)
+) -> None:
+    """Refuses a value that does not name a dtype on the wire.
+
+    Args:
+        argument: The name of the argument, for the error.
+        name: The value of the argument. A plan's comes from a file.
+        names: The names that it may have.
 
     Raises:
-        ValueError: If the name is unknown; the message has the choices.
+        ValueError: If the value is not one of the names. The message lists them. For a
+            dtype of NumPy it has the name of that dtype.
+
+    Example:
+        >>> check_wire_dtype("exchange_dtype", "int8")
+        >>> check_wire_dtype("dtype", "float16", ["fp32", "fp16"])
+        Traceback (most recent call last):
+        ...
+        ValueError: dtype must be one of fp32, fp16, not 'float16': give the name 'fp16'
     """
-    # The value may come from a file, and be one that no dictionary can have as a key.
-    if name not in tuple(WIRE):
-        raise ValueError(
-            f"wire_dtype must be one of {', '.join(WIRE)}, not {shown(name)}"
-        )
+    # A value from a file need not be a key of a dictionary.
+    if isinstance(name, str) and name in names:
+        return
+    try:
+        known = _NAMES_IN_NUMPY.get(np.dtype(name).name)
+    except (TypeError, ValueError):
+        known = None
+    cure = f": give the name {known!r}" if known in names else ""
+    raise ValueError(
+        f"{argument} must be one of {', '.join(names)}, not {shown(name)}{cure}"
+    )

@@ -74,7 +74,7 @@ class Plan:
             as a part of them (:class:`~divisible.Profile`).
         alternatives: What :func:`divisible.best_plan` did not choose, best first; not
             saved.
-        wire_dtype: The dtype in which replicas exchange gradients, for
+        exchange_dtype: The dtype in which replicas exchange gradients, for
             ``data_parallel.create_multi_node_optimizer``.
         error_feedback: Whether they keep what encodings lose.
         exchange: What the exchange is expected to cost.
@@ -117,7 +117,7 @@ class Plan:
     alternatives: Sequence[Alternative] = dataclasses.field(
         default=(), repr=False, compare=False
     )
-    wire_dtype: str | None = None
+    exchange_dtype: str | None = None
     error_feedback: bool = False
     exchange: ExchangePlan | None = dataclasses.field(
         default=None, repr=False, compare=False
@@ -148,7 +148,7 @@ class Plan:
                 f" lie {self.stages_per_rank} on each rank"
             )
         check_recomputation("recompute", self.recompute)
-        fields.check_exchange(self.wire_dtype, self.error_feedback)
+        fields.check_exchange(self.exchange_dtype, self.error_feedback)
         fields.check_conditions(self.conditions)
         self._set(
             shares=fields.replica_shares(self.shares, self.replicas),
@@ -292,7 +292,7 @@ class Plan:
         if self.stages_per_rank > 1:
             n_ranks = self.n_ranks // self.replicas
             ranks = create(self.schedule, self.n_stages, m, n_ranks).stage_ranks
-        traffic = traffic_of(stages, ranks, m, self.wire_dtype or "fp32")
+        traffic = traffic_of(stages, ranks, m, self.exchange_dtype or "fp32")
         return cheaper_placement(traffic, hosts)
 
     def save(self, path: str | os.PathLike) -> None:
@@ -376,9 +376,9 @@ class Plan:
             if self.shares is not None:
                 shares = f" with shares {':'.join(f'{x:g}' for x in self.shares)}"
             words.append(f"{self.replicas} replicas{shares}")
-            if self.wire_dtype is not None:
+            if self.exchange_dtype is not None:
                 feedback = " with error feedback" * self.error_feedback
-                words.append(f"gradients in {self.wire_dtype}{feedback}")
+                words.append(f"gradients in {self.exchange_dtype}{feedback}")
         if self.step_seconds is not None:
             words.append(f"{format_seconds(self.step_seconds)} a step")
         if self.bubble is not None:

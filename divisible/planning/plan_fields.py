@@ -21,6 +21,8 @@ from divisible.records import (
 
 #: Where microbatches may wait for their backward.
 HOLD_IN = ("memory", "disk")
+#: The names of fields in files of earlier versions.
+_FORMER_NAMES = {"checkpoint": "recompute", "wire_dtype": "exchange_dtype"}
 
 
 def positions_of_cuts(cuts: Any) -> list[int]:
@@ -97,10 +99,10 @@ def descriptions(
     return found
 
 
-def check_exchange(wire_dtype: Any, error_feedback: Any) -> None:
+def check_exchange(exchange_dtype: Any, error_feedback: Any) -> None:
     """Refuses what is no dtype on the wire, and neither true nor false."""
-    if wire_dtype is not None:
-        check_wire_dtype(wire_dtype)
+    if exchange_dtype is not None:
+        check_wire_dtype("exchange_dtype", exchange_dtype)
     if not isinstance(error_feedback, bool):
         raise TypeError(
             f"error_feedback must be true or false, not {shown(error_feedback)}"
@@ -170,9 +172,9 @@ def from_json(content: dict[str, Any], folder: str) -> dict[str, Any]:
     found = dict(content)
     if found.pop("divisible", "plan") != "plan":
         raise ValueError("it is another kind of file")
-    if "checkpoint" in found:
-        # The name in files of earlier versions.
-        found.setdefault("recompute", found.pop("checkpoint"))
+    for before, name in _FORMER_NAMES.items():
+        if before in found:
+            found.setdefault(name, found.pop(before))
     if "alternatives" in found:
         raise ValueError("alternatives are not part of a file")
     rows = found.get("stages")

@@ -73,7 +73,7 @@ def simulate_plan(
             "the plan puts something on disk: say how fast that is, with"
             " machine=Machine(..., disk=Disk(read, write))"
         )
-    dtype = plan.wire_dtype or Wire().dtype
+    dtype = plan.exchange_dtype or Wire().dtype
     wire = Wire(dtype, plan.error_feedback, coding or conditions.coding.get(dtype))
     parts = None if plan.shares is None else integer_shares(plan.shares, batch)
     uncut = UncutPlan(

@@ -14,7 +14,7 @@ def traffic_of(
     stages: Sequence[StagePlan],
     stage_ranks: Sequence[int],
     n_microbatches: int,
-    wire_dtype: str = "fp32",
+    exchange_dtype: str = "fp32",
 ) -> Traffic:
     """Returns the bytes that the ranks of a pipeline send in a step.
 
@@ -22,7 +22,7 @@ def traffic_of(
         stages: The stages, from first to last.
         stage_ranks: The rank of each stage in its pipeline.
         n_microbatches: Number of microbatches of a minibatch.
-        wire_dtype: The dtype in which gradients travel between hosts.
+        exchange_dtype: The dtype in which gradients travel between hosts.
 
     Example:
         >>> stage = StagePlan(1.0, 0.0, 0, output_bytes=100, n_gradients=10)
@@ -40,6 +40,6 @@ def traffic_of(
         elements[rank] += stage.n_gradients
     coded, exact = (
         [WIRE[name].n_bytes(elements[rank], BLOCK) for rank in sorted(elements)]
-        for name in (wire_dtype, "fp32")
+        for name in (exchange_dtype, "fp32")
     )
     return Traffic(dict(messages), coded, exact)

@@ -51,7 +51,7 @@ def best_plan(
     recompute: Sequence[str] = RECOMPUTATIONS,
     pipeline_ranks: Sequence[int] | None = None,
     replicas: tuple[int, int] = (1, 1),
-    wire_dtype: str = "fp32",
+    exchange_dtype: str = "fp32",
     error_feedback: bool = False,
     coding: CodingRate | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -90,8 +90,8 @@ def best_plan(
         pipeline_ranks: The numbers of ranks to make a pipeline of, to try; by default
             all that the machine has.
         replicas: The fewest and the most replicas to try, ``(least, most)``.
-        wire_dtype: The dtype in which replicas exchange gradients, such as ``'fp32'``
-            or ``'int8'``: a name in `divisible.communication.wire.WIRE`.
+        exchange_dtype: The dtype in which replicas exchange gradients, such as
+            ``'fp32'`` or ``'int8'``: a name in `divisible.communication.wire.WIRE`.
         error_feedback: Whether they keep what encodings lose, which takes memory.
         coding: How fast a rank codes gradients for the wire; what the profile says by
             default, and if that says nothing, what is measured here.
@@ -131,9 +131,9 @@ def best_plan(
         pipeline_ranks,
         replicas,
     )
-    check_wire_dtype(wire_dtype)
+    check_wire_dtype("exchange_dtype", exchange_dtype)
     _check_size(profiles[-1], batch)
-    wire = Wire(wire_dtype, error_feedback, coding)
+    wire = Wire(exchange_dtype, error_feedback, coding)
     workload = Workload(profiles, machine, batch, wire)
     fitting, refused = _cut(workload, space.rounds(), progress)
     if not fitting and not refused:

@@ -124,7 +124,7 @@ class Workload:
             stages_per_rank=uncut.stages_per_rank,
             layers=tuple(layer.name for layer in model.largest.layers),
             stages=stage_plans(model, cut.cuts, limits),
-            wire_dtype=wire.dtype if has_replicas else None,
+            exchange_dtype=wire.dtype if has_replicas else None,
             error_feedback=has_replicas and wire.error_feedback,
             exchange=None if step is None else step.exchange,
             shares=cut.parts,

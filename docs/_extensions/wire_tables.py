@@ -46,7 +46,7 @@ def errors() -> list[str]:
     exact = np.mean(gradients, axis=0, dtype=np.float64)
     rows = []
     for name in WIRE:
-        found = simulate_exchange(gradients, name)
+        found = simulate_exchange(gradients, exchange_dtype=name)
         error = np.linalg.norm(found.mean - exact) / np.linalg.norm(exact)
         sent = found.sent_bytes / _N_ELEMENTS
         rows.append((f"``'{name}'``", f"{sent:.2f}", f"{error:.1g}"))

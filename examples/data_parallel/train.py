@@ -32,7 +32,7 @@ def main() -> None:
     np.random.seed(args.seed)  # the same weights on all ranks
     model = L.Classifier(make_network(args.units))
     momentum = chainer.optimizers.MomentumSGD(0.1)
-    optimizer = create_multi_node_optimizer(momentum, comm, wire_dtype="int8")
+    optimizer = create_multi_node_optimizer(momentum, comm, exchange_dtype="int8")
     optimizer.setup(model)
 
     # Rank 0 reads, and gives each rank its part, all of one length.

@@ -91,7 +91,7 @@ def wanted(args: argparse.Namespace, n_layers: int, train: TupleDataset) -> dict
         args.schedule,
         replicas=replicas,
         shares=args.shares,
-        wire_dtype=args.wire_dtype,
+        exchange_dtype=args.exchange_dtype,
     )
     return {"plan": plan}
 
@@ -115,7 +115,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--batchsize", type=int, help="of all replicas; default: the plan's, or 60")
     add("--microbatches", type=int, default=4, help="with --stages; of all replicas")
     add("--schedule", choices=ONE_PER_RANK, default="1f1b")
-    add("--wire-dtype", choices=list(WIRE), default="fp32", help="of the gradients")
+    add("--exchange-dtype", choices=list(WIRE), default="fp32", help="of the gradients")
     add("--shares", type=shares, help="of each replica, such as 2,1; default: equal")
     add("--width", type=int, default=32, help="channels of the first convolution")
     add("--seed", type=int, default=0, help="of weights, dropout, order of samples")

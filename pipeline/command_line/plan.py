@@ -31,7 +31,10 @@ _OF_A_CUT = {
 # Number of alternatives shown without --all.
 _SHOWN = 5
 #: Options that are of no use without replicas.
-_OF_REPLICAS = {"wire_dtype": "--wire-dtype", "error_feedback": "--error-feedback"}
+_OF_REPLICAS = {
+    "exchange_dtype": "--exchange-dtype",
+    "error_feedback": "--error-feedback",
+}
 
 
 # Options that describe a machine.
@@ -80,7 +83,7 @@ _OF_A_MACHINE = ("memory", "network", "speeds", "disk")
     "  [default: 1]",
 )
 @click.option(
-    "--wire-dtype",
+    "--exchange-dtype",
     type=click.Choice(list(WIRE)),
     help="With --replicas, the dtype of exchanged gradients.  [default: fp32]",
 )

@@ -47,7 +47,7 @@ _ROUNDING = 1e-6
     help="Recomputation instead of the plan's.",
 )
 @click.option(
-    "--wire-dtype",
+    "--exchange-dtype",
     type=click.Choice(list(WIRE)),
     help="Dtype between replicas instead of the plan's.",
 )
@@ -64,8 +64,8 @@ def simulate_command(
     and backward. If the rank has n stages, each counts for an n-th of a microbatch.
     """
     changes = {name: value for name, value in changes.items() if value is not None}
-    if "wire_dtype" in changes and plan.replicas == 1:
-        raise click.UsageError("--wire-dtype: the plan has no replicas")
+    if "exchange_dtype" in changes and plan.replicas == 1:
+        raise click.UsageError("--exchange-dtype: the plan has no replicas")
     profiles = sort_profiles(profiles or _profiles_of(plan))
     made_for, promised = plan.conditions, plan.step_seconds
     # A number that the plan leaves open does not change the plan.

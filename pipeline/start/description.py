@@ -125,7 +125,7 @@ def _besides(plan: Plan | None, changes: Sequence[str]) -> list[str]:
         feedback = ", with error feedback" * plan.error_feedback
         words.append(
             f"{count(plan.replicas, 'replica')}{shares}, which exchange gradients in"
-            f" {plan.wire_dtype or 'fp32'}{feedback}"
+            f" {plan.exchange_dtype or 'fp32'}{feedback}"
         )
     if plan.recompute != "never":
         words.append(f"microbatches are recomputed: {plan.recompute}")

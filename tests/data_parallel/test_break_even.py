@@ -54,14 +54,14 @@ def test_what_is_given_or_of_no_account_is_not_measured(settings, given, expecte
     assert break_even.minimum(*args) == expected
 
 
-@pytest.mark.parametrize("wire_dtype", ["int8", "fp8", "fp32"])
-def test_alone_nothing_gains(wire_dtype):
+@pytest.mark.parametrize("exchange_dtype", ["int8", "fp8", "fp32"])
+def test_alone_nothing_gains(exchange_dtype):
     comm = MPI.COMM_SELF.Dup()
-    assert measure_break_even(comm, wire_dtype) is None
+    assert measure_break_even(comm, exchange_dtype) is None
     assert break_even.known(comm)
     comm.Free()
 
 
-def test_an_unknown_wire_dtype_is_refused():
-    with pytest.raises(ValueError, match="wire_dtype must be"):
+def test_an_unknown_exchange_dtype_is_refused():
+    with pytest.raises(ValueError, match="exchange_dtype must be"):
         measure_break_even(MPI.COMM_SELF, "int4")

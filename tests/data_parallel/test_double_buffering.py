@@ -21,7 +21,7 @@ def optimizer():
 
 @pytest.fixture
 def averaging(optimizer):
-    with Exchange(MPI.COMM_SELF, "fp32") as exchange:
+    with Exchange(MPI.COMM_SELF, exchange_dtype="fp32") as exchange:
         agreement = ReplicaAgreement(1000)
         yield Averaging(
             optimizer, exchange, agreement, is_exempt(None), True, optimizer.serialize

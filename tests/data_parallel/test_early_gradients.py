@@ -23,7 +23,7 @@ def link():
 @pytest.fixture
 def averaging(link):
     optimizer = chainer.optimizers.SGD().setup(link)
-    with Exchange(MPI.COMM_SELF, "fp32") as exchange:
+    with Exchange(MPI.COMM_SELF, exchange_dtype="fp32") as exchange:
         agreement = ReplicaAgreement(1000)
         yield Averaging(
             optimizer, exchange, agreement, is_exempt("1d"), True, optimizer.serialize

@@ -17,7 +17,7 @@ pairs = st.lists(st.tuples(finite, finite), min_size=1, max_size=20)
 def exchanged(gradients, weights, **options):
     return simulate_exchange(
         [np.array(each, "f") for each in gradients],
-        "fp8",
+        exchange_dtype="fp8",
         strategy="oyama2017",
         weights=np.array(weights, "f"),
         **options,

@@ -30,7 +30,11 @@ def test_two_roundings_keep_to_their_bound(gradients, name, local, block, is_une
     n_samples = list(range(1, n + 1)) if is_unequal else None
     shares = np.array(n_samples or [1] * n, "d") / sum(n_samples or [1] * n)
     result = simulate_exchange(
-        gradients, name, local_size=local, n_samples=n_samples, block=block
+        gradients,
+        exchange_dtype=name,
+        local_size=local,
+        n_samples=n_samples,
+        block=block,
     )
     parts = [share * g.astype("d") for share, g in zip(shares, gradients)]
     exact = np.sum(parts, axis=0)
@@ -92,7 +96,7 @@ def test_algorithm_1_bit_by_bit(sizes, seed, rounding):
     gradients = [g * np.float32(random.uniform(-1, 2)) for g in gradients]
     found = simulate_exchange(
         gradients,
-        "fp8",
+        exchange_dtype="fp8",
         strategy="oyama2017",
         local_size=local_size,
         weights=weights,
@@ -109,7 +113,9 @@ def test_algorithm_1_bit_by_bit(sizes, seed, rounding):
 
 def test_zeros_have_the_quantile_1_and_stay():
     zeros = [np.zeros(5, "f")] * 2
-    found = simulate_exchange(zeros, "fp8", strategy="oyama2017", weights=zeros[0])
+    found = simulate_exchange(
+        zeros, exchange_dtype="fp8", strategy="oyama2017", weights=zeros[0]
+    )
     assert found.q == 1
     np.testing.assert_array_equal(found.mean, zeros[0])
 
@@ -117,10 +123,18 @@ def test_zeros_have_the_quantile_1_and_stay():
 def test_samples_are_drawn_once_each():
     gradient = np.arange(1, 2001, dtype="f")
     few = simulate_exchange(
-        [gradient], "fp8", strategy="oyama2017", weights=gradient, samples=10
+        [gradient],
+        exchange_dtype="fp8",
+        strategy="oyama2017",
+        weights=gradient,
+        samples=10,
     )
     all_of_them = simulate_exchange(
-        [gradient], "fp8", strategy="oyama2017", weights=gradient, samples=2000
+        [gradient],
+        exchange_dtype="fp8",
+        strategy="oyama2017",
+        weights=gradient,
+        samples=2000,
     )
     assert few.q == pytest.approx(all_of_them.q, rel=1e-3)
 
@@ -134,7 +148,7 @@ def test_the_range_does_not_keep_the_size_of_the_gradient():
         gradients = [exact.astype("f")] * n
         found = simulate_exchange(
             gradients,
-            "fp8",
+            exchange_dtype="fp8",
             strategy="oyama2017",
             local_size=local_size,
             weights=weights,
@@ -149,12 +163,18 @@ def test_error_feedback_adds_up_to_the_exact_mean():
     total = np.zeros(1000)
     for _ in range(50):
         result = simulate_exchange(
-            gradients, "e5m2", local_size=2, block=64, residuals=residuals
+            gradients,
+            exchange_dtype="e5m2",
+            local_size=2,
+            block=64,
+            residuals=residuals,
         )
         residuals = result.residuals
         total += result.mean
     exact = np.mean(gradients, axis=0)
-    once = simulate_exchange(gradients, "e5m2", local_size=2, block=64).mean
+    once = simulate_exchange(
+        gradients, exchange_dtype="e5m2", local_size=2, block=64
+    ).mean
     # The second rounding, of the sum, has no memory.
     assert np.abs(total / 50 - exact).mean() < 0.8 * np.abs(once - exact).mean()
 
@@ -176,7 +196,11 @@ def test_what_is_not_finite_on_one_replica_is_in_the_mean(name, strategy, bad):
     for local_size in (1, 2, 4):
         for residuals in [None] if is_paper else [None, before]:
             found = simulate_exchange(
-                gradients, name, local_size=local_size, residuals=residuals, **options
+                gradients,
+                exchange_dtype=name,
+                local_size=local_size,
+                residuals=residuals,
+                **options,
             )
             assert not np.isfinite(found.mean[7]), local_size
             assert residuals is None or all(
@@ -187,22 +211,27 @@ def test_what_is_not_finite_on_one_replica_is_in_the_mean(name, strategy, bad):
 def test_a_sum_that_overflows_is_in_the_mean():
     gradients = [np.full(20, 3e38, "f"), np.full(20, 3e38, "f")]
     n_samples = [1, 0]
-    found = simulate_exchange(gradients, "int8", n_samples=n_samples)
+    found = simulate_exchange(gradients, exchange_dtype="int8", n_samples=n_samples)
     assert np.isfinite(found.mean).all()
     gradients[1][3] = np.inf
     # A replica without samples counts nothing: zero times infinity is no number.
-    found = simulate_exchange(gradients, "int8", n_samples=n_samples)
+    found = simulate_exchange(gradients, exchange_dtype="int8", n_samples=n_samples)
     assert np.isnan(found.mean).all()
 
 
 def test_bytes_of_one_that_sends_most():
     gradients = [np.ones(1024, "f")] * 4
     # To each of three others a quarter, and a quarter of the sum back.
-    assert simulate_exchange(gradients, "fp32").sent_bytes == 6 * 4 * 256
-    assert simulate_exchange(gradients, "int8").sent_bytes == 6 * (256 + 4)
-    two_nodes = simulate_exchange(gradients, "fp32", local_size=2)
+    assert simulate_exchange(gradients, exchange_dtype="fp32").sent_bytes == 6 * 4 * 256
+    assert simulate_exchange(gradients, exchange_dtype="int8").sent_bytes == 6 * (
+        256 + 4
+    )
+    two_nodes = simulate_exchange(gradients, exchange_dtype="fp32", local_size=2)
     assert two_nodes.sent_bytes == 2 * 4 * 256
-    assert simulate_exchange(gradients, "int8", local_size=4).sent_bytes == 0
+    assert (
+        simulate_exchange(gradients, exchange_dtype="int8", local_size=4).sent_bytes
+        == 0
+    )
 
 
 A, B = np.ones(3, "f"), np.ones(4, "f")
@@ -214,7 +243,7 @@ A, B = np.ones(3, "f"), np.ones(4, "f")
         ({"gradients": []}, ValueError, "at least one"),
         ({"gradients": [A, B]}, ValueError, r"gradients\[1\] is \(4,\), not \(3,\)"),
         ({"gradients": [A.astype("d")]}, TypeError, "must be float32, not float64"),
-        ({"wire_dtype": "int4"}, ValueError, "'int8' or 'fp8', not int4"),
+        ({"exchange_dtype": "int4"}, ValueError, "int8, fp8, not 'int4'"),
         ({"strategy": "ring"}, ValueError, "'two_roundings' or 'oyama2017', not ring"),
         ({"block": 24}, ValueError, "multiple of 16, not 24"),
         ({"block": 0}, ValueError, "multiple of 16, not 0"),
@@ -223,12 +252,12 @@ A, B = np.ones(3, "f"), np.ones(4, "f")
         ({"rounding": "truncate"}, ValueError, "is of strategy 'oyama2017'"),
         ({"strategy": "oyama2017"}, ValueError, "sends e5m2, not 'int8'"),
         (
-            {"strategy": "oyama2017", "wire_dtype": "fp8"},
+            {"strategy": "oyama2017", "exchange_dtype": "fp8"},
             ValueError,
             "give weights",
         ),
         (
-            {"strategy": "oyama2017", "wire_dtype": "fp8", "weights": B},
+            {"strategy": "oyama2017", "exchange_dtype": "fp8", "weights": B},
             ValueError,
             r"weights\[0\] is \(4,\), not \(3,\)",
         ),
@@ -236,7 +265,7 @@ A, B = np.ones(3, "f"), np.ones(4, "f")
             {
                 "gradients": [A] * 3,
                 "strategy": "oyama2017",
-                "wire_dtype": "fp8",
+                "exchange_dtype": "fp8",
                 "weights": A,
                 "local_size": 2,
             },

@@ -63,10 +63,10 @@ def test_weights_are_those_of_the_optimizer_alone(name, call, dtype):
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("wire_dtype", ["fp32", "int8"])
-def test_gradients_stay_where_they_are(wire_dtype):
+@pytest.mark.parametrize("exchange_dtype", ["fp32", "int8"])
+def test_gradients_stay_where_they_are(exchange_dtype):
     model = make_model()
-    optimizer = make("SGD", model, True, wire_dtype=wire_dtype, overlap=True)
+    optimizer = make("SGD", model, True, exchange_dtype=exchange_dtype, overlap=True)
     train(optimizer, model, make_batches(2, 4), CALLS[0])
     gradients = [param.grad for param in model.params()]
     optimizer.update()
@@ -193,12 +193,12 @@ def test_oyama2017_rounds_the_gradient_of_one_replica():
     random = np.random.RandomState(0)
     link = L.Linear(40, 30, nobias=True)
     optimizer = make_plain_sgd(
-        link, wire_dtype="fp8", strategy="oyama2017", minimum=0, exempt=None
+        link, exchange_dtype="fp8", strategy="oyama2017", minimum=0, exempt=None
     )
     weights = link.W.array.copy()
     gradient = random.standard_normal((30, 40)).astype("f")
     mean = simulate_exchange(
-        [gradient], "fp8", strategy="oyama2017", weights=weights
+        [gradient], exchange_dtype="fp8", strategy="oyama2017", weights=weights
     ).mean
     link.W.grad = gradient.copy()
     optimizer.update()

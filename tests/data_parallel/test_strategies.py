@@ -24,7 +24,7 @@ def strategy(error_feedback=False, **settings):
 
 
 def oyama2017():
-    return strategy(wire_dtype="fp8", strategy="oyama2017")
+    return strategy(exchange_dtype="fp8", strategy="oyama2017")
 
 
 def code_of(made, gradient=1, **options):

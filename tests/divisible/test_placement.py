@@ -80,7 +80,9 @@ def test_by_hosts_fewer_gradients_cross(hosts, n):
 def test_what_leaves_a_host_is_what_the_exchange_sends(wire, n_hosts, local_size):
     n = 256 * n_hosts * local_size * 3
     gradients = [np.zeros(n, np.float32)] * (n_hosts * local_size)
-    sent = simulate_exchange(gradients, wire, local_size=local_size).sent_bytes
+    sent = simulate_exchange(
+        gradients, exchange_dtype=wire, local_size=local_size
+    ).sent_bytes
     traffic = pipeline(1, 0, WIRE[wire].n_bytes(n, 256))
     hosts = [rank // local_size for rank in range(len(gradients))]
     leaving = placement_seconds("stages_together", traffic, hosts)

@@ -23,7 +23,7 @@ for make in (wire_tables.bounds, wire_tables.errors):
 PLAN = f"""
 from divisible import LayerCost, Machine, Profile, best_plan
 layers = [LayerCost(1, 1, 1, output_bytes=10, parameter_bytes=4000)] * 4
-options = dict(replicas=(1, 2), wire_dtype={NAME!r})
+options = dict(replicas=(1, 2), exchange_dtype={NAME!r})
 plan = best_plan(Profile(layers, n_samples=64), Machine(4), **options)
 print(plan)
 """
@@ -34,10 +34,11 @@ def exchange(comm, name):
     from data_parallel import simulate_exchange
     from tests.mpi.data_parallel.test_exchange import gradients_of, one_array
 
-    one_array(comm, 1, wire_dtype=name)
+    one_array(comm, 1, exchange_dtype=name)
     gradients = gradients_of(2, 5000)
     sent, whole = (
-        simulate_exchange(gradients, each).sent_bytes for each in (name, "fp32")
+        simulate_exchange(gradients, exchange_dtype=each).sent_bytes
+        for each in (name, "fp32")
     )
     assert sent == pytest.approx(whole / 2, rel=0.05)
 

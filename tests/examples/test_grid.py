@@ -68,7 +68,7 @@ def test_the_script_plans_by_itself(tmp_path):
     "argv, words",
     [
         (["--stages", "4"], "13 layers in 4 stages on 4 ranks"),
-        (["--stages", "1", "--wire-dtype", "int8"], "4 replicas, which exchange"),
+        (["--stages", "1", "--exchange-dtype", "int8"], "4 replicas, which exchange"),
     ],
 )
 def test_every_grid_trains_as_one_rank(tmp_path, argv, words):

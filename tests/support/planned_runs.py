@@ -72,9 +72,9 @@ def noted_exchanges():
     """Yields the dtypes and options of exchanges that optimizers are given."""
     noted = []
 
-    def note(comm, wire_dtype, **options):
-        noted.append((wire_dtype, options.get("error_feedback", False)))
-        return Exchange(comm, wire_dtype, **options)
+    def note(comm, *, exchange_dtype, **options):
+        noted.append((exchange_dtype, options.get("error_feedback", False)))
+        return Exchange(comm, exchange_dtype=exchange_dtype, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data_parallel.multi_node, "Exchange", note)
@@ -163,9 +163,9 @@ def _alternatives(pipe, plan, *_):
     assert pipe.plan.cuts == plan.cuts
 
 
-def _wire_dtype(pipe, plan, noted, *_):
+def _exchange_dtype(pipe, plan, noted, *_):
     if plan.replicas > 1:
-        assert [dtype for dtype, _ in noted] == [plan.wire_dtype or "fp32"]
+        assert [dtype for dtype, _ in noted] == [plan.exchange_dtype or "fp32"]
 
 
 def _error_feedback(pipe, plan, noted, *_):
@@ -210,7 +210,7 @@ ANSWERS = {
     "step_seconds": _predicted("step_seconds"),
     "bubble": _predicted("bubble"),
     "alternatives": _alternatives,
-    "wire_dtype": _wire_dtype,
+    "exchange_dtype": _exchange_dtype,
     "error_feedback": _error_feedback,
     "exchange": _predicted("exchange"),
     "shares": _shares,
@@ -257,7 +257,7 @@ def random_plan(seed, most_ranks=4):
                 replicas=(replicas, replicas),
                 pipeline_ranks=[ranks // replicas],
                 coding=CodingRate(2e9, 4e9),
-                wire_dtype=random.choice(sorted(WIRE)),
+                exchange_dtype=random.choice(sorted(WIRE)),
                 error_feedback=bool(random.rand() < 0.5),
             )
         except (MemoryLimitError, ValueError):

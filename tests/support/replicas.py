@@ -16,7 +16,7 @@ N_STEPS = 8
 TIMEOUT = 30
 
 
-CODED = {"wire_dtype": "int8", "local_size": 1, "minimum": 0}
+CODED = {"exchange_dtype": "int8", "local_size": 1, "minimum": 0}
 
 
 def make_model(seed=1):

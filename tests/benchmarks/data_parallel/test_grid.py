@@ -61,7 +61,7 @@ def trains(comm, folder):
         assert report == "during the step: 8 of 8 gradients", report
         assert sent == 0, "all ranks are on one host"
     files = tuple(f"{folder}/{comm.rank}-{n}.json" for n in (4, 16))
-    job = job._replace(wire_dtypes=("fp32",), sizes=(4, 16), files=files, busy=0.1)
+    job = job._replace(exchange_dtypes=("fp32",), sizes=(4, 16), files=files, busy=0.1)
     make_profiles(comm, job)
     found = plans(comm, job)
     assert [plan.name for plan in found["plans"]] == [

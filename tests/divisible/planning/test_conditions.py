@@ -164,7 +164,7 @@ layer = st.tuples(
     overlap=st.booleans(),
     batch=st.integers(1, 40),
     replicas=st.integers(1, 3),
-    wire_dtype=st.sampled_from(["fp32", "int8"]),
+    exchange_dtype=st.sampled_from(["fp32", "int8"]),
 )
 @settings(max_examples=25, deadline=None)
 def test_a_saved_plan_predicts_what_the_plan_did(
@@ -177,14 +177,14 @@ def test_a_saved_plan_predicts_what_the_plan_did(
     overlap,
     batch,
     replicas,
-    wire_dtype,
+    exchange_dtype,
 ):
     profiles = [profile_of(layers, 8), profile_of(layers, 3)]
     plan = best_plan(
         profiles,
         Machine(ranks, network=Network(bandwidth, latency, overlap), speeds=speeds),
         batch=batch,
-        wire_dtype=wire_dtype,
+        exchange_dtype=exchange_dtype,
         microbatches=[1, 3, 4],
         schedules=["gpipe", "1f1b", "zb_v"],
         replicas=(1, replicas),

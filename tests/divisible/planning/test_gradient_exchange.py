@@ -26,7 +26,7 @@ def exchange(wire="int8", replicas=2, coding=FAST, **options):
 @given(WIRES, st.integers(2, 9), st.integers(1, 6000))
 def test_it_sends_what_the_exchange_sends(wire, replicas, n):
     gradients = [np.zeros(n, np.float32)] * replicas
-    sent = simulate_exchange(gradients, wire.name).sent_bytes
+    sent = simulate_exchange(gradients, exchange_dtype=wire.name).sent_bytes
     most = GradientExchange(replicas, wire, FAST).sent_bytes(n)
     # Exactly between two; else the largest part may end with a block that is not whole.
     block = 0 if wire.name == "fp32" else wire.n_bytes(256, 256)

@@ -104,9 +104,14 @@ def test_what_is_no_chain_of_the_model_is_refused(fusion):
         Plan([0, 4, 9], fusion=fusion)
 
 
-def test_a_file_with_the_earlier_name_of_recomputation_is_read(tmp_path):
+@pytest.mark.parametrize(
+    ("now", "before"), [("recompute", "checkpoint"), ("exchange_dtype", "wire_dtype")]
+)
+def test_a_file_with_an_earlier_name_of_a_field_is_read(tmp_path, now, before):
     path = tmp_path / "plan.json"
-    plan = Plan([0, 3, 5], 4, "1f1b", recompute="except_last")
+    plan = Plan([0, 3, 5], 4, "1f1b", "except_last", 2, exchange_dtype="int8")
     plan.save(path)
-    path.write_text(path.read_text().replace('"recompute"', '"checkpoint"'))
+    text = path.read_text()
+    assert f'"{now}"' in text
+    path.write_text(text.replace(f'"{now}"', f'"{before}"'))
     assert Plan.load(path) == plan

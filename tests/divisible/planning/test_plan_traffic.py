@@ -20,8 +20,12 @@ def test_a_plan_knows_what_its_ranks_send():
     assert plan_of(1000, 900).placement(hosts) == "stages_together"
     assert plan_of(1000, 1100).placement(hosts) == "replicas_together"
     # In 8 bits gradients are a quarter.
-    assert plan_of(1000, 1100, wire_dtype="int8").placement(hosts) == "stages_together"
-    assert plan_of(1, 5000, wire_dtype="int8").placement(hosts) == "replicas_together"
+    assert (
+        plan_of(1000, 1100, exchange_dtype="int8").placement(hosts) == "stages_together"
+    )
+    assert (
+        plan_of(1, 5000, exchange_dtype="int8").placement(hosts) == "replicas_together"
+    )
 
 
 def test_stages_of_one_rank_send_each_other_nothing():

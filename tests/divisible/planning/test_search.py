@@ -425,14 +425,22 @@ def test_what_two_replicas_of_one_stage_take():
     assert text.endswith("of coding; 0 hidden, 750 ms not")
     # 150 elements: a byte each, and a scale.
     plan = best_plan(
-        profile, Machine(2, network=network), wire_dtype="int8", coding=FREE, **options
+        profile,
+        Machine(2, network=network),
+        exchange_dtype="int8",
+        coding=FREE,
+        **options,
     )
     assert plan.exchange.sent_bytes == 154
     assert plan.step_seconds == pytest.approx(6 / 4 + 0.154 + 0.15)
     # A chunk of them is coded first: one and a half times written, twice read.
     slow = CodingRate(encode=1500, decode=3000)
     plan = best_plan(
-        profile, Machine(2, network=network), wire_dtype="int8", coding=slow, **options
+        profile,
+        Machine(2, network=network),
+        exchange_dtype="int8",
+        coding=slow,
+        **options,
     )
     assert plan.exchange.coding_seconds == pytest.approx(0.15 + 0.1)
     assert plan.step_seconds == pytest.approx(6 / 4 + 0.154 + 0.15 + 0.25)
@@ -448,12 +456,12 @@ def test_what_two_replicas_of_one_stage_take():
     st.sampled_from([FREE, CodingRate(1e3, 3e3)]),
 )
 def test_no_step_with_replicas_is_faster_than_its_bound(
-    profile, name, sizes, wire_dtype, network, coding
+    profile, name, sizes, exchange_dtype, network, coding
 ):
     replicas, n_ranks = sizes
     per_rank = CATALOGUE[name].stages_per_rank
     assume(n_ranks * per_rank <= len(profile) and per_rank <= n_ranks)
-    wire = Wire(wire_dtype, coding=coding)
+    wire = Wire(exchange_dtype, coding=coding)
     workload = Workload([profile], Machine(6, network=network), 12, wire)
     one = UncutPlan(replicas, n_ranks, per_rank, name, 2, "never")
     cut = simulated(workload, cut_plan(workload, one))
@@ -480,8 +488,12 @@ def test_fewer_bits_and_more_replicas_are_chosen_by_the_wire():
     layers = [LayerCost(0.1, 0.1, 0.1, parameter_bytes=10**5)] * 2
     profile = Profile(layers, n_samples=16)
 
-    def seconds(wire_dtype, coding=FREE, most=4):
-        options = {"wire_dtype": wire_dtype, "coding": coding, "replicas": (1, most)}
+    def seconds(exchange_dtype, coding=FREE, most=4):
+        options = {
+            "exchange_dtype": exchange_dtype,
+            "coding": coding,
+            "replicas": (1, most),
+        }
         plan = best_plan(profile, Machine(4, network=Network(1e6)), **options)
         return plan.step_seconds
 
@@ -498,7 +510,7 @@ def test_an_exchange_takes_memory():
     layers = [LayerCost(1.0, 1.0, 1.0, parameter_bytes=4000, n_parameters=1000)] * 2
     profile = Profile(layers, n_samples=4)
     options = {"microbatches": [2], "recompute": ["never"], "pipeline_ranks": [1]}
-    options.update(coding=FREE, wire_dtype="int8", replicas=(1, 2))
+    options.update(coding=FREE, exchange_dtype="int8", replicas=(1, 2))
     plan = best_plan(profile, Machine(2), **options)
     alone = partition(profile, 1).stages[0].memory
     # Of two replicas each sends a half, receives a half, twice; and has its own half.
@@ -526,15 +538,15 @@ def test_a_plan_says_what_the_exchange_costs():
     options = {"coding": FREE, "replicas": (1, 2)}
     machine = Machine(4, network=Network(1e6))
     plan = best_plan(profile, machine, pipeline_ranks=[2], **options)
-    assert (plan.replicas, plan.wire_dtype) == (2, "fp32")
+    assert (plan.replicas, plan.exchange_dtype) == (2, "fp32")
     assert "2 replicas, gradients in fp32" in plan.headline
     reasons = " ".join(other.reason for other in plan.alternatives)
     assert "and gradients are exchanged for" in reasons
     one = best_plan(profile, machine, coding=FREE)
-    assert (one.wire_dtype, one.exchange) == (None, None)
+    assert (one.exchange_dtype, one.exchange) == (None, None)
     assert "gradients" not in f"{one} {[other.reason for other in one.alternatives]}"
-    with pytest.raises(ValueError, match="wire_dtype must be one of fp32, fp16"):
-        best_plan(profile, Machine(4), wire_dtype="int7")
+    with pytest.raises(ValueError, match="exchange_dtype must be one of fp32, fp16"):
+        best_plan(profile, Machine(4), exchange_dtype="int7")
 
 
 def test_each_rank_has_the_slowest_link_to_its_replica():

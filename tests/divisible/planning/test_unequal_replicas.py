@@ -93,7 +93,7 @@ def test_unequal_parts_are_no_slower_than_the_best_cut_for_equal_ones(speeds):
     plan = plan_for(speeds)
     best_equal = min(
         simulate_plan(
-            Plan([0, k, 12], 8, "1f1b", replicas=2, wire_dtype="fp32"),
+            Plan([0, k, 12], 8, "1f1b", replicas=2, exchange_dtype="fp32"),
             PROFILE,
             coding=OPTIONS["coding"],
             machine=Machine(4, speeds=speeds),

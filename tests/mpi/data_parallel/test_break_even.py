@@ -30,7 +30,9 @@ def measured(comm, gain):
         for number in range(2):
             with warnings.catch_warnings(record=True) as found:
                 warnings.simplefilter("always")
-                exchange = Exchange(comm, "int8", local_size=1, timeout=TIMEOUT)
+                exchange = Exchange(
+                    comm, exchange_dtype="int8", local_size=1, timeout=TIMEOUT
+                )
             # Once for a communicator.
             assert len(calls) == len(break_even.SIZES), number
             texts = [str(each.message) for each in found]
@@ -50,7 +52,9 @@ def truly_measured(comm):
     found = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with Exchange(comm, "e4m3", local_size=1, timeout=TIMEOUT) as exchange:
+        with Exchange(
+            comm, exchange_dtype="e4m3", local_size=1, timeout=TIMEOUT
+        ) as exchange:
             found = comm.allgather(exchange.minimum)
             array = np.full(5000, comm.rank, "f")
             exchange.mean([array])
@@ -78,7 +82,7 @@ def waiting(comm):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(break_even, "seconds", seconds)
         with pytest.raises(StallError, match="waited 1 s for .* to measure"):
-            Exchange(comm, "int8", local_size=1, timeout=1)
+            Exchange(comm, exchange_dtype="int8", local_size=1, timeout=1)
     comm.Barrier()
 
 
@@ -90,12 +94,16 @@ def loaded(comm):
     """A snapshot has what was measured; what is given now is meant."""
     serializer = chainer.serializers.DictionarySerializer()
     options = {"local_size": 1, "timeout": TIMEOUT}
-    with Exchange(comm, "int8", minimum=np.int64(7), **options) as exchange:
+    with Exchange(
+        comm, exchange_dtype="int8", minimum=np.int64(7), **options
+    ) as exchange:
         exchange.serialize(serializer)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(break_even, "seconds", lambda exchanges, n: [2e-3, 1e-3])
         for minimum, expected in [(None, 7), (5, 5)]:
-            with Exchange(comm, "int8", minimum=minimum, **options) as exchange:
+            with Exchange(
+                comm, exchange_dtype="int8", minimum=minimum, **options
+            ) as exchange:
                 exchange.serialize(
                     chainer.serializers.NpzDeserializer(serializer.target)
                 )

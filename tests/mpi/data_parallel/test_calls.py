@@ -31,7 +31,12 @@ def check(exchange, gradients, expected, **options):
 def in_parts(comm):
     """Something else is computed in between, and looks move the messages."""
     with Exchange(
-        comm, "int8", local_size=1, chunk_bytes=4000, minimum=0, timeout=TIMEOUT
+        comm,
+        exchange_dtype="int8",
+        local_size=1,
+        chunk_bytes=4000,
+        minimum=0,
+        timeout=TIMEOUT,
     ) as exchange:
         exchange.look()
         with pytest.raises(RuntimeError, match="no exchange has begun: call start"):
@@ -52,7 +57,7 @@ def in_parts(comm):
                 exchange.look()
             (result,) = exchange.finish()
             assert result is array
-            expected = simulate_exchange(gradients, "int8")
+            expected = simulate_exchange(gradients, exchange_dtype="int8")
             assert array.tobytes() == expected.mean.tobytes()
         exchange.begin(lambda: (), None, None)
         assert exchange.finish() == []
@@ -68,7 +73,9 @@ def in_parts(comm):
 def not_put(comm):
     """An array that is forgotten is not one that is missing."""
     arrays = [np.full(3, comm.rank, "f") for _ in range(2)]
-    with Exchange(comm, "fp32", local_size=1, timeout=TIMEOUT) as exchange:
+    with Exchange(
+        comm, exchange_dtype="fp32", local_size=1, timeout=TIMEOUT
+    ) as exchange:
         exchange.begin(lambda: specs_of(arrays, None), None, None)
         exchange.put(1, arrays[1])
         with pytest.raises(RuntimeError, match="array 0 has not been put: put all, or"):
@@ -83,12 +90,19 @@ def changing(comm):
     """Other arrays each time, in one array's memory as well."""
     choices = random.Random(0)
     with Exchange(
-        comm, "e4m3", local_size=1, block=16, bucket_bytes=1000, minimum=0
+        comm,
+        exchange_dtype="e4m3",
+        local_size=1,
+        block=16,
+        bucket_bytes=1000,
+        minimum=0,
     ) as exchange:
         for seed in range(30):
             n = choices.choice([1, 5, 100, 100, 2000, 5000])
             gradients = gradients_of(seed, comm.size, n)
-            expected = simulate_exchange(gradients, "e4m3", block=16).mean
+            expected = simulate_exchange(
+                gradients, exchange_dtype="e4m3", block=16
+            ).mean
             check(exchange, gradients, expected)
 
 
@@ -96,8 +110,8 @@ def interleaved(comm):
     """Two exchanges at once over one communicator."""
     options = {"local_size": 1, "minimum": 0, "chunk_bytes": 4000, "timeout": TIMEOUT}
     with (
-        Exchange(comm, "int8", **options) as one,
-        Exchange(comm, "fp32", **options) as other,
+        Exchange(comm, exchange_dtype="int8", **options) as one,
+        Exchange(comm, exchange_dtype="fp32", **options) as other,
     ):
         for seed in range(5):
             first, second = (gradients_of(seed + i, comm.size, 9000) for i in range(2))
@@ -108,11 +122,11 @@ def interleaved(comm):
                 exchange.look()
             for exchange in [one, other][:: 1 if seed % 2 else -1]:
                 exchange.finish()
-            for array, given, wire_dtype in [
+            for array, given, exchange_dtype in [
                 (arrays[0], first, "int8"),
                 (arrays[1], second, "fp32"),
             ]:
-                expected = simulate_exchange(given, wire_dtype).mean
+                expected = simulate_exchange(given, exchange_dtype=exchange_dtype).mean
                 assert array.tobytes() == expected.tobytes()
 
 
@@ -121,9 +135,13 @@ def many_units(comm):
     n = 9000
     gradients = gradients_of(0, comm.size, n)
     with Exchange(
-        comm, "fp32", local_size=1, chunk_bytes=4, timeout=TIMEOUT
+        comm, exchange_dtype="fp32", local_size=1, chunk_bytes=4, timeout=TIMEOUT
     ) as exchange:
-        check(exchange, gradients, simulate_exchange(gradients, "fp32").mean)
+        check(
+            exchange,
+            gradients,
+            simulate_exchange(gradients, exchange_dtype="fp32").mean,
+        )
         assert sum(len(bucket.units) for bucket in exchange._layouts.buckets) > 4096
 
 
@@ -139,7 +157,9 @@ def test_more_units_than_tags():
 
 def waits(comm):
     """A wait for another rank leaves the core to others."""
-    with Exchange(comm, "int8", local_size=1, minimum=0, timeout=TIMEOUT) as exchange:
+    with Exchange(
+        comm, exchange_dtype="int8", local_size=1, minimum=0, timeout=TIMEOUT
+    ) as exchange:
         exchange.mean([np.ones(3000, "f")])
         comm.Barrier()
         if comm.rank == 1:
@@ -160,7 +180,12 @@ def nothing_is_kept(comm):
     gc.disable()
     try:
         with Exchange(
-            comm, "int8", local_size=1, minimum=0, chunk_bytes=4000, timeout=TIMEOUT
+            comm,
+            exchange_dtype="int8",
+            local_size=1,
+            minimum=0,
+            chunk_bytes=4000,
+            timeout=TIMEOUT,
         ) as exchange:
             held = []
             for _ in range(8):
@@ -197,7 +222,7 @@ def kept_quantiles(comm):
     }
 
     def exchange_of(state=None):
-        made = Exchange(comm, "fp8", **options)
+        made = Exchange(comm, exchange_dtype="fp8", **options)
         if state is not None:
             made.serialize(NpzDeserializer(state))
         return made
@@ -210,7 +235,7 @@ def kept_quantiles(comm):
         ]
         expected = simulate_exchange(
             gradients,
-            "fp8",
+            exchange_dtype="fp8",
             strategy="oyama2017",
             weights=weights,
             samples=samples,
@@ -241,12 +266,15 @@ def quantiles_by_array(comm):
     arrays.append(np.full(5, comm.rank, "f"))
     weights.append(np.zeros(5, "f"))
     with Exchange(
-        comm, "fp8", strategy="oyama2017", local_size=1, bucket_bytes=400
+        comm, exchange_dtype="fp8", strategy="oyama2017", local_size=1, bucket_bytes=400
     ) as exchange:
         exchange.mean(arrays, weights=weights, exempt=[3])
     np.testing.assert_array_equal(arrays[3], np.mean(range(comm.size), dtype="f"))
     expected = simulate_exchange(
-        [each[0] for each in of_ranks], "fp8", strategy="oyama2017", weights=weights[0]
+        [each[0] for each in of_ranks],
+        exchange_dtype="fp8",
+        strategy="oyama2017",
+        weights=weights[0],
     )
     assert arrays[0].tobytes() == expected.mean.tobytes()
     assert (~np.isfinite(arrays[1])).nonzero()[0].tolist() == [7]

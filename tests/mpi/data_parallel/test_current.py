@@ -10,7 +10,7 @@ from divisible.communication import communicators
 def drop(change):
     """Returns whether the communicator of an exchange may be freed once it is gone."""
     before = {*communicators._held, *communicators._dropped}
-    exchange = Exchange(MPI.COMM_SELF, "fp32", minimum=0)
+    exchange = Exchange(MPI.COMM_SELF, exchange_dtype="fp32", minimum=0)
     (name,) = {*communicators._held} - before
     change(exchange)
     del exchange

@@ -54,7 +54,7 @@ def ratios_of_late_weights(comm):
     """
     np.random.seed(0)
     model = L.Linear(40, 30, nobias=True)
-    options = {"strategy": "oyama2017", "wire_dtype": "fp8", "local_size": 1}
+    options = {"strategy": "oyama2017", "exchange_dtype": "fp8", "local_size": 1}
     optimizer = replicate(
         comm, model, optimizers.SGD(0.5), double_buffering=True, minimum=0, **options
     )
@@ -64,7 +64,7 @@ def ratios_of_late_weights(comm):
         gradients = [random.randn(30, 40).astype("f") for _ in range(comm.size)]
         q = None if last is None else last.q
         found = simulate_exchange(
-            gradients, "fp8", strategy="oyama2017", weights=weights, q=q
+            gradients, exchange_dtype="fp8", strategy="oyama2017", weights=weights, q=q
         )
         model.W.grad = gradients[comm.rank]
         if step and comm.rank == 1:

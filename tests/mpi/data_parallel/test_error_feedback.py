@@ -33,9 +33,13 @@ def residual_of(exchange, name="0"):
 def as_simulated(comm):
     """Also for a rank without samples, and for nodes of several ranks."""
     for local_size in range(1, comm.size):
-        for wire_dtype in ["int8", "e5m2", "fp16", "fp32"]:
+        for exchange_dtype in ["int8", "e5m2", "fp16", "fp32"]:
             with Exchange(
-                comm, wire_dtype, local_size=local_size, chunk_bytes=512, **OPTIONS
+                comm,
+                exchange_dtype=exchange_dtype,
+                local_size=local_size,
+                chunk_bytes=512,
+                **OPTIONS,
             ) as exchange:
                 residuals = [np.zeros(N, "f")] * comm.size
                 for step in range(3):
@@ -43,7 +47,7 @@ def as_simulated(comm):
                     gradients = gradients_of(step, comm.size)
                     expected = simulate_exchange(
                         gradients,
-                        wire_dtype,
+                        exchange_dtype=exchange_dtype,
                         local_size=local_size,
                         block=64,
                         n_samples=n_samples,
@@ -52,7 +56,7 @@ def as_simulated(comm):
                     residuals = expected.residuals
                     array = gradients[comm.rank]
                     exchange.mean([array], n_samples=n_samples and n_samples[comm.rank])
-                    where = local_size, wire_dtype, step
+                    where = local_size, exchange_dtype, step
                     assert array.tobytes() == expected.mean.tobytes(), where
                     kept = residual_of(exchange).tobytes()
                     assert kept == residuals[comm.rank].tobytes(), where
@@ -72,7 +76,7 @@ def sums(comm):
     for is_fed_back in [False, True]:
         options = {**OPTIONS, "error_feedback": is_fed_back}
         exact, total, errors = np.zeros(N), np.zeros(N), []
-        with Exchange(comm, "e5m2", local_size=1, **options) as exchange:
+        with Exchange(comm, exchange_dtype="e5m2", local_size=1, **options) as exchange:
             for step in range(60):
                 gradients = gradients_of(step % 3, comm.size)
                 gradients[1][:] = 0
@@ -93,7 +97,7 @@ def test_what_is_lost_comes_back():
 
 def not_finite(comm):
     """A number that is not finite, coded or exempt, on one rank: the step is none."""
-    with Exchange(comm, "int8", local_size=1, **OPTIONS) as exchange:
+    with Exchange(comm, exchange_dtype="int8", local_size=1, **OPTIONS) as exchange:
         for bad, exempt in [(0, None), (1, [1])]:
             arrays = [gradients_of(i, comm.size)[comm.rank] for i in range(2)]
             exchange.mean(arrays, exempt=exempt)
@@ -117,10 +121,12 @@ def test_a_step_that_is_not_finite_leaves_them():
 
 def not_finite_in_all_dtypes(comm):
     """Goes on as if there had been no such step, in each dtype and on each node."""
-    for wire_dtype, local_size in itertools.product(WIRE, range(1, comm.size + 1)):
+    for exchange_dtype, local_size in itertools.product(WIRE, range(1, comm.size + 1)):
         found = []
         for skips in (False, True):
-            with Exchange(comm, wire_dtype, local_size=local_size, **OPTIONS) as each:
+            with Exchange(
+                comm, exchange_dtype=exchange_dtype, local_size=local_size, **OPTIONS
+            ) as each:
                 for step in range(4):
                     gradients = gradients_of(step, comm.size)
                     if step == 2 and not skips:
@@ -132,7 +138,7 @@ def not_finite_in_all_dtypes(comm):
                     if step == 2:
                         assert not np.isfinite(array[7])
                 found.append(array)
-        np.testing.assert_array_equal(*found, err_msg=f"{wire_dtype} {local_size}")
+        np.testing.assert_array_equal(*found, err_msg=f"{exchange_dtype} {local_size}")
 
 
 def test_a_step_that_is_not_finite_is_none_in_all_dtypes():
@@ -143,10 +149,10 @@ def quantiles_not_finite(comm):
     """Quantiles of gradients that have overflown are not kept for the next ones."""
     gradients, weights = gradients_of(0, comm.size), np.ones(N, "f")
     expected = simulate_exchange(
-        gradients, "fp8", strategy="oyama2017", weights=weights
+        gradients, exchange_dtype="fp8", strategy="oyama2017", weights=weights
     )
     options = {"strategy": "oyama2017", "local_size": 1, "every": 100}
-    with Exchange(comm, "fp8", **options, timeout=TIMEOUT) as exchange:
+    with Exchange(comm, exchange_dtype="fp8", **options, timeout=TIMEOUT) as exchange:
         overflown = np.full(N, np.inf, "f")
         exchange.mean([overflown], weights=[weights])
         assert not np.isfinite(overflown).any()
@@ -161,7 +167,7 @@ def test_quantiles_of_what_is_not_finite_are_not_kept():
 
 def refused(comm):
     """An exchange that is refused is none."""
-    with Exchange(comm, "int8", local_size=1, **OPTIONS) as exchange:
+    with Exchange(comm, exchange_dtype="int8", local_size=1, **OPTIONS) as exchange:
         exchange.mean([gradients_of(0, comm.size)[comm.rank]])
         kept = residual_of(exchange).copy()
         with pytest.raises(DisagreementError):
@@ -169,7 +175,7 @@ def refused(comm):
         array = gradients_of(1, comm.size)[comm.rank]
         expected = simulate_exchange(
             gradients_of(1, comm.size),
-            "int8",
+            exchange_dtype="int8",
             block=64,
             residuals=comm.allgather(kept),
         )
@@ -190,14 +196,14 @@ def saved(exchange):
 def same_ranks(comm):
     """A new exchange that has loaded goes on as the old one would have."""
     gradients = [gradients_of(step, comm.size) for step in range(4)]
-    with Exchange(comm, "e4m3", local_size=1, **OPTIONS) as exchange:
+    with Exchange(comm, exchange_dtype="e4m3", local_size=1, **OPTIONS) as exchange:
         for each in gradients[:2]:
             exchange.mean([each[comm.rank].copy()])
         state = saved(exchange)
         expected = [each[comm.rank].copy() for each in gradients[2:]]
         for array in expected:
             exchange.mean([array])
-    with Exchange(comm, "e4m3", local_size=1, **OPTIONS) as exchange:
+    with Exchange(comm, exchange_dtype="e4m3", local_size=1, **OPTIONS) as exchange:
         exchange.serialize(NpzDeserializer(state))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -211,7 +217,7 @@ def other_ranks(comm):
     states, residuals = None, None
     two = comm.Split(comm.rank < 2, comm.rank)
     if comm.rank < 2:
-        with Exchange(two, "int8", local_size=1, **OPTIONS) as exchange:
+        with Exchange(two, exchange_dtype="int8", local_size=1, **OPTIONS) as exchange:
             exchange.mean([gradients_of(0, 2)[comm.rank]])
             states = two.allgather(saved(exchange))
             residuals = two.allgather(residual_of(exchange))
@@ -227,7 +233,7 @@ def other_ranks(comm):
             local_size = 2 if n == 4 else 1
             options = {"local_size": local_size, **OPTIONS}
             with (
-                Exchange(some, "int8", **options) as exchange,
+                Exchange(some, exchange_dtype="int8", **options) as exchange,
                 warnings.catch_warnings(record=True) as found,
             ):
                 warnings.simplefilter("always")
@@ -238,7 +244,7 @@ def other_ranks(comm):
                     exchange.mean([array])
                     result = simulate_exchange(
                         gradients,
-                        "int8",
+                        exchange_dtype="int8",
                         local_size=local_size,
                         block=64,
                         residuals=expected,
@@ -255,7 +261,7 @@ def other_ranks(comm):
 
 def exchanged_ranks(comm):
     """Ranks that load each other's are as others: all get the mean."""
-    with Exchange(comm, "int8", local_size=1, **OPTIONS) as exchange:
+    with Exchange(comm, exchange_dtype="int8", local_size=1, **OPTIONS) as exchange:
         exchange.mean([gradients_of(0, comm.size)[comm.rank]])
         states = comm.allgather(saved(exchange))
         residuals = comm.allgather(residual_of(exchange))
@@ -264,13 +270,15 @@ def exchanged_ranks(comm):
         exchange.mean([array])
     before = (residuals[0] + residuals[1]) / np.float32(2)
     zeros = [np.zeros(N, "f")] * 2
-    expected = simulate_exchange(zeros, "int8", block=64, residuals=[before] * 2)
+    expected = simulate_exchange(
+        zeros, exchange_dtype="int8", block=64, residuals=[before] * 2
+    )
     assert array.tobytes() == expected.mean.tobytes()
 
 
 def other_model(comm):
     """Residuals of another size are refused, on all ranks."""
-    with Exchange(comm, "int8", local_size=1, **OPTIONS) as exchange:
+    with Exchange(comm, exchange_dtype="int8", local_size=1, **OPTIONS) as exchange:
         exchange.mean([gradients_of(0, comm.size)[comm.rank]])
         state = saved(exchange)
         before = {name: value.copy() for name, value in state.items()}

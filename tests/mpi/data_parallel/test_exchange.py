@@ -60,8 +60,8 @@ def compare(exchange, n, n_samples, local_size, options):
 
 def two_roundings(comm):
     for local_size in range(1, comm.size + 1):
-        for wire_dtype in WIRE:
-            one_array(comm, local_size, wire_dtype=wire_dtype)
+        for exchange_dtype in WIRE:
+            one_array(comm, local_size, exchange_dtype=exchange_dtype)
 
 
 def oyama2017(comm):
@@ -71,7 +71,7 @@ def oyama2017(comm):
                 one_array(
                     comm,
                     local_size,
-                    wire_dtype="fp8",
+                    exchange_dtype="fp8",
                     strategy="oyama2017",
                     rounding=rounding,
                 )

@@ -31,7 +31,7 @@ from tests.support.replicas import make_batches, make_model, parts_of
 
 TIMEOUT = 30
 OPTIONS = {"minimum": 0, "block": BLOCK, "timeout": TIMEOUT}
-PAPER = {"wire_dtype": "fp8", "strategy": "oyama2017"}
+PAPER = {"exchange_dtype": "fp8", "strategy": "oyama2017"}
 HOST = chainer.get_device("@numpy")
 DEVICES = ["fake", pytest.param("@cupy:0", marks=NEEDS_GPU)]
 
@@ -47,7 +47,7 @@ def device_named(name):
 
 def one_array(comm, name):
     """In all wire dtypes and nodes, and in the paper's way."""
-    ways = [{"wire_dtype": wire_dtype} for wire_dtype in WIRE] + [PAPER]
+    ways = [{"exchange_dtype": exchange_dtype} for exchange_dtype in WIRE] + [PAPER]
     with device_named(name) as device:
         for local_size in range(1, comm.size + 1):
             for way in ways:
@@ -55,7 +55,7 @@ def one_array(comm, name):
                     as_simulated(comm, device, local_size, way)
         # What no kernels are written for is coded on the host.
         with mock.patch.object(WireDtype, "has_kernels", False):
-            as_simulated(comm, device, 1, {"wire_dtype": "int8"})
+            as_simulated(comm, device, 1, {"exchange_dtype": "int8"})
 
 
 def as_simulated(comm, device, local_size, way):
@@ -86,20 +86,23 @@ def error_feedback(comm, name):
     """Also over a snapshot, which the host goes on from, and the device again."""
     places = [True, True, False, True]
     for local_size in range(1, comm.size):
-        for wire_dtype in WIRE:
+        for exchange_dtype in WIRE:
             options = {"local_size": local_size, "block": BLOCK}
             state, residuals = None, [np.zeros(1000, "f")] * comm.size
             for step, is_on_device in enumerate(places):
                 gradients = gradients_of(step, comm.size)
                 expected = simulate_exchange(
-                    gradients, wire_dtype, residuals=residuals, **options
+                    gradients,
+                    exchange_dtype=exchange_dtype,
+                    residuals=residuals,
+                    **options,
                 )
                 residuals = expected.residuals
                 with (
                     device_named(name) as device,
                     Exchange(
                         comm,
-                        wire_dtype,
+                        exchange_dtype=exchange_dtype,
                         minimum=0,
                         error_feedback=True,
                         timeout=TIMEOUT,
@@ -111,7 +114,7 @@ def error_feedback(comm, name):
                     array = gradients[comm.rank]
                     array = device.send(array) if is_on_device else array
                     exchange.mean([array])
-                    where = local_size, wire_dtype, step
+                    where = local_size, exchange_dtype, step
                     assert HOST.send(array).tobytes() == expected.mean.tobytes(), where
                     kept = exchange.kept.residuals["0"]
                     assert type(kept) is type(array)
@@ -131,7 +134,7 @@ def shared_out(comm, name):
     """A rank that has loaded another's gets the mean, on its device."""
     with device_named(name) as device:
         options = {"error_feedback": True, "local_size": 1, **OPTIONS}
-        with Exchange(comm, "int8", **options) as exchange:
+        with Exchange(comm, exchange_dtype="int8", **options) as exchange:
             exchange.mean([device.send(gradients_of(0, comm.size)[comm.rank])])
             serializer = DictionarySerializer()
             exchange.serialize(serializer)
@@ -144,7 +147,9 @@ def shared_out(comm, name):
         found = HOST.send(array)
     before = (residuals[0] + residuals[1]) / np.float32(2)
     zeros = [np.zeros(1000, "f")] * 2
-    expected = simulate_exchange(zeros, "int8", block=BLOCK, residuals=[before] * 2)
+    expected = simulate_exchange(
+        zeros, exchange_dtype="int8", block=BLOCK, residuals=[before] * 2
+    )
     assert found.tobytes() == expected.mean.tobytes()
 
 
@@ -173,7 +178,12 @@ def many_arrays(comm, name):
     with (
         device_named(name) as device,
         Exchange(
-            comm, "int8", local_size=1, chunk_bytes=2000, error_feedback=True, **OPTIONS
+            comm,
+            exchange_dtype="int8",
+            local_size=1,
+            chunk_bytes=2000,
+            error_feedback=True,
+            **OPTIONS,
         ) as exchange,
         warnings.catch_warnings(),
     ):
@@ -200,7 +210,7 @@ def many_arrays(comm, name):
 def refused(comm, name):
     with (
         device_named(name) as device,
-        Exchange(comm, "int8", local_size=1, **OPTIONS) as exchange,
+        Exchange(comm, exchange_dtype="int8", local_size=1, **OPTIONS) as exchange,
     ):
         arrays = [np.ones(40, "f"), np.ones(50, "f")]
         words = rf"array 1 is on {device}, but 0 on @numpy: exchange arrays of one"
@@ -256,9 +266,9 @@ def training(comm):
     device = chainer.get_device("@cupy:0")
     ways = [
         {},
-        {"wire_dtype": "int8", "error_feedback": True},
-        {"wire_dtype": "int8", "double_buffering": True},
-        {"wire_dtype": "int8", "overlap": True},
+        {"exchange_dtype": "int8", "error_feedback": True},
+        {"exchange_dtype": "int8", "double_buffering": True},
+        {"exchange_dtype": "int8", "overlap": True},
         PAPER,
     ]
     for way in ways:

@@ -58,7 +58,7 @@ def bound_of(parts, wire):
     return exact, first + wire.bound(np.abs(exact) + first, BLOCK) + arithmetic
 
 
-def check_means(arrays, of_ranks, wire_dtype, n_samples=None, exact_ones=EXEMPT):
+def check_means(arrays, of_ranks, exchange_dtype, n_samples=None, exact_ones=EXEMPT):
     """Compares means with the exact ones."""
     weights = [float(share) for share in shares(n_samples, len(of_ranks))]
     for i, array in enumerate(arrays):
@@ -66,12 +66,12 @@ def check_means(arrays, of_ranks, wire_dtype, n_samples=None, exact_ones=EXEMPT)
             weight * each[i].astype("d").ravel()
             for weight, each in zip(weights, of_ranks)
         ]
-        wire = WIRE["fp32" if i in exact_ones else wire_dtype]
+        wire = WIRE["fp32" if i in exact_ones else exchange_dtype]
         exact, bound = bound_of(parts, wire)
         if array.dtype == np.float16:
             bound = bound + 2.0**-11 * (np.abs(exact) + bound) + 2.0**-25
         error = np.abs(array.astype("d").ravel() - exact)
-        assert (error <= bound).all(), (i, wire_dtype, error.max())
+        assert (error <= bound).all(), (i, exchange_dtype, error.max())
 
 
 def means(comm, seed):
@@ -86,14 +86,16 @@ def means(comm, seed):
     ]
     choices = random.Random(seed).sample([*itertools.product(*everything)], 12)
     for choice in choices:
-        wire_dtype, local_size, bucket_bytes, chunk_bytes, minimum, n_samples = choice
+        exchange_dtype, local_size, bucket_bytes, chunk_bytes, minimum, n_samples = (
+            choice
+        )
         of_ranks = [arrays_of(rank) for rank in range(comm.size)]
         arrays = [*of_ranks[comm.rank]]
         of_ranks = [[a.copy() for a in each] for each in of_ranks]
         columns = arrays[5].base.copy()
         with Exchange(
             comm,
-            wire_dtype,
+            exchange_dtype=exchange_dtype,
             local_size=local_size,
             block=BLOCK,
             bucket_bytes=bucket_bytes,
@@ -105,9 +107,11 @@ def means(comm, seed):
                 arrays, exempt=EXEMPT, n_samples=n_samples and n_samples[comm.rank]
             )
         assert len(set(comm.allgather(bits(arrays)))) == 1, choice
-        is_exact = wire_dtype == "fp32" or minimum > 10**6 or local_size == comm.size
+        is_exact = (
+            exchange_dtype == "fp32" or minimum > 10**6 or local_size == comm.size
+        )
         exact_ones = range(12) if is_exact else EXEMPT
-        check_means(arrays, of_ranks, wire_dtype, n_samples, exact_ones)
+        check_means(arrays, of_ranks, exchange_dtype, n_samples, exact_ones)
         # The numbers between those of a column are nobody's business.
         columns.reshape(50, 3)[:, 1] = arrays[5]
         assert columns.tobytes() == arrays[5].base.tobytes(), choice
@@ -128,7 +132,12 @@ def hosts(comm):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("socket.gethostname", lambda of=names: str(of[comm.rank]))
             exchange = Exchange(
-                comm, "e5m2", block=BLOCK, chunk_bytes=2000, minimum=0, timeout=TIMEOUT
+                comm,
+                exchange_dtype="e5m2",
+                block=BLOCK,
+                chunk_bytes=2000,
+                minimum=0,
+                timeout=TIMEOUT,
             )
         assert [len(ranks) for ranks in exchange.nodes] in [
             [2, 1],
@@ -159,7 +168,12 @@ def small_buckets(comm):
     ]
     arrays = [array.copy() for array in of_ranks[comm.rank]]
     with Exchange(
-        comm, "e5m2", local_size=1, bucket_bytes=4 * 200, minimum=200, timeout=TIMEOUT
+        comm,
+        exchange_dtype="e5m2",
+        local_size=1,
+        bucket_bytes=4 * 200,
+        minimum=200,
+        timeout=TIMEOUT,
     ) as exchange:
         # Buckets: 0 and 1, 2 and 3, of which 190 are coded without 3, and 4.
         exchange.mean(arrays, exempt=[])
@@ -175,7 +189,7 @@ def test_small_buckets_are_not_coded():
 
 def not_finite(comm):
     """Only the array with such a number is touched, on all ranks."""
-    for wire_dtype, local_size, chunk_bytes in [
+    for exchange_dtype, local_size, chunk_bytes in [
         ("int8", 1, None),
         ("fp16", 1, 2000),
         ("e4m3", 2, 2000),
@@ -190,7 +204,7 @@ def not_finite(comm):
             with (
                 Exchange(
                     comm,
-                    wire_dtype,
+                    exchange_dtype=exchange_dtype,
                     local_size=local_size,
                     block=BLOCK,
                     bucket_bytes=4000,
@@ -202,17 +216,17 @@ def not_finite(comm):
             ):
                 warnings.simplefilter("error")
                 exchange.mean(arrays, exempt=EXEMPT)
-            where = wire_dtype, local_size, bad, i
+            where = exchange_dtype, local_size, bad, i
             assert len(set(comm.allgather(bits(arrays)))) == 1, where
             broken = ~np.isfinite(arrays[i].ravel())
-            if wire_dtype == "fp32" or i in EXEMPT or local_size == comm.size:
+            if exchange_dtype == "fp32" or i in EXEMPT or local_size == comm.size:
                 assert broken.nonzero()[0].tolist() == [3], where
             else:
                 assert broken.all(), where
             # So that all can be compared with what they must be.
             arrays[i] = np.sum([r[i].astype("d") for r in of_ranks], axis=0) / comm.size
             exact_ones = range(12) if local_size == comm.size else EXEMPT
-            check_means(arrays, of_ranks, wire_dtype, None, exact_ones)
+            check_means(arrays, of_ranks, exchange_dtype, None, exact_ones)
 
 
 @pytest.mark.parametrize("n_ranks", [2, 3])
@@ -230,7 +244,7 @@ def missing(comm, local_size):
     has = [{0, 1}, {0, 3}, {0}][: comm.size]
     with Exchange(
         comm,
-        "int8",
+        exchange_dtype="int8",
         local_size=local_size,
         bucket_bytes=100,
         minimum=0,

@@ -92,9 +92,9 @@ def test_a_number_of_samples_that_is_forgotten_is_warned_of(overlap):
 
 
 def in_few_bits(comm):
-    for strategy, wire_dtype in (("two_roundings", "int8"), ("oyama2017", "fp8")):
+    for strategy, exchange_dtype in (("two_roundings", "int8"), ("oyama2017", "fp8")):
         model = make_model()
-        options = {**CODED, "wire_dtype": wire_dtype, "strategy": strategy}
+        options = {**CODED, "exchange_dtype": exchange_dtype, "strategy": strategy}
         optimizer = replicate(comm, model, **options)
         losses = []
         x, t = make_batches(1, 4 * comm.size)[0]
@@ -363,12 +363,14 @@ def wrong_arguments(comm):
         create_multi_node_optimizer(sgd, comm, check_every=0)
     with pytest.raises(TypeError, match="optimizer must be a Chainer optimizer"):
         create_multi_node_optimizer("sgd", comm)
-    with pytest.raises(DisagreementError, match="wire_dtype='fp32', but rank 1 has"):
+    with pytest.raises(
+        DisagreementError, match="exchange_dtype='fp32', but rank 1 has"
+    ):
         create_multi_node_optimizer(
-            sgd, comm, wire_dtype="int8" if wrong else "fp32", minimum=0
+            sgd, comm, exchange_dtype="int8" if wrong else "fp32", minimum=0
         )
-    with pytest.raises(ValueError, match="wire_dtype must be"):
-        create_multi_node_optimizer(sgd, comm, wire_dtype="int4")
+    with pytest.raises(ValueError, match="exchange_dtype must be"):
+        create_multi_node_optimizer(sgd, comm, exchange_dtype="int4")
 
 
 def test_wrong_arguments_are_refused():

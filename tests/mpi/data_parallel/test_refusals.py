@@ -10,25 +10,32 @@ from tests.support.mpiexec import assert_on_ranks
 
 TIMEOUT = 20
 OPTIONS = {"local_size": 1, "minimum": 0, "timeout": TIMEOUT}
-PAPER = {"wire_dtype": "fp8", "strategy": "oyama2017"}
+PAPER = {"exchange_dtype": "fp8", "strategy": "oyama2017"}
 
 # Of one rank that others do not have: what it says, and what all others do.
 DIFFERENT = [
-    ({"wire_dtype": "e4m3"}, "rank 0 has wire_dtype='int8', but rank 1 has 'e4m3'"),
+    (
+        {"exchange_dtype": "e4m3"},
+        "rank 0 has exchange_dtype='int8', but rank 1 has 'e4m3'",
+    ),
     ({"block": 32}, "rank 0 has block=256, but rank 1 has 32"),
     ({"bucket_bytes": 1000}, "rank 0 has bucket_bytes=26214400, but rank 1 has 1000"),
     ({"chunk_bytes": 1000}, "rank 0 has chunk_bytes=None, but rank 1 has 1000"),
     ({"local_size": 2}, "rank 0 has local_size=1, but rank 1 has 2"),
     ({"minimum": 7}, "rank 0 has minimum=0, but rank 1 has 7"),
     ({"error_feedback": True}, "rank 0 has error_feedback=False, but rank 1 has True"),
-    (PAPER, "rank 0 has wire_dtype='int8', but rank 1 has 'fp8'"),
+    (PAPER, "rank 0 has exchange_dtype='int8', but rank 1 has 'fp8'"),
     ({"seed": 3}, "rank 0 has seed=0, but rank 1 has 3"),
 ]
 WRONG = [
     ({"block": 24}, ValueError, "block must be a positive multiple of 16, not 24"),
     ({"block": 0}, ValueError, "block must be a positive multiple of 16, not 0"),
-    ({"strategy": "oyama2017"}, ValueError, "sends e5m2, not 'int8': give wire_dtype"),
-    ({"wire_dtype": "int4"}, ValueError, "'int8' or 'fp8', not int4"),
+    (
+        {"strategy": "oyama2017"},
+        ValueError,
+        "sends e5m2, not 'int8': give exchange_dtype",
+    ),
+    ({"exchange_dtype": "int4"}, ValueError, "int8, fp8, not 'int4'"),
     ({**PAPER, "error_feedback": True}, ValueError, "knows no error feedback"),
     ({"timeout": 0}, ValueError, "timeout must be positive, not 0"),
     ({"timeout": "long"}, TypeError, "'str' and 'int'"),
@@ -55,7 +62,13 @@ def constructions(comm):
 def uneven_nodes(comm):
     """As many ranks on each node, for the paper's two levels."""
     with pytest.raises(DisagreementError, match=r"on each node, not \[1, 2\]: give"):
-        Exchange(comm, "fp8", strategy="oyama2017", local_size=2, timeout=TIMEOUT)
+        Exchange(
+            comm,
+            exchange_dtype="fp8",
+            strategy="oyama2017",
+            local_size=2,
+            timeout=TIMEOUT,
+        )
 
 
 @pytest.mark.parametrize("n_ranks", [2, 3])
@@ -164,7 +177,7 @@ def check(exchange, changed, error=None, words=None, **common):
 
 
 def calls(comm):
-    with Exchange(comm, "int8", bucket_bytes=100, **OPTIONS) as exchange:
+    with Exchange(comm, exchange_dtype="int8", bucket_bytes=100, **OPTIONS) as exchange:
         check(exchange, {})
         for make, words in DIFFERENT_CALLS:
             changed = make() if comm.rank == 1 else {}
@@ -210,7 +223,7 @@ def test_calls_that_are_refused(n_ranks, case):
 
 
 def other_snapshots(comm):
-    with Exchange(comm, "int8", **OPTIONS) as exchange:
+    with Exchange(comm, exchange_dtype="int8", **OPTIONS) as exchange:
         states = []
         for _ in range(2):
             check(exchange, {})

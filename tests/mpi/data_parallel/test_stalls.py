@@ -31,10 +31,10 @@ def arrays_of(n=3):
     return [np.ones(40_000, "f") for _ in range(n)]
 
 
-def exchange_of(comm, wire_dtype="int8", **options):
+def exchange_of(comm, exchange_dtype="int8", **options):
     return Exchange(
         comm,
-        wire_dtype,
+        exchange_dtype=exchange_dtype,
         **{
             "local_size": 1,
             "minimum": 0,
@@ -73,9 +73,9 @@ def not_finished(comm, is_late):
     return None if is_late else mean
 
 
-def not_all_given(comm, is_late, wire_dtype="int8", **options):
+def not_all_given(comm, is_late, exchange_dtype="int8", **options):
     """It gives the first array only."""
-    exchange = exchange_of(comm, wire_dtype, **options)
+    exchange = exchange_of(comm, exchange_dtype, **options)
     arrays = arrays_of()
     exchange.begin(lambda: specs_of(arrays, None), arrays, None)
 
@@ -120,7 +120,7 @@ CASES = {
 def stalls(comm, name):
     case = globals()[name]
     # What the first one loads takes longer than these wait.
-    for options in [{}, {"wire_dtype": "fp8", "strategy": "oyama2017"}]:
+    for options in [{}, {"exchange_dtype": "fp8", "strategy": "oyama2017"}]:
         with exchange_of(comm, **options, timeout=PATIENCE) as exchange:
             exchange.mean(arrays_of(), weights=arrays_of())
     ours = comm.Dup()

@@ -125,7 +125,7 @@ class Run:
             optimizer = MixedPrecision(optimizer, loss_scale=128.0, comm=comm)
         if grid is not None:
             optimizer = create_multi_node_optimizer(
-                optimizer, grid.data, wire_dtype="int8", exempt=None
+                optimizer, grid.data, exchange_dtype="int8", exempt=None
             )
         return optimizer
 

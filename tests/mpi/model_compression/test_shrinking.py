@@ -99,7 +99,7 @@ class Run:
             optimizer = MixedPrecision(optimizer, loss_scale=128.0, comm=comm)
         if grid is not None:
             optimizer = create_multi_node_optimizer(
-                optimizer, grid.data, wire_dtype="fp32", error_feedback=False
+                optimizer, grid.data, exchange_dtype="fp32", error_feedback=False
             )
         return optimizer
 

@@ -277,7 +277,7 @@ def ties_are_coded_otherwise(comm, options):
                 chainer.optimizers.MomentumSGD(0.1),
                 grid,
                 pipeline=pipe,
-                wire_dtype="int8",
+                exchange_dtype="int8",
                 local_size=1,
                 minimum=100,
                 **options,
@@ -295,7 +295,7 @@ def test_copies_of_a_tied_parameter_get_one_mean(options):
     assert_on_ranks(4, ties_are_coded_otherwise, options)
 
 
-def decays_ties_once(comm, is_backwards, wire_dtype):
+def decays_ties_once(comm, is_backwards, exchange_dtype):
     """Two optimizers of a rank change the gradients of copies, one after the other."""
     batches = make_batches([8, 6, 8, 8], n_in=8, n_classes=8)
 
@@ -324,7 +324,11 @@ def decays_ties_once(comm, is_backwards, wire_dtype):
             optimizers = []
             for stage in stages:
                 inner = chainer.optimizers.MomentumSGD(0.1)
-                options = {"wire_dtype": wire_dtype, "local_size": 1, "minimum": 0}
+                options = {
+                    "exchange_dtype": exchange_dtype,
+                    "local_size": 1,
+                    "minimum": 0,
+                }
                 optimizer = exchanged(inner, grid, pipeline=pipe, **options)
                 optimizers.append(with_decay(optimizer, stage))
             for batch in batches:
@@ -334,7 +338,7 @@ def decays_ties_once(comm, is_backwards, wire_dtype):
             # Compares the copies.
             pipe.step(*part(grid, batches[0]))
         weights = dict(expected.namedparams())
-        tolerance = 1e-5 if wire_dtype == "fp32" else 0.1
+        tolerance = 1e-5 if exchange_dtype == "fp32" else 0.1
         for stage in stages:
             for path, param in stage.namedparams():
                 array = weights[path].array
@@ -342,9 +346,9 @@ def decays_ties_once(comm, is_backwards, wire_dtype):
 
 
 @pytest.mark.parametrize("is_backwards", [False, True])
-@pytest.mark.parametrize("wire_dtype", ["fp32", "int8"])
-def test_hooks_change_the_mean_of_a_tied_parameter_once(is_backwards, wire_dtype):
-    assert_on_ranks(4, decays_ties_once, is_backwards, wire_dtype)
+@pytest.mark.parametrize("exchange_dtype", ["fp32", "int8"])
+def test_hooks_change_the_mean_of_a_tied_parameter_once(is_backwards, exchange_dtype):
+    assert_on_ranks(4, decays_ties_once, is_backwards, exchange_dtype)
 
 
 def overflows_on_one(comm):

@@ -180,9 +180,9 @@ def test_a_cut_by_its_method(folder):
 def test_replicas_and_what_their_exchange_costs(folder):
     small, large = profiles(folder)
     arguments = ["plan", small, large, "--ranks", 4, "--bandwidth", "1MB/s"]
-    output = run(*arguments, "--replicas", 4, "--wire-dtype", "int8")
+    output = run(*arguments, "--replicas", 4, "--exchange-dtype", "int8")
     plan = Plan.load("plan.json")
-    assert (plan.replicas > 1, plan.wire_dtype) == (True, "int8")
+    assert (plan.replicas > 1, plan.exchange_dtype) == (True, "int8")
     assert f"{plan.replicas} replicas, gradients in int8" in output
     assert f"exchange of gradients: {plan.exchange}" in output
     assert plan.placement(["a"] * plan.n_ranks) == "stages_together"
@@ -190,7 +190,7 @@ def test_replicas_and_what_their_exchange_costs(folder):
     output = run(*simulate, "-o", "coded.json")
     assert f"{plan.replicas} replicas, gradients in int8" in output
     assert "other" in output
-    output = run(*simulate, "--wire-dtype", "fp32", "-o", "exact.json")
+    output = run(*simulate, "--exchange-dtype", "fp32", "-o", "exact.json")
     assert f"{plan.replicas} replicas, gradients in fp32" in output
     coded, exact = map(Timeline.load, ("coded.json", "exact.json"))
     assert coded.makespan == pytest.approx(plan.step_seconds)
@@ -198,8 +198,8 @@ def test_replicas_and_what_their_exchange_costs(folder):
     output = run(*arguments, "--replicas", 4, "--error-feedback")
     assert "gradients in fp32 with error feedback" in output
     run(*arguments)
-    output = run(*simulate, "--wire-dtype", "fp32", code=2)
-    assert "--wire-dtype: the plan has no replicas" in output
+    output = run(*simulate, "--exchange-dtype", "fp32", code=2)
+    assert "--exchange-dtype: the plan has no replicas" in output
 
 
 def test_what_memory_has_no_room_for_is_on_disk(folder):
@@ -392,13 +392,13 @@ def test_everything_has_help():
         (
             [
                 *("plan", "profile-1.json", "--ranks", "2"),
-                *("--wire-dtype", "int8", "--error-feedback"),
+                *("--exchange-dtype", "int8", "--error-feedback"),
             ],
             2,
-            "--wire-dtype and --error-feedback: only with --replicas",
+            "--exchange-dtype and --error-feedback: only with --replicas",
         ),
         (
-            ["plan", "profile-1.json", "--ranks", "2", "--wire-dtype", "int7"],
+            ["plan", "profile-1.json", "--ranks", "2", "--exchange-dtype", "int7"],
             2,
             "'int7' is not one of 'fp32', 'fp16', 'bf16', 'e5m2', 'e4m3', 'int8'",
         ),

@@ -256,7 +256,7 @@ COPYING = (
     {"double_buffering": True},
     {"error_feedback": True},
     {"overlap": True},
-    {"strategy": "oyama2017", "wire_dtype": "fp8"},
+    {"strategy": "oyama2017", "exchange_dtype": "fp8"},
 )
 
 
@@ -284,7 +284,7 @@ def refuses_in_pipelines(comm):
     """Also the ranks whose stage streams nothing refuse, before the first message."""
     with pytest.raises((ValueError, DisagreementError)) as caught:
         run = Replica(
-            comm, 2, "words", chainer.optimizers.SGD, wire_dtype="int8", minimum=0,
+            comm, 2, "words", chainer.optimizers.SGD, exchange_dtype="int8", minimum=0,
             local_size=1, error_feedback=True,
         )  # fmt: skip
         run.losses(0, 1)

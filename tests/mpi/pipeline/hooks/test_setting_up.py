@@ -43,11 +43,13 @@ def test_one_for_all_stages():
 
 def one_that_exchanges(comm):
     """An exchange of the user's own stays, whatever the plan says."""
-    plan = Plan([0, 6], 2, "1f1b", replicas=2, wire_dtype="int8", error_feedback=True)
+    plan = Plan(
+        [0, 6], 2, "1f1b", replicas=2, exchange_dtype="int8", error_feedback=True
+    )
     with Grid(comm, 1) as grid:
         pipe = Pipeline(make_model(), grid, plan=plan, timeout=20)
         own = create_multi_node_optimizer(
-            chainer.optimizers.SGD(0.1), grid.data, pipeline=pipe, wire_dtype="fp16"
+            chainer.optimizers.SGD(0.1), grid.data, pipeline=pipe, exchange_dtype="fp16"
         )
         assert pipe.setup(own) is own
         by_plan = pipe.setup(chainer.optimizers.SGD(0.1))

@@ -72,7 +72,7 @@ def moves_alike(comm, options):
 
 def residuals_move(comm):
     """Between two updates, what was lost of a layer goes where the layer goes."""
-    options = {"wire_dtype": "fp16", "error_feedback": True, "minimum": 1}
+    options = {"exchange_dtype": "fp16", "error_feedback": True, "minimum": 1}
     np.random.seed(2)
     with Grid(comm, n_pipeline=2) as grid:
         stage = build().divide(*Plan([0, 2, 5]).range(grid.pipeline.rank))
@@ -112,7 +112,7 @@ def residuals_move(comm):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"wire_dtype": "fp16", "error_feedback": True, "minimum": 1}],
+    [{}, {"exchange_dtype": "fp16", "error_feedback": True, "minimum": 1}],
     ids=["plain", "error_feedback"],
 )
 def test_replicas_keep_one_cut(options):

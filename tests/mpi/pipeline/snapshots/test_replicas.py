@@ -101,7 +101,7 @@ def resumes_bit_for_bit(comm, folder, options):
     other.close()
 
 
-CODED = {"wire_dtype": "int8", "minimum": 0, "local_size": 1}
+CODED = {"exchange_dtype": "int8", "minimum": 0, "local_size": 1}
 FED_BACK = {**CODED, "error_feedback": True}
 
 

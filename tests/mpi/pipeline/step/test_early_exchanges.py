@@ -180,7 +180,7 @@ CASES = {
         ALIKE,
         {"schedule": "interleaved", "n_stages": 4, "n_microbatches": 2},
         {
-            "wire_dtype": "int8",
+            "exchange_dtype": "int8",
             "local_size": 1,
             "minimum": 0,
             "error_feedback": True,

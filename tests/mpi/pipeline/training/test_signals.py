@@ -20,7 +20,12 @@ from tests.support.mpiexec import assert_on_ranks
 TIMEOUT = 20
 N_ITERATIONS = 10
 SAMPLES = [(x, t) for batch in make_batches([20]) for x, t in zip(*batch)]
-CODED = {"wire_dtype": "int8", "minimum": 0, "local_size": 1, "error_feedback": True}
+CODED = {
+    "exchange_dtype": "int8",
+    "minimum": 0,
+    "local_size": 1,
+    "error_feedback": True,
+}
 
 
 def train(comm, placement, out, when=None, resume=None):
