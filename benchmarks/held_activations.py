@@ -260,7 +260,7 @@ class OnHosts:
             return None
         model = make_model(*self._model)
         if plan.streamed:
-            stream(model, 2**62, plan=plan, disk=self._disk, show=False)
+            stream(model, memory=2**62, plan=plan, disk=self._disk, show=False)
         return Pipeline(
             model.divide(*plan.range(rank)),
             comm,

@@ -40,10 +40,10 @@ from divisible.streaming.report import RankMemory, StreamedLayer, StreamReport
 
 
 def stream(
-    stage: Divisible,
+    model: Divisible,
+    *,
     memory: PerRank | str | None = None,
     directory: str | os.PathLike | None = None,
-    *,
     profile: Profile | Sequence[Profile] | None = None,
     plan: Plan | None = None,
     optimizer: chainer.GradientMethod | None = None,
@@ -59,7 +59,7 @@ def stream(
     ranks call this alike, before they divide the model.
 
     Args:
-        stage (Divisible): A model built in :func:`~divisible.deferred_init` and not
+        model (Divisible): A model built in :func:`~divisible.deferred_init` and not
             divided yet; changed.
         memory: Bytes that a rank may use, or text such as ``'4GiB'``; one for all or
             one for each rank. By default the memory in the plan's conditions.
@@ -80,14 +80,13 @@ def stream(
 
     Returns:
         StreamReport: The choice, and the memory that is needed.
-        StreamReport: The choice, and the memory that is needed.
 
     Raises:
         MemoryLimitError: If the rest does not fit, whatever is streamed. The message
             has the ranks and the bytes. The model is unchanged.
         StoreError: If arrays of layers are in memory already, or ``directory`` cannot
             be used.
-        TypeError: If ``stage`` is no model, ``optimizer`` no optimizer, or neither
+        TypeError: If ``model`` is no model, ``optimizer`` no optimizer, or neither
             ``memory`` nor the plan has the memory of a rank.
         ValueError: If an argument is out of range, or belongs to another model.
 
@@ -98,7 +97,7 @@ def stream(
         >>> with deferred_init(seed=0):
         ...     model = Divisible(
         ...         L.Linear(4000, 4000), F.relu, L.Linear(4000, 100), L.Linear(100, 9))
-        >>> report = stream(model, '48MiB', show=False)
+        >>> report = stream(model, memory='48MiB', show=False)
         >>> report.streamed
         (0,)
         >>> report.ranks[0].weights // 2**20, report.ranks[0].needed // 2**20
@@ -106,20 +105,20 @@ def stream(
         >>> [type(layer).__name__ for layer in model.divide()]
         ['Streamed', 'function', 'Linear', 'Linear']
     """
-    if not isinstance(stage, Divisible):
-        raise TypeError(f"stage must be a Divisible, not a {type(stage).__name__}")
+    if not isinstance(model, Divisible):
+        raise TypeError(f"model must be a Divisible, not a {type(model).__name__}")
     check_optimizer(optimizer)
     profiles: list[Profile] = []
     if profile is not None:
         profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
-        profiles[0].check(stage)
+        profiles[0].check(model)
     if plan is not None:
-        plan.check(stage)
-    layers, activations = _on_ranks(plan or Plan([0, len(stage)]), profiles)
+        plan.check(model)
+    layers, activations = _on_ranks(plan or Plan([0, len(model)]), profiles)
     conditions = None if plan is None else plan.conditions
     limits = _limits_of(plan) if memory is None else _limits(memory, len(layers))
     place = usable_directory(directory)
-    weights = weights_of(stage, optimizer, profiles[0] if profiles else None)
+    weights = weights_of(model, optimizer, profiles[0] if profiles else None)
     seconds: dict[int, float] = {}
     if profiles:
         if disk is None and conditions is not None:
@@ -138,12 +137,12 @@ def stream(
     _check_room(parts)
     rooms = {i: part.room for part in parts for i in sorted(part.chosen)}
     report = StreamReport(
-        _streamed_layers(stage, weights, rooms, seconds),
+        _streamed_layers(model, weights, rooms, seconds),
         tuple(part.memory for part in parts),
         str(place),
         disk,
     )
-    put_on_disk(stage, rooms, directory)
+    put_on_disk(model, rooms, directory)
     if show:
         print(report)
         if conditions is not None:
@@ -152,7 +151,7 @@ def stream(
 
 
 def _streamed_layers(
-    stage: Divisible,
+    model: Divisible,
     weights: Sequence[LayerWeights],
     chosen: Collection[int],
     seconds: Mapping[int, float],
@@ -161,7 +160,7 @@ def _streamed_layers(
     return tuple(
         StreamedLayer(
             position=i,
-            name=title(stage.model_layers[i]),
+            name=title(model.model_layers[i]),
             n_bytes=each.n_bytes,
             is_streamed=i in chosen,
             seconds=seconds.get(i) if i in chosen else None,

@@ -15,7 +15,7 @@ _SEGMENT = 8
 
 
 def measure_disk(
-    directory: str | os.PathLike | None = None, n_bytes: int = 128 * 2**20
+    directory: str | os.PathLike | None = None, *, n_bytes: int = 128 * 2**20
 ) -> Disk:
     """Measures how fast streamed layers can write and read files in a directory.
 

@@ -106,6 +106,7 @@ class Streamed(chainer.Link):
     def __init__(
         self,
         link: chainer.Link,
+        *,
         activation: Any = None,
         segment: int | str = "auto",
         store: str = "disk",

@@ -109,7 +109,7 @@ def divided(
         conditions = plan.conditions
         is_limited = conditions is not None and conditions.machine.memory is not None
         memory = None if is_limited else math.inf
-        stream(model, memory, directory, plan=plan, show=False)
+        stream(model, memory=memory, directory=directory, plan=plan, show=False)
     return [model.divide(*layers) for layers in found.stages_of(rank)]
 
 

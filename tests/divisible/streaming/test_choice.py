@@ -57,7 +57,7 @@ def test_the_model_computes_what_it_did(tmp_path, capsys):
     widths = (1000, 1200, 900, 10)
     model = perceptron(*widths)
     adam = chainer.optimizers.Adam()
-    report = stream(model, "34MiB", tmp_path, optimizer=adam)
+    report = stream(model, memory="34MiB", directory=tmp_path, optimizer=adam)
     assert kinds(model) == ["Streamed", "function", "Linear", "function", "Linear"]
     assert report.streamed == (0,) and report.directory == str(tmp_path)
     memory = report.ranks[0]
@@ -73,7 +73,7 @@ def test_the_model_computes_what_it_did(tmp_path, capsys):
 
 def test_nothing_is_on_disk_that_has_room_in_memory(capsys):
     model = perceptron(100, 100, 10)
-    assert stream(model, "1MiB", show=False).streamed == ()
+    assert stream(model, memory="1MiB", show=False).streamed == ()
     assert kinds(model) == ["Linear", "function", "Linear"]
     assert capsys.readouterr().out == ""
 
@@ -90,7 +90,11 @@ def test_the_layer_goes_whose_computation_hides_the_disk():
     model = perceptron(2000, 2000, 2000, 2000)
     profile = profile_of(model, [0.1, 0.1, 9.0, 0.1, 0.1])
     report = stream(
-        model, "90MiB", profile=profile, disk=Disk(read=MIB, write=MIB), show=False
+        model,
+        memory="90MiB",
+        profile=profile,
+        disk=Disk(read=MIB, write=MIB),
+        show=False,
     )
     assert report.streamed == (2,)
     # Of its 15.3 MiB, of which each takes a second: three passes, the last of them
@@ -100,7 +104,7 @@ def test_the_layer_goes_whose_computation_hides_the_disk():
     # With a disk that is fast enough, it costs nothing.
     fast = stream(
         perceptron(2000, 2000, 2000, 2000),
-        "90MiB",
+        memory="90MiB",
         profile=profile,
         disk=Disk(read=1e15, write=1e15),
         show=False,
@@ -126,7 +130,7 @@ def test_links_of_a_chain_are_streamed_together():
             return Divisible(L.Convolution2D(3, 384, 1), Block(384))
 
     blocks = model()
-    assert stream(blocks, "18MiB", show=False).streamed == (1,)
+    assert stream(blocks, memory="18MiB", show=False).streamed == (1,)
     assert type(blocks[1].first) is type(blocks[1].second) is Streamed
     assert type(blocks[0]) is L.Convolution2D
     assert "Streamed" in blocks.model_layers[1]
@@ -143,7 +147,7 @@ def test_a_link_at_two_places_stays_one():
     with deferred_init(seed=0):
         link = L.Linear(1500, 1500)
         model = Divisible(link, F.relu, link, L.Linear(1500, 3))
-    report = stream(model, "17MiB", show=False)
+    report = stream(model, memory="17MiB", show=False)
     assert report.streamed == (0,) and model[0] is model[2]
     assert report.ranks[0].weights == 2 * 4 * (1500 * 1501 + 1501 * 3)
 
@@ -159,7 +163,7 @@ def test_reasons_are_said():
             L.Linear(600, 700),
         )
     model.tie("/1/W", "/3/W")
-    report = stream(model, "1GiB", show=False)
+    report = stream(model, memory="1GiB", show=False)
     assert [each.position for each in report.layers] == [1, 3, 4, 5]
     reasons = [each.reason for each in report.layers]
     assert "another layer" in reasons[0] and "another layer" in reasons[1]
@@ -169,7 +173,7 @@ def test_reasons_are_said():
 def test_what_does_not_fit_is_refused_and_the_model_is_as_it_was():
     model = perceptron(1000, 1000, 1000)
     with pytest.raises(MemoryLimitError) as refused:
-        stream(model, "10MiB", show=False)
+        stream(model, memory="10MiB", show=False)
     words = "rank 0", "16.0 MiB of its 10.0 MiB", "segments 16.0 MiB", "Give more"
     assert all(word in str(refused.value) for word in words)
     assert kinds(model) == ["Linear", "function", "Linear"]
@@ -179,13 +183,15 @@ def test_what_does_not_fit_is_refused_and_the_model_is_as_it_was():
 def test_each_rank_has_its_memory():
     model = perceptron(1500, 1500, 1500, 1500)
     plan = Plan([0, 2, 5], n_microbatches=4, schedule="1f1b")
-    report = stream(model, ["17MiB", "1GiB"], plan=plan, show=False)
+    report = stream(model, memory=["17MiB", "1GiB"], plan=plan, show=False)
     assert report.streamed == (0,) and len(report.ranks) == 2
     # Two microbatches of 8 samples in flight on the first rank, one on the second.
     model = perceptron(1500, 1500, 1500, 1500)
     profile = profile_of(model, [0.1] * 5)
     disk = Disk(read=1e9, write=1e9)
-    report = stream(model, "1GiB", plan=plan, profile=profile, disk=disk, show=False)
+    report = stream(
+        model, memory="1GiB", plan=plan, profile=profile, disk=disk, show=False
+    )
     held = [rank.activations for rank in report.ranks]
     assert held == [2 * 2 * MIB // 4 + MIB // 4, 3 * MIB // 4 + MIB // 4]
 
@@ -193,10 +199,10 @@ def test_each_rank_has_its_memory():
 def test_a_plan_says_what_is_streamed():
     model = perceptron(800, 800, 800, 800)
     plan = Plan([0, 2, 5], 4, "1f1b", streamed=[0, 4])
-    assert stream(model, "1GiB", plan=plan, show=False).streamed == (0, 4)
+    assert stream(model, memory="1GiB", plan=plan, show=False).streamed == (0, 4)
     with pytest.raises(ValueError, match="the plan streams layer 1, but"):
         wrong = Plan([0, 2, 5], 4, "1f1b", streamed=[1])
-        stream(perceptron(800, 800, 800, 800), "1GiB", plan=wrong, show=False)
+        stream(perceptron(800, 800, 800, 800), memory="1GiB", plan=wrong, show=False)
 
 
 def test_best_plan_and_stream_agree():
@@ -215,7 +221,7 @@ def test_best_plan_and_stream_agree():
     )
     disk = Disk(1e9, 1e9)
     plan = best_plan(profile, Machine(1, memory=55 * MIB, disk=disk))
-    report = stream(model, 55 * MIB, plan=plan, show=False)
+    report = stream(model, memory=55 * MIB, plan=plan, show=False)
     assert report.streamed == plan.streamed and len(plan.streamed) == 1
 
 
@@ -235,7 +241,7 @@ def test_a_plan_says_for_which_memory_disk_and_minibatch(capsys):
     # Microbatches of 16 samples, half as many as the profile's 32 take.
     model = perceptron(1500, 1500, 1500, 1500)
     profile = profile_of(model, [0.1] * 5)
-    report = stream(model, "1GiB", plan=plan, profile=profile, show=False)
+    report = stream(model, memory="1GiB", plan=plan, profile=profile, show=False)
     held = [rank.activations for rank in report.ranks]
     half = MIB * 16 // profile.n_samples
     assert held == [2 * 2 * half + half, 3 * half + half]
@@ -263,7 +269,7 @@ def made():
 )
 def test_refusals(model, memory, options, error, words):
     with pytest.raises(error, match=words):
-        stream(model(), memory, show=False, **options)
+        stream(model(), memory=memory, show=False, **options)
 
 
 @given(
@@ -307,7 +313,9 @@ def test_an_embedding_on_disk_costs_no_pass_of_a_microbatch():
         LayerCost(1e-3, 1e-3, 1e-3, parameter_bytes=12_000_000),
     ]
     profile = Profile(costs, n_samples=8)
-    report = stream(words(), "40MiB", profile=profile, disk=Disk(1e8, 1e8), show=False)
+    report = stream(
+        words(), memory="40MiB", profile=profile, disk=Disk(1e8, 1e8), show=False
+    )
     # Twice as large, and on disk at less cost than the layer behind it.
     assert report.streamed == (0,)
     assert report.layers[0].seconds == pytest.approx(0)

@@ -240,7 +240,11 @@ def test_a_link_in_memory_is_refused_with_the_cure():
         (ValueError, "sizes of its input", lambda: Streamed(L.Linear(4))),
         (TypeError, "Deconvolution2D", lambda: Streamed(L.Deconvolution2D(1, 1, 3))),
         (ValueError, "2 groups", lambda: Streamed(L.Convolution2D(2, 2, 3, groups=2))),
-        (ValueError, "next layer", lambda: Streamed(L.Linear(3, 4), F.softmax)),
+        (
+            ValueError,
+            "next layer",
+            lambda: Streamed(L.Linear(3, 4), activation=F.softmax),
+        ),
         (ValueError, "segment=0", lambda: Streamed(L.Linear(3, 4), segment=0)),
         (ValueError, "'auto'", lambda: Streamed(L.Linear(3, 4), segment="all")),
         (

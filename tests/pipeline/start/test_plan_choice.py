@@ -67,7 +67,7 @@ def large():
 
 def test_a_host_that_is_too_small(monkeypatch):
     """Weights go to the disk if they are not made yet."""
-    monkeypatch.setattr(plan_choice, "measure_disk", lambda *_: Disk(1e9, 1e9))
+    monkeypatch.setattr(plan_choice, "measure_disk", lambda *_, **__: Disk(1e9, 1e9))
     # Weights, gradients and a state of 48 MB all together; segments of 1 MiB.
     small, x = Machine(1, memory=3e7), np.ones((4, 1000), np.float32)
     with deferred_init():

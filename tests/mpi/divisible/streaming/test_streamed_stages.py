@@ -340,7 +340,7 @@ def streams_what_does_not_fit(comm):
     plan = Plan([0, 1, 3], n_microbatches=2, schedule="1f1b")
     rule = chainer.optimizers.MomentumSGD()
     memory = [10**9, 2**24 + 2**20]
-    report = stream(streamed, memory, plan=plan, optimizer=rule, show=False)
+    report = stream(streamed, memory=memory, plan=plan, optimizer=rule, show=False)
     assert report.streamed == (1,)
     found, stage = losses(streamed)
     assert [type(layer) is Streamed for layer in stage] == [[False], [True, False]][
@@ -405,7 +405,9 @@ def moves_in_float16(comm):
 
     def run(build_again):
         stage = to_float16(build().divide(*[0, 1, 4][comm.rank : comm.rank + 2]))
-        optimizer = MixedPrecision(chainer.optimizers.SGD(0.1), 128, comm).setup(stage)
+        optimizer = MixedPrecision(
+            chainer.optimizers.SGD(0.1), loss_scale=128, comm=comm
+        ).setup(stage)
         random, losses = np.random.RandomState(0), []
         with Pipeline(stage, comm, 2, loss_scale=optimizer.loss_scale) as pipe:
             for step in range(4):
