@@ -205,11 +205,14 @@ def variants(task: Task) -> dict[str, Variant]:
     begin, end, late = ((n * k, "epoch") for k in (task.begin, 0.5, 0.7))
     layers = [entry for entries in task.layers for entry in entries]
     course = {"begin": begin, "end": end, "steps": task.steps}
-    eight = Quantize("int8", layers, ["weight", "input"], begin=late)
+    eight = Quantize("int8", layers=layers, targets=["weight", "input"], begin=late)
 
     def most(method: str = "magnitude", **options: Any) -> list[Prune]:
         options = {**course, **options}
-        return [Prune(method, [*k], to, **options) for k, to in task.layers.items()]
+        return [
+            Prune(method, layers=[*k], to=to, **options)
+            for k, to in task.layers.items()
+        ]
 
     # Outputs that are classes or words have to stay.
     inner = task.channels or ["Convolution1D"]
@@ -219,13 +222,17 @@ def variants(task: Task) -> dict[str, Variant]:
         "90 % one shot": most(begin=end, end=None, steps=None),
         "90 % by taylor": most("taylor"),
         "90 % in blocks of 1 x 4": most("l2", granularity=(1, 4)),
-        "50 % of rows": [Prune("l2", inner, 0.5, "row", **course)],
+        "50 % of rows": [
+            Prune("l2", layers=inner, to=0.5, granularity="row", **course)
+        ],
         "int8 weight and input": [eight],
-        "int4 weight": [Quantize("int4", layers, begin=late)],
-        "codebook4": [Quantize("codebook4", layers, begin=late)],
+        "int4 weight": [Quantize("int4", layers=layers, begin=late)],
+        "codebook4": [Quantize("codebook4", layers=layers, begin=late)],
     }
     if task.channels:
-        plans["50 % of channels"] = [Prune("l2", inner, 0.5, "channel", **course)]
+        plans["50 % of channels"] = [
+            Prune("l2", layers=inner, to=0.5, granularity="channel", **course)
+        ]
     found = {k: Variant(CompressionPlan(v), weight) for k, v in plans.items()}
     if task.further:
         both = found["90 % progressive + int8"].plan
@@ -270,7 +277,7 @@ def train(
     optimizer = course.optimizer().setup(model)
     plan = variant.plan
     compress = None if plan is None else Compress(plan, optimizer)
-    lossfun = Distillation(variant.weight)
+    lossfun = Distillation(weight=variant.weight)
     x, t, x_test, t_test = task.data(seed)
     order = np.random.RandomState(seed)
     iteration, per_epoch = 0, math.ceil(len(x) / task.batch)
@@ -313,7 +320,7 @@ def step_times(
     model: Divisible, layers: list[str], x: Any, t: Any, n_rounds: int = 7
 ) -> list[float]:
     """Returns by round the CPU time of a smaller model's step over a dense one's."""
-    plan = CompressionPlan([Prune("l2", layers, 0.5, "channel")])
+    plan = CompressionPlan([Prune("l2", layers=layers, to=0.5, granularity="channel")])
     optimizer = chainer.optimizers.MomentumSGD(0.001).setup(model)
     Compress(plan, optimizer).advance(1, 0.0)
     small = apply(model, plan)

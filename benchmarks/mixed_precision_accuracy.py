@@ -111,10 +111,16 @@ def modified(task: Task) -> chainer.Optimizer:
 MODES: dict[str, Callable[[Task], chainer.Optimizer]] = {
     "float32": momentum,
     "float16 only": momentum,
-    "+ master": lambda task: MixedPrecision(momentum(task), 1),
-    "+ static scale": lambda task: MixedPrecision(momentum(task), task.scale),
-    "+ dynamic scale": lambda task: MixedPrecision(momentum(task), DynamicLossScale()),
-    "MomentumSGD16": lambda task: MixedPrecision(modified(task), DynamicLossScale()),
+    "+ master": lambda task: MixedPrecision(momentum(task), loss_scale=1),
+    "+ static scale": lambda task: MixedPrecision(
+        momentum(task), loss_scale=task.scale
+    ),
+    "+ dynamic scale": lambda task: MixedPrecision(
+        momentum(task), loss_scale=DynamicLossScale()
+    ),
+    "MomentumSGD16": lambda task: MixedPrecision(
+        modified(task), loss_scale=DynamicLossScale()
+    ),
 }
 
 

@@ -65,7 +65,9 @@ def chainer_mixed(name: str, width: int, n: int) -> Callable[[], None]:
 def mixed(name: str, width: int, n: int) -> Callable[[], None]:
     """Mixed precision of this project."""
     optimizer = getattr(chainer.optimizers, name)()
-    optimizer = MixedPrecision(optimizer, DynamicLossScale(SCALE, 10**9))
+    optimizer = MixedPrecision(
+        optimizer, loss_scale=DynamicLossScale(SCALE, growth_interval=10**9)
+    )
     optimizer.setup(layers(width, n, True))
     return optimizer.update
 

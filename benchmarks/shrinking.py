@@ -72,7 +72,9 @@ class Run:
 
     def shrink(self, layers: list[str]) -> Compress:
         """Takes half of the channels of some layers away."""
-        plan = CompressionPlan([Prune("l2", layers, 0.5, "channel")])
+        plan = CompressionPlan(
+            [Prune("l2", layers=layers, to=0.5, granularity="channel")]
+        )
         compress = Compress(plan, self.optimizer, pipeline=self.pipe)
         compress.advance(1, 0.0)
         compress.shrink()

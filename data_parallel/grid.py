@@ -74,8 +74,8 @@ class Grid:
         self,
         comm: Any,
         n_pipeline: int,
-        placement: str = "stages_together",
         *,
+        placement: str = "stages_together",
         timeout: float = TIMEOUT,
     ) -> None:
         # First of all: others may wait already for a rank that fails here.
@@ -125,7 +125,7 @@ class Grid:
         }
 
     @classmethod
-    def of(cls, plan: Any, comm: Any, placement: str = "stages_together") -> Grid:
+    def of(cls, plan: Any, comm: Any, *, placement: str = "stages_together") -> Grid:
         """Returns the grid that a plan is for.
 
         Args:
@@ -155,7 +155,7 @@ class Grid:
         if placement == _AUTO:
             hosts = all_gather(as_mpi(comm), socket.gethostname(), TIMEOUT, _PURPOSE)
             placement = plan.placement(hosts)
-        grid = cls(comm, n_ranks // plan.replicas, placement)
+        grid = cls(comm, n_ranks // plan.replicas, placement=placement)
         grid.shares = plan.shares
         return grid
 

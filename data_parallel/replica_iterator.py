@@ -67,8 +67,8 @@ class ReplicaIterator(chainer.dataset.Iterator):
         self,
         iterator: Any,
         grid: Grid,
-        shares: Sequence[float] | str | None = None,
         *,
+        shares: Sequence[float] | str | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
         self.are_measured, self.is_watched = _is_measured(shares), False

@@ -109,8 +109,8 @@ class Measurements:
             self._rows.clear()
         return Summary(
             float(t1[counts].mean()),
-            ability(work[counts], t1[counts], None),
-            ability(work[counts_2], t2[counts_2], None),
+            ability(work[counts], t1[counts], last=None),
+            ability(work[counts_2], t2[counts_2], last=None),
         )
 
 

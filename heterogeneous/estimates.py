@@ -17,7 +17,7 @@ _ALIKE, _NEWEST = 1.5, 6
 
 
 def ability(
-    work: Sequence[float], seconds: Sequence[float], last: int | None = 6
+    work: Sequence[float], seconds: Sequence[float], *, last: int | None = 6
 ) -> float:
     """Returns work per second: the slope of a line through the origin (Fig. 9).
 

@@ -288,7 +288,7 @@ class RectangularMLP(chainer.Chain):
             self._end()
         return result
 
-    def remap(self, partition: RectangularPartition, optimizer: Any = None) -> None:
+    def remap(self, partition: RectangularPartition, *, optimizer: Any = None) -> None:
         """Replaces the partition by another one; a call of all ranks.
 
         Only hidden units that a rank lacks travel, with their optimizer states.

@@ -115,7 +115,7 @@ class Remapper:
         self.iteration = 0
         self.history: list[Check] = []
         if own is not None and own != mlp.partition.abilities:
-            mlp.remap(mlp.partition.remade(own), optimizer)
+            mlp.remap(mlp.partition.remade(own), optimizer=optimizer)
 
     def step(self, x: Any, t: Any) -> dict[str, float]:
         """Trains with all samples once, and checks the balance when a check is due.
@@ -167,9 +167,9 @@ class Remapper:
         check = broadcast_object(comm, told, 0, self._timeout)
         self.history.append(check)
         if check.action == "whole":
-            mlp.remap(mlp.partition.remade(check.abilities), self._optimizer)
+            mlp.remap(mlp.partition.remade(check.abilities), optimizer=self._optimizer)
         elif check.action == "line":
-            mlp.remap(mlp.partition.resized(check.abilities), self._optimizer)
+            mlp.remap(mlp.partition.resized(check.abilities), optimizer=self._optimizer)
         self._seconds = 0.0
 
 

@@ -145,6 +145,7 @@ class DynamicLossScale(LossScale):
     def __init__(
         self,
         initial: float = 2.0**15,
+        *,
         growth_interval: int = 2000,
         factor: float = 2.0,
         minimum: float = 1.0,

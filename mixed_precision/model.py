@@ -26,7 +26,7 @@ _NORMALIZATIONS = (
 
 
 def to_float16(
-    model: chainer.Link, keep: Sequence[type[chainer.Link]] | None = None
+    model: chainer.Link, *, keep: Sequence[type[chainer.Link]] | None = None
 ) -> chainer.Link:
     """Makes the parameters of a model float16, except those of normalizations.
 

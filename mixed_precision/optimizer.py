@@ -121,6 +121,7 @@ class MixedPrecision(OptimizerWrapper):
     def __init__(
         self,
         optimizer: Any,
+        *,
         loss_scale: LossScale | float | None = None,
         comm: Any = None,
         timeout: float = TIMEOUT,

@@ -143,7 +143,7 @@ class ActivationGradients(function_hook.FunctionHook):
 
     name = "ActivationGradients"
 
-    def __init__(self, report: GradientReport, optimizer: Any = None) -> None:
+    def __init__(self, report: GradientReport, *, optimizer: Any = None) -> None:
         super().__init__()
         self.report = report
         self._optimizer = optimizer
@@ -204,6 +204,7 @@ class GradientStatistics(extension.Extension):
 
     def __init__(
         self,
+        *,
         scale: float | None = None,
         activations: bool = False,
         filename: str = "gradient_statistics_iter_{.updater.iteration}",
@@ -229,7 +230,7 @@ class GradientStatistics(extension.Extension):
         """Starts to count gradients of activations."""
         if self._activations:
             report = self._new_report(trainer)
-            self._hook = ActivationGradients(report, self._optimizer(trainer))
+            self._hook = ActivationGradients(report, optimizer=self._optimizer(trainer))
             self._hook.__enter__()
 
     def finalize(self) -> None:

@@ -62,7 +62,8 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
         >>> import chainer.links as L
         >>> from model_compression import Compress, CompressionPlan, Prune
         >>> model = chainer.Sequential(L.Linear(4, 10), F.relu, L.Linear(10, 2))
-        >>> plan = CompressionPlan([Prune("l2", "/0", 0.7, "channel")])
+        >>> rule = Prune("l2", layers="/0", to=0.7, granularity="channel")
+        >>> plan = CompressionPlan([rule])
         >>> optimizer = chainer.optimizers.SGD().setup(model)
         >>> Compress(plan, optimizer).advance(iteration=1, epoch=0.1)
         >>> small = apply(model, plan)

@@ -60,7 +60,11 @@ class Distillation:
     """
 
     def __init__(
-        self, weight: float = 0.5, temperature: float = 1.0, ignore_label: int = -1
+        self,
+        *,
+        weight: float = 0.5,
+        temperature: float = 1.0,
+        ignore_label: int = -1,
     ) -> None:
         if not 0 <= weight <= 1:
             raise ValueError(f"weight must be from 0 to 1, not {weight!r}")

@@ -89,9 +89,9 @@ class Compress(Extension):
         self,
         plan: CompressionPlan,
         optimizer: Any,
+        *,
         metric: str | None = None,
         tolerance: float | None = None,
-        *,
         better: str = "higher",
         pipeline: Any = None,
         shrink: bool = False,
@@ -274,7 +274,8 @@ class Compress(Extension):
             >>> from model_compression import CompressionPlan, Prune
             >>> model = chainer.Sequential(L.Linear(4, 10), F.relu, L.Linear(10, 2))
             >>> optimizer = chainer.optimizers.Adam().setup(model)
-            >>> plan = CompressionPlan([Prune("l2", "/0", 0.7, "channel")])
+            >>> rule = Prune("l2", layers="/0", to=0.7, granularity="channel")
+            >>> plan = CompressionPlan([rule])
             >>> compress = Compress(plan, optimizer)
             >>> compress.advance(iteration=1, epoch=0.1)
             >>> compress.shrink(), model[0].W.shape, model[2].W.shape

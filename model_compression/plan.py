@@ -43,7 +43,8 @@ class CompressionPlan:
         ValueError: If there are no rules.
 
     Example:
-        >>> plan = CompressionPlan([Prune("l2", "/0", to=0.5, granularity="row")])
+        >>> rule = Prune("l2", layers="/0", to=0.5, granularity="row")
+        >>> plan = CompressionPlan([rule])
         >>> print(plan)
         layers  method    degree  granularity  progress
         '/0'    prune l2     50%  row          at iteration 0

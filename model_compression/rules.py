@@ -79,6 +79,7 @@ class Prune:
     def __init__(
         self,
         method: str,
+        *,
         layers: str | Sequence[str] = "*",
         to: float = 0.5,
         granularity: str | Sequence[int] = "element",
@@ -192,6 +193,7 @@ class Quantize:
     def __init__(
         self,
         method: str = "int8",
+        *,
         layers: str | Sequence[str] = "*",
         targets: str | Sequence[str] = ("weight",),
         begin: tuple[float, str] | None = None,

@@ -148,10 +148,14 @@ class Sensitivity:
     def _rule(self, trial: Trial, course: Mapping[str, Any]) -> Rule:
         if trial.degree:
             return Prune(
-                trial.method, trial.layer, trial.degree, self.granularity, **course
+                trial.method,
+                layers=trial.layer,
+                to=trial.degree,
+                granularity=self.granularity,
+                **course,
             )
         begin = course.get("end") or course.get("begin")
-        return Quantize(trial.method, trial.layer, begin=begin)
+        return Quantize(trial.method, layers=trial.layer, begin=begin)
 
     def plot(self, path: str | os.PathLike | None = None) -> Any:
         """Draws the metric over the degrees, a line a layer; needs matplotlib.

@@ -28,9 +28,9 @@ from model_compression.sensitivity_table import BETTER, KIND, Sensitivity, Trial
 def sensitivity(
     model: chainer.Link,
     evaluate: Callable[[chainer.Link], float],
+    *,
     methods: str | Sequence[str] = "magnitude",
     degrees: float | Sequence[float] = (0.3, 0.5, 0.7, 0.9),
-    *,
     layers: str | Sequence[str] = "*",
     granularity: Any = "element",
     better: str = "higher",
@@ -68,7 +68,7 @@ def sensitivity(
         >>> x = np.ones((5, 4), np.float32)
         >>> result = sensitivity(
         ...     model, lambda model: -float(abs(model(x).array).mean()),
-        ...     ["l1", "int8"], degrees=[0.5])
+        ...     methods=["l1", "int8"], degrees=[0.5])
         >>> [trial.column for trial in result.trials[:2]]
         ['l1 50%', 'int8']
     """
@@ -139,7 +139,10 @@ def _trials(methods: Any, degrees: Any, granularity: Any) -> list[Rule]:
         if str(method).startswith(("int", "codebook")):
             rules.append(Quantize(method))
         else:
-            rules += [Prune(method, "*", each, granularity) for each in degrees]
+            rules += [
+                Prune(method, layers="*", to=each, granularity=granularity)
+                for each in degrees
+            ]
     if not rules:
         raise ValueError("there is no method, or no degree, to try")
     return rules

@@ -139,7 +139,7 @@ def _train(job: dict[str, Any], way: str, plan: Any, number: int) -> dict[str, A
         if pipe.is_first:
             shares = "measured" if way == "rebalanced" else None
             serial = chainer.iterators.SerialIterator(data, job["batch"], shuffle=False)
-            iterator = ReplicaIterator(serial, grid, shares)
+            iterator = ReplicaIterator(serial, grid, shares=shares)
         updater = PipelineUpdater(iterator, optimizer, pipe)
         *_, end = n_iterations(every)
         out = str(folder / f"run{number}")

@@ -50,7 +50,7 @@ def main() -> None:
     if args.half:
         model = to_float16(model)
         # All ranks take or skip a step together.
-        optimizer = MixedPrecision(optimizer, DynamicLossScale(), comm=comm)
+        optimizer = MixedPrecision(optimizer, loss_scale=DynamicLossScale(), comm=comm)
         scale = optimizer.loss_scale
     plan = read_plan(args, len(model))
     pipe = Pipeline(

@@ -97,14 +97,20 @@ def plan_of(args: argparse.Namespace) -> CompressionPlan:
     course = {"begin": begin, "end": end}
     if args.channels:
         layers = ["/0", "/3"]
-        rules = [Prune("l2", layers, args.channels, "channel", **course)]
+        rules = [
+            Prune(
+                "l2", layers=layers, to=args.channels, granularity="channel", **course
+            )
+        ]
     else:
         rules = [
-            Prune("magnitude", "/0", 0.25, **course),
-            Prune("magnitude", ["/3", "/6"], 0.91, **course),
+            Prune("magnitude", layers="/0", to=0.25, **course),
+            Prune("magnitude", layers=["/3", "/6"], to=0.91, **course),
         ]
     late = (args.epoch * 0.7, "epoch")
-    return CompressionPlan([*rules, Quantize("int8", "*", ["weight", "input"], late)])
+    return CompressionPlan(
+        [*rules, Quantize("int8", layers="*", targets=["weight", "input"], begin=late)]
+    )
 
 
 def compare(plan: CompressionPlan, out: Path, x: np.ndarray, t: np.ndarray) -> None:

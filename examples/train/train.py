@@ -110,7 +110,7 @@ def main() -> None:
         resume = latest_snapshot(args.out) if args.resume == "auto" else args.resume
     if resume is not None:
         with parser.refusing():
-            log = load_snapshot(resume, pipe, optimizer, state).values["log"]
+            log = load_snapshot(resume, pipe, optimizer, state=state).values["log"]
         say(f"resumed from {resume}, after {len(log)} epochs")
         if len(log) >= args.epoch:
             # No error: a batch system would start the job again, and again.
@@ -140,7 +140,14 @@ def main() -> None:
         if args.snapshots:
             path = os.path.join(args.out, f"snapshot_epoch_{epoch.number}")
             values = {"log": log}
-            save_snapshot(path, pipe, optimizer, state, values, args.snapshots)
+            save_snapshot(
+                path,
+                pipe,
+                optimizer,
+                state=state,
+                values=values,
+                n_retains=args.snapshots,
+            )
 
     say(f"test accuracy {log[-1]['validation/main/accuracy']:.2%}")
     if comm.rank == 0:

@@ -126,11 +126,11 @@ class Rebalance(training.Extension):
     def __init__(
         self,
         build: Callable[[], Divisible],
+        *,
         every: int = 20,
         threshold: float = 0.8,
         horizon: int = 1000,
         log: bool = True,
-        *,
         minimum_gain: float = 0.03,
         profile: Profile | None = None,
         network: Network | None = None,

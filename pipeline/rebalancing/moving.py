@@ -115,7 +115,10 @@ class _Fetched(NamedTuple):
 
 
 def rebalance(
-    pipe: Pipeline, optimizer: Any, cuts: Sequence[int], build: Callable[[], Divisible]
+    pipeline: Pipeline,
+    optimizer: Any,
+    cuts: Sequence[int],
+    build: Callable[[], Divisible],
 ) -> Moved:
     """Cuts the model of a running pipeline in other places, by moving layers.
 
@@ -133,7 +136,7 @@ def rebalance(
     the same; this is not checked.
 
     Args:
-        pipe (Pipeline): The pipeline.
+        pipeline (Pipeline): The pipeline.
         optimizer (chainer.Optimizer or list): Optimizers of this rank's stages, alike
             on all ranks.
         cuts (list of int): New cuts, as in :attr:`divisible.Plan.cuts`, for the same
@@ -167,14 +170,14 @@ def rebalance(
         ()
     """
     start = time.perf_counter()
-    checking.check_not_within(pipe)
-    pipe.ranks.calls.check_usable()
-    task, layers = _prepare(pipe, optimizer, cuts, build)
+    checking.check_not_within(pipeline)
+    pipeline.ranks.calls.check_usable()
+    task, layers = _prepare(pipeline, optimizer, cuts, build)
     if not layers:
         return Moved((), 0, 0.0)
-    fetched = _fetch(pipe, task)
+    fetched = _fetch(pipeline, task)
     before = state.optimizer_states(task.optimizers)
-    pipe.ranks.calls.refusal = (
+    pipeline.ranks.calls.refusal = (
         "layers were moved in part only: make a new model, new optimizers and a new"
         " Pipeline, and load a snapshot"
     )
@@ -182,11 +185,11 @@ def rebalance(
         become(task.changes[number].stage, stage)
     for each in task.optimizers.of_stages:
         _prepare_optimizer(each)
-    pipe.lay_out(fetched.start)
-    state.load_optimizers(pipe, optimizer, before, fetched.arrays)
-    pipe.ranks.calls.refusal = None
-    _mark(pipe, layers, start)
-    seconds = pipe.gather(time.perf_counter() - start, "rebalance")
+    pipeline.lay_out(fetched.start)
+    state.load_optimizers(pipeline, optimizer, before, fetched.arrays)
+    pipeline.ranks.calls.refusal = None
+    _mark(pipeline, layers, start)
+    seconds = pipeline.gather(time.perf_counter() - start, "rebalance")
     return Moved(layers, fetched.n_bytes, max(seconds))
 
 

@@ -34,7 +34,6 @@ def snapshot(
     pipeline: Pipeline | None = None,
     n_retains: int = -1,
     resume: str | os.PathLike | None = None,
-    autoload: bool = False,
     on_error: str = "raise",
     condition: Callable[[], bool] | None = None,
     strict: bool = True,
@@ -43,9 +42,10 @@ def snapshot(
     """Returns a trainer extension that saves the training run, and continues it.
 
     What :func:`chainer.training.extensions.snapshot` is for one process; extend the
-    trainers of all ranks with it. A snapshot is a directory in ``trainer.out``, saved
-    once per epoch unless another ``trigger`` is given; :func:`~pipeline.save_snapshot`
-    tells what is in it.
+    trainers of all ranks with it. In place of its ``autoload=True`` give
+    ``resume='auto'``. A snapshot is a directory in ``trainer.out``, saved once per
+    epoch unless another ``trigger`` is given; :func:`~pipeline.save_snapshot` tells
+    what is in it.
 
     With ``resume`` the snapshot is loaded when the trainer's ``run`` begins, after
     other extensions have initialized themselves, hyperparameters included: a learning
@@ -61,7 +61,6 @@ def snapshot(
         resume: ``'auto'`` for the newest whole snapshot in ``trainer.out`` whose name
             fits ``filename``, if there is one, with a warning of newer ones that are
             damaged; the path of a snapshot; ``None`` to begin anew.
-        autoload (bool): The same as ``resume='auto'``, by Chainer's name.
         on_error (str): What to do on every rank when saving failed on one, for instance
             for a full disk: ``'raise'`` stops with a
             :class:`~pipeline.SnapshotError`, ``'warn'`` warns and goes on. The
@@ -93,8 +92,6 @@ def snapshot(
     if on_error not in ("raise", "warn"):
         raise ValueError(f"on_error must be 'raise' or 'warn', not {on_error!r}")
     check_filename(filename)
-    if resume is None and autoload:
-        resume = "auto"
     return SnapshotExtension(
         filename,
         pipeline,
@@ -149,7 +146,11 @@ class SnapshotExtension(training.Extension):
         path = self.resume if self.resume != "auto" else self._latest(trainer, pipe)
         if path is not None:
             found = load_snapshot(
-                path, pipe, _optimizers(trainer), {"trainer": trainer}, self.strict
+                path,
+                pipe,
+                _optimizers(trainer),
+                state={"trainer": trainer},
+                strict=self.strict,
             )
             self.resumed_from = Path(path)
             if pipe.ranks.is_chief:
@@ -170,7 +171,7 @@ class SnapshotExtension(training.Extension):
             os.path.join(trainer.out, name),
             self._saved,
             _optimizers(trainer),
-            {"trainer": trainer},
+            state={"trainer": trainer},
             n_retains=self.n_retains,
             background=self.background,
             report=self._report,

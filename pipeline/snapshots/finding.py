@@ -42,7 +42,7 @@ _Identity = Optional[tuple[int, int, int]]
 _OF_THIS_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
-def latest_snapshot(directory: str | os.PathLike, pattern: str = "*") -> Path | None:
+def latest_snapshot(directory: str | os.PathLike, *, pattern: str = "*") -> Path | None:
     """Returns the newest whole snapshot in a directory.
 
     One that was not finished is passed over. One that has lost a file, or whose files

@@ -44,7 +44,8 @@ _OF_ANOTHER_RUN = "; if it is another run's, give this one a directory of its ow
 def load_snapshot(
     path: str | os.PathLike,
     pipeline: Pipeline,
-    optimizers: Any,
+    optimizer: Any,
+    *,
     state: Mapping[str, Any] | None = None,
     strict: bool = True,
 ) -> Snapshot:
@@ -78,7 +79,7 @@ def load_snapshot(
     Args:
         path: The snapshot's directory.
         pipeline (Pipeline): The pipeline.
-        optimizers (chainer.Optimizer or list): The optimizers of this rank's stages,
+        optimizer (chainer.Optimizer or list): The optimizers of this rank's stages,
             set up.
         state: See :func:`save_snapshot`.
         strict (bool): If false, what differs is not loaded: rank 0 warns of it, and
@@ -102,7 +103,7 @@ def load_snapshot(
     state = dict(state or {})
     what = f"cannot load the snapshot {path}"
     snapshot, found = on_all_ranks(
-        pipeline, "load", what, _open, path, pipeline, optimizers, state
+        pipeline, "load", what, _open, path, pipeline, optimizer, state
     )
     checksums = pipeline.gather(snapshot.checksum, "load")
     for rank, checksum in enumerate(checksums):

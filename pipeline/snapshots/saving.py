@@ -37,7 +37,8 @@ _locks: weakref.WeakKeyDictionary[Pipeline, Lock | None] = weakref.WeakKeyDictio
 def save_snapshot(
     path: str | os.PathLike,
     pipeline: Pipeline,
-    optimizers: Any,
+    optimizer: Any,
+    *,
     state: Mapping[str, Any] | None = None,
     values: Mapping[str, Any] | None = None,
     n_retains: int = -1,
@@ -68,7 +69,7 @@ def save_snapshot(
         path: The snapshot's directory; one that is there is replaced. Several hosts
             need a file system that they share.
         pipeline (Pipeline): The pipeline.
-        optimizers (chainer.Optimizer or list): The optimizers of this rank's stages,
+        optimizer (chainer.Optimizer or list): The optimizers of this rank's stages,
             set up, and one for a loss with parameters; a stage without one is saved
             without the state of an optimizer.
         state: By name what else has a state: iterators, trainers and other objects with
@@ -111,7 +112,15 @@ def save_snapshot(
         ...     load_snapshot(f'{folder}/1', pipe, optimizer).values
         {'epoch': 7}
     """
-    save(path, pipeline, optimizers, state, values, n_retains, background)
+    save(
+        path,
+        pipeline,
+        optimizer,
+        state=state,
+        values=values,
+        n_retains=n_retains,
+        background=background,
+    )
 
 
 def _raise(error: SnapshotError) -> None:
@@ -121,7 +130,8 @@ def _raise(error: SnapshotError) -> None:
 def save(
     path: str | os.PathLike,
     pipeline: Pipeline,
-    optimizers: Any,
+    optimizer: Any,
+    *,
     state: Mapping[str, Any] | None = None,
     values: Mapping[str, Any] | None = None,
     n_retains: int = -1,
@@ -148,7 +158,7 @@ def save(
     with _settled(pipeline), contextlib.ExitStack() as stack:
         stack.callback(draft.release)
         try:
-            run = optimizers, dict(state or {}), values, draft
+            run = optimizer, dict(state or {}), values, draft
             contents, announcements, claims = _collect(pipeline, what, background, *run)
             writing = Writing.of(
                 pipeline, announcements, contents, values, draft, series

@@ -24,6 +24,7 @@ import numpy as np
 from divisible import Divisible, Plan
 from divisible.chains.names import ChainNames
 from divisible.files import written_aside
+from divisible.number_lists import as_list
 from divisible.streaming.mapped import mapped_array
 from pipeline.snapshots.arrays import Arrays, of_range, opened, position, write_arrays
 from pipeline.snapshots.directories import Draft
@@ -152,6 +153,7 @@ def _of_layers(arrays: Arrays, layer_range: tuple[int, int]) -> dict[str, np.nda
 def export_npz(
     snapshot: str | os.PathLike,
     path: str | os.PathLike,
+    *,
     names: ChainNames | None = None,
 ) -> None:
     """Writes the parameters and persistent values of the undivided model.
@@ -203,9 +205,9 @@ def export_npz(
 
 def import_npz(
     path: str | os.PathLike,
-    stages: Divisible | Sequence[Divisible],
-    strict: bool = True,
+    stage: Divisible | Sequence[Divisible],
     *,
+    strict: bool = True,
     prefix: str | None = None,
     optimizer: Any = None,
 ) -> Differences:
@@ -219,7 +221,7 @@ def import_npz(
 
     Args:
         path: The file.
-        stages (Divisible or list of Divisible): A model, or some of its stages.
+        stage (Divisible or list of Divisible): A model, or some of its stages.
         strict (bool): If false, parameters that are missing in the file stay as they
             are, what these layers leave over in it is not read, and a warning lists
             both. Another shape remains an error.
@@ -249,7 +251,7 @@ def import_npz(
         >>> bool((stage[0].W.array == trained[1].W.array).all()), bool(differences)
         (True, False)
     """
-    stages = [stages] if isinstance(stages, Divisible) else list(stages)
+    stages = as_list(stage)
     with opened(path) as file:
         prefix = model_prefix(file, prefix, path)
         arrays = Arrays({os.fspath(path): file}).below(prefix)

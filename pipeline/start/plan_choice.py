@@ -256,7 +256,7 @@ def _planned(
         return plans, ""
     machine = wish.machine
     if machine.disk is None:
-        disk = measure_disk(wish.disk_directory, _DISK_BYTES)
+        disk = measure_disk(wish.disk_directory, n_bytes=_DISK_BYTES)
         machine = dataclasses.replace(machine, disk=disk)
     plans, still_lacking = _best_plans(wish, profiles, machine, goes_on)
     if not plans:

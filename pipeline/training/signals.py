@@ -61,6 +61,7 @@ class StopOnSignal(Extension):
 
     def __init__(
         self,
+        *,
         signals: Sequence[int] = (signal.SIGTERM, signal.SIGUSR1),
         run: Sequence[str] = ("snapshot",),
     ) -> None:

@@ -108,10 +108,10 @@ class PipelineUpdater(StandardUpdater):
         iterator: Any,
         optimizer: Any,
         pipeline: Pipeline,
+        *,
         converter: Callable = convert.concat_examples,
         device: Any = None,
         auto_new_epoch: bool = True,
-        *,
         input_device: Any = None,
         label_key: Key | Sequence[Key] = -1,
     ) -> None:

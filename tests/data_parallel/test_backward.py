@@ -131,7 +131,7 @@ def test_the_loss_scale_is_the_optimizer_s(model, averaging, optimizer):
 
 def test_mixed_precision_runs_a_backward_of_its_own(averaging):
     model = to_float16(Net())
-    optimizer = MixedPrecision(chainer.optimizers.SGD(), 4).setup(model)
+    optimizer = MixedPrecision(chainer.optimizers.SGD(), loss_scale=4).setup(model)
     backward = Backward(optimizer, averaging, False)
     with pytest.raises(TypeError, match="the loss is float16"):
         backward.run(backward.loss_of(model.loss, X.astype("e")), [])

@@ -15,7 +15,7 @@ def test_three_measurements():
 
 @pytest.mark.parametrize(("last", "expected"), [(6, 30.0), (3, 25.0), (None, 30.0)])
 def test_a_step_of_load(last, expected):
-    assert ability([100] * 6, [2, 2, 2, 4, 4, 4], last) == pytest.approx(expected)
+    assert ability([100] * 6, [2, 2, 2, 4, 4, 4], last=last) == pytest.approx(expected)
 
 
 def test_the_paper_counts_the_newest_six():
@@ -28,14 +28,14 @@ def test_the_paper_counts_the_newest_six():
 )
 def test_what_is_on_a_line_gives_its_slope(slope, work):
     seconds = [w / slope for w in work]
-    assert ability(work, seconds, None) == pytest.approx(slope, rel=1e-9)
+    assert ability(work, seconds, last=None) == pytest.approx(slope, rel=1e-9)
 
 
 def test_it_is_the_line_of_least_squares():
     random = np.random.RandomState(0)
     w, t = random.uniform(50, 150, 12), random.uniform(1, 3, 12)
     fitted, *_ = np.linalg.lstsq(t[:, np.newaxis], w, rcond=None)
-    assert ability(w, t, None) == pytest.approx(float(fitted[0]))
+    assert ability(w, t, last=None) == pytest.approx(float(fitted[0]))
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,16 @@ def test_it_is_the_line_of_least_squares():
         (([1, 2], [1]), "work has 2 numbers and seconds 1 number: give a list"),
         (([1], [0]), r"must be positive and finite, not \[0.0\]"),
         (([1], [float("nan")]), "must be positive and finite"),
-        (([1], [1], 0), "last must be 1 or more, not 0"),
     ],
 )
 def test_what_is_no_measurement_is_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         ability(*arguments)
+
+
+def test_no_measurement_is_none_to_count():
+    with pytest.raises(ValueError, match="last must be 1 or more, not 0"):
+        ability([1], [1], last=0)
 
 
 def test_a_spike_does_not_count():

@@ -118,7 +118,9 @@ def test_snapshot_of_stages_continues_undivided_and_on_another_cut(make_optimize
         model = to_float16(Divisible(*[L.Linear(5, 5) for _ in range(3)]))
         stages = [model.divide(a, b) for a, b in zip(cuts, cuts[1:])]
         made = [
-            MixedPrecision(make_optimizer(), DynamicLossScale(64, 3)).setup(stage)
+            MixedPrecision(
+                make_optimizer(), loss_scale=DynamicLossScale(64, growth_interval=3)
+            ).setup(stage)
             for stage in stages
         ]
         return model, stages, made

@@ -199,7 +199,7 @@ def test_no_array_is_allocated_after_the_first_step(make_optimizer):
 def test_copies_of_a_parameter_in_two_stages_of_a_rank():
     """Both are updated; the norm counts them once."""
     stages = [to_float16(Divisible(L.Linear(3, 3, initialW=1))) for _ in range(2)]
-    optimizer = MixedPrecision(optimizers.MomentumSGD(0.5), 4).setup(stages)
+    optimizer = MixedPrecision(optimizers.MomentumSGD(0.5), loss_scale=4).setup(stages)
     for param in optimizer.target.params():
         param.grad = np.full(param.shape, 4, np.float16)
         param._loss_scale = 4

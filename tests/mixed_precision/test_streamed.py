@@ -46,7 +46,7 @@ def train(rule, place, streamed, loss_scale=None):
         model = Divisible(*layers, L.Linear(6, 3)).divide()
     optimizer = RULES[rule]()
     if loss_scale is not None:
-        optimizer = MixedPrecision(optimizer, loss_scale)
+        optimizer = MixedPrecision(optimizer, loss_scale=loss_scale)
     optimizer.setup(model)
     of_rules, of_optimizer = PLACES[place]
     for path, param in model.namedparams():

@@ -75,7 +75,17 @@ def test_a_smaller_model_gives_the_outputs_of_the_masked_one(
     # Running averages of what is pruned have begun to move by then.
     x = np.random.default_rng(1).normal(1, size=(4, 2, 8, 8)).astype(np.float32)
     begin = 2, "iteration"
-    plan = CompressionPlan([Prune("l2", "Convolution2D", degree, "channel", begin)])
+    plan = CompressionPlan(
+        [
+            Prune(
+                "l2",
+                layers="Convolution2D",
+                to=degree,
+                granularity="channel",
+                begin=begin,
+            )
+        ]
+    )
     optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
     train(model, Compress(plan, optimizer), optimizer, x)
     small = apply(model, plan)
@@ -95,7 +105,17 @@ def test_the_model_stays_and_the_smaller_one_trains_on():
     np.random.seed(0)
     model = convolutional(4, 4, "normalized")
     x = np.random.default_rng(1).normal(size=(4, 2, 8, 8)).astype(np.float32)
-    plan = CompressionPlan([Prune("taylor", "/0", 0.5, "channel", (2, "iteration"))])
+    plan = CompressionPlan(
+        [
+            Prune(
+                "taylor",
+                layers="/0",
+                to=0.5,
+                granularity="channel",
+                begin=(2, "iteration"),
+            )
+        ]
+    )
     optimizer = chainer.optimizers.Adam().setup(model)
     train(model, Compress(plan, optimizer), optimizer, x)
     small = apply(model, plan)
@@ -114,7 +134,7 @@ def test_a_file_of_the_smaller_model_loads(tmp_path):
     np.random.seed(0)
     model = convolutional(6, 3, "pooled")
     x = np.random.default_rng(1).normal(size=(4, 2, 8, 8)).astype(np.float32)
-    plan = CompressionPlan([Prune("l1", "/0", 0.5, "channel")])
+    plan = CompressionPlan([Prune("l1", layers="/0", to=0.5, granularity="channel")])
     optimizer = chainer.optimizers.SGD(0.01).setup(model)
     train(model, Compress(plan, optimizer), optimizer, x)
     small = apply(model, plan)
@@ -137,7 +157,7 @@ def test_a_file_loads_into_a_normalization_that_has_no_size_yet(tmp_path):
     model = build()
     x = np.random.default_rng(1).normal(size=(4, 2, 8, 8)).astype(np.float32)
     model(x)
-    plan = CompressionPlan([Prune("l1", "/0", 0.5, "channel")])
+    plan = CompressionPlan([Prune("l1", layers="/0", to=0.5, granularity="channel")])
     Compress(plan, chainer.optimizers.SGD().setup(model)).advance(1, 0.0)
     small = apply(model, plan)
     chainer.serializers.save_npz(tmp_path / "small.npz", small)
@@ -155,7 +175,7 @@ def test_rows_of_zeros_stay_where_a_normalization_gives_other_numbers():
     )
     model[0].W.array[1] = 0
     model[1].avg_mean[1] = -2
-    plan = CompressionPlan([Prune("l1", "/0", 0.4, "channel")])
+    plan = CompressionPlan([Prune("l1", layers="/0", to=0.4, granularity="channel")])
     x = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
     small = apply(model, plan)
     assert small[0].W.shape == (3, 4)
@@ -176,7 +196,10 @@ def deep():
 
 def test_channels_of_layers_that_follow_each_other_load(tmp_path):
     plan = CompressionPlan(
-        [Prune("l1", ["/0", "/2"], 0.5, "channel"), Quantize("int8", ["/2", "/4"])]
+        [
+            Prune("l1", layers=["/0", "/2"], to=0.5, granularity="channel"),
+            Quantize("int8", layers=["/2", "/4"]),
+        ]
     )
     model = deep()
     Compress(plan, chainer.optimizers.SGD().setup(model)).advance(1, 0.0)
@@ -213,10 +236,10 @@ def test_tied_layers_stay_as_they_are_used(transpose, is_inner, method, tmp_path
     model, at = tied(transpose, is_inner), "/0" if is_inner else ""
     both = [f"{at}/0", f"{at}/2"]
     rules = {
-        "l1": Prune("l1", both, 0.5),
-        "channel": Prune("l1", f"{at}/4", 0.3),
-        "int8": Quantize("int8", both),
-        "codebook2": Quantize("codebook2", both),
+        "l1": Prune("l1", layers=both, to=0.5),
+        "channel": Prune("l1", layers=f"{at}/4", to=0.3),
+        "int8": Quantize("int8", layers=both),
+        "codebook2": Quantize("codebook2", layers=both),
     }
     plan = CompressionPlan([rules[method]])
     Compress(plan, chainer.optimizers.SGD().setup(model)).advance(1, 0.0)
@@ -239,7 +262,7 @@ def test_tied_layers_stay_as_they_are_used(transpose, is_inner, method, tmp_path
 
 
 def test_a_file_of_another_model_is_refused(tmp_path):
-    plan = CompressionPlan([Quantize("int8", "/0")])
+    plan = CompressionPlan([Quantize("int8", layers="/0")])
     path = tmp_path / "dense.npz"
     chainer.serializers.save_npz(path, deep())
     with pytest.raises(ValueError, match="dense.npz is not of this model under this"):
@@ -252,7 +275,7 @@ def test_a_file_of_another_model_is_refused(tmp_path):
 
 def test_without_a_rule_for_channels_zeros_stay():
     model = Divisible(L.Linear(4, 4), F.relu, L.Linear(4, 2))
-    plan = CompressionPlan([Prune("l1", "/0", 0.5, "row")])
+    plan = CompressionPlan([Prune("l1", layers="/0", to=0.5, granularity="row")])
     optimizer = chainer.optimizers.SGD().setup(model)
     Compress(plan, optimizer).advance(1, 0.0)
     small = apply(model, plan)
@@ -262,7 +285,7 @@ def test_without_a_rule_for_channels_zeros_stay():
 
 def test_a_stage_is_refused():
     stage = Divisible(L.Linear(4, 4), L.Linear(4, 2)).divide(0, 1)
-    plan = CompressionPlan([Prune("l1", "/0", 0.5)])
+    plan = CompressionPlan([Prune("l1", layers="/0", to=0.5)])
     with pytest.raises(ValueError, match="the model is a stage"):
         apply(stage, plan)
 
@@ -271,7 +294,10 @@ def test_channels_that_are_needed_are_refused_before_training():
     model = Divisible(L.Linear(4, 4), F.sigmoid, L.Linear(4, 2))
     optimizer = chainer.optimizers.SGD().setup(model)
     with pytest.raises(ValueError, match="go to layer 1, sigmoid"):
-        Compress(CompressionPlan([Prune("l1", "/0", 0.5, "channel")]), optimizer)
+        Compress(
+            CompressionPlan([Prune("l1", layers="/0", to=0.5, granularity="channel")]),
+            optimizer,
+        )
 
 
 @pytest.mark.parametrize("swapped", [False, True])

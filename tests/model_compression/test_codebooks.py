@@ -39,7 +39,10 @@ def test_a_snapshot_that_is_refused_leaves_the_few_values(tmp_path):
         optimizer.update()
 
     plan = CompressionPlan(
-        [Prune("l2", "/0", 0.5, "channel"), Quantize("codebook2", "/2")]
+        [
+            Prune("l2", layers="/0", to=0.5, granularity="channel"),
+            Quantize("codebook2", layers="/2"),
+        ]
     )
     for shrink in (True, False):
         np.random.seed(0)
@@ -51,7 +54,7 @@ def test_a_snapshot_that_is_refused_leaves_the_few_values(tmp_path):
             compress.advance(1, 0.0)
             if shrink:
                 state = {"compress": compress}
-                save_snapshot(tmp_path / "small", pipe, optimizer, state)
+                save_snapshot(tmp_path / "small", pipe, optimizer, state=state)
                 continue
             with pytest.raises(SnapshotError):
                 # Without what the snapshot has of the extension.
@@ -141,7 +144,9 @@ def test_rows_of_padding_and_of_new_words_train_as_if_they_were_not_there(kind):
             "sgd": lambda: chainer.optimizers.SGD(0.1),
             "adam": lambda: chainer.optimizers.Adam(0.1),
         }[kind]().setup(model)
-        plan = CompressionPlan([Quantize("codebook3", "/0", begin=(1, "iteration"))])
+        plan = CompressionPlan(
+            [Quantize("codebook3", layers="/0", begin=(1, "iteration"))]
+        )
         compress = Compress(plan, optimizer)
         for iteration in range(1, 6):
             words = rng.integers(6, size=12).astype(np.int32)

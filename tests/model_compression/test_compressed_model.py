@@ -11,8 +11,10 @@ from mixed_precision import MixedPrecision
 from model_compression import CompressionPlan, Prune, Quantize
 from model_compression.compressed_model import CompressedModel
 
-BOTH = CompressionPlan([Prune("l1", "/0", 0.5), Quantize("int8", "/2")])
-CHANNELS = CompressionPlan([Prune("l2", "/0", 0.5, "channel")])
+BOTH = CompressionPlan(
+    [Prune("l1", layers="/0", to=0.5), Quantize("int8", layers="/2")]
+)
+CHANNELS = CompressionPlan([Prune("l2", layers="/0", to=0.5, granularity="channel")])
 
 
 def make_model():
@@ -39,9 +41,9 @@ def test_each_rule_changes_its_own_layer():
 
 
 def test_what_there_is_no_rule_for_is_not_measured():
-    compression, _, _ = compressed(CompressionPlan([Quantize("int8", "/2")]))
+    compression, _, _ = compressed(CompressionPlan([Quantize("int8", layers="/2")]))
     assert compression.measure() == (None, 32)
-    compression, _, _ = compressed(CompressionPlan([Prune("l1", "/0", 0.5)]))
+    compression, _, _ = compressed(CompressionPlan([Prune("l1", layers="/0", to=0.5)]))
     assert compression.measure() == (0, None)
 
 
@@ -118,7 +120,7 @@ def test_stages_that_one_optimizer_updates_are_no_whole_model():
     model = Divisible(*(L.Linear(4, 4) for _ in range(4)))
     stages = [model.divide(0, 1), model.divide(2, 3)]
     optimizer = MixedPrecision(chainer.optimizers.SGD()).setup(stages)
-    plan = CompressionPlan([Prune("l1", "/1", 0.5)])
+    plan = CompressionPlan([Prune("l1", layers="/1", to=0.5)])
     assert not CompressedModel(plan, [optimizer]).is_checked
 
 

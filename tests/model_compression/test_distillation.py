@@ -41,7 +41,7 @@ def by_the_paper(y, t, scores, weight, temperature):
 )
 def test_the_loss_is_that_of_its_definition(seed, shape, ignored, weight, temperature):
     y, t, scores = batch(seed, shape, ignored)
-    loss, n_labels = Distillation(weight, temperature)(y, t, scores)
+    loss, n_labels = Distillation(weight=weight, temperature=temperature)(y, t, scores)
     assert n_labels == (t >= 0).sum()
     expected = by_the_paper(y, t, scores, weight, temperature)
     np.testing.assert_allclose(loss.array, expected, rtol=1e-8, atol=1e-8)
@@ -49,7 +49,7 @@ def test_the_loss_is_that_of_its_definition(seed, shape, ignored, weight, temper
 
 def test_gradients_are_those_of_the_definition():
     y, t, scores = batch(1, (3, 4, 2), 0.3)
-    lossfun = Distillation(0.7, 3.0)
+    lossfun = Distillation(weight=0.7, temperature=3.0)
     check_backward(
         lambda y: lossfun(y, t, scores)[0], y, np.ones(()), dtype=np.float64, atol=1e-6
     )
@@ -58,7 +58,7 @@ def test_gradients_are_those_of_the_definition():
 @pytest.mark.parametrize("weight", [0, 1])
 def test_at_the_ends_one_of_the_two_counts(weight):
     y, t, scores = batch(2, (5, 4))
-    loss = functools.partial(Distillation(weight), y)
+    loss = functools.partial(Distillation(weight=weight), y)
     other = scores[::-1].copy() if weight == 0 else scores
     labels = t[::-1].copy() if weight == 1 else t
     assert float(loss(labels, other)[0].array) == float(loss(t, scores)[0].array)
@@ -75,7 +75,7 @@ def test_masked_classes_and_ignored_labels_count_nothing():
     scores[:, 2] = -np.inf
     scores[1] = np.nan
     variable = chainer.Variable(y)
-    loss, _ = Distillation(1.0)(variable, t, scores)
+    loss, _ = Distillation(weight=1.0)(variable, t, scores)
     p, q = softmax(scores[:, :2], axis=1), softmax(y, axis=1)[:, :2]
     found = (p * np.log(p / q)).sum(axis=1)[[0, 2, 3]].mean()
     np.testing.assert_allclose(loss.array, found)
@@ -83,12 +83,12 @@ def test_masked_classes_and_ignored_labels_count_nothing():
     assert np.isfinite(variable.grad).all() and not variable.grad[1].any()
     # What is no number where it counts is not hidden.
     scores[0] = np.nan
-    assert np.isnan(Distillation(1.0)(y, t, scores)[0].array)
+    assert np.isnan(Distillation(weight=1.0)(y, t, scores)[0].array)
 
 
 def test_without_a_teacher_it_is_the_cross_entropy():
     y, t, _ = batch(2, (5, 4), 0.3)
-    loss, n_labels = Distillation(0.9)(y, t)
+    loss, n_labels = Distillation(weight=0.9)(y, t)
     assert float(loss.array) == float(F.softmax_cross_entropy(y, t).array)
     assert n_labels == (t >= 0).sum()
 

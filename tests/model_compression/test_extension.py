@@ -49,10 +49,15 @@ def zeros(model):
 
 PLAN = CompressionPlan(
     [
-        Prune("magnitude", "/predictor/0", 0.75, end=(4, "epoch"), steps=5),
-        Prune("taylor", "/predictor/1", 0.5, begin=(2, "epoch")),
-        Quantize("int8", "/predictor/0", ["weight", "input"], (2, "epoch")),
-        Quantize("codebook4", "/predictor/1", begin=(1, "epoch")),
+        Prune("magnitude", layers="/predictor/0", to=0.75, end=(4, "epoch"), steps=5),
+        Prune("taylor", layers="/predictor/1", to=0.5, begin=(2, "epoch")),
+        Quantize(
+            "int8",
+            layers="/predictor/0",
+            targets=["weight", "input"],
+            begin=(2, "epoch"),
+        ),
+        Quantize("codebook4", layers="/predictor/1", begin=(1, "epoch")),
     ]
 )
 
@@ -128,7 +133,7 @@ class Reports(chainer.training.Extension):
 
 def test_a_step_that_costs_too_much_is_taken_back(tmp_path):
     plan = CompressionPlan(
-        [Prune("l1", "/predictor/0", 0.8, end=(6, "iteration"), steps=4)]
+        [Prune("l1", layers="/predictor/0", to=0.8, end=(6, "iteration"), steps=4)]
     )
     trainer, compress, model = make_trainer(
         plan, tmp_path, (6, "epoch"), metric="quality", tolerance=0.05
@@ -149,7 +154,7 @@ def test_a_step_that_costs_too_much_is_taken_back(tmp_path):
 
 
 def test_a_lower_metric_may_be_the_better_one(tmp_path):
-    plan = CompressionPlan([Prune("l1", "/predictor/0", 0.5)])
+    plan = CompressionPlan([Prune("l1", layers="/predictor/0", to=0.5)])
     for values, expected in (([2.0, 1.9], 0.5), ([2.0, 2.2], 0.0)):
         trainer, compress, _ = make_trainer(
             plan, tmp_path, (3, "epoch"), metric="quality", better="lower"
@@ -160,7 +165,7 @@ def test_a_lower_metric_may_be_the_better_one(tmp_path):
 
 
 def test_a_metric_that_nobody_reports_is_said(tmp_path):
-    plan = CompressionPlan([Prune("l1", "/predictor/0", 0.5)])
+    plan = CompressionPlan([Prune("l1", layers="/predictor/0", to=0.5)])
     trainer, compress, _ = make_trainer(
         plan, tmp_path, (2, "epoch"), metric="validation/main/accuracy"
     )
@@ -180,7 +185,7 @@ def test_a_metric_that_nobody_reports_is_said(tmp_path):
 )
 def test_wrong_arguments_are_refused(options, error, words):
     optimizer = chainer.optimizers.SGD().setup(make_model())
-    plan = CompressionPlan([Prune("l1", "Linear", 0.5)])
+    plan = CompressionPlan([Prune("l1", layers="Linear", to=0.5)])
     with pytest.raises(error, match=words):
         Compress(plan, optimizer, **options)
 
@@ -188,7 +193,7 @@ def test_wrong_arguments_are_refused(options, error, words):
 def test_rules_are_checked_before_training():
     optimizer = chainer.optimizers.SGD().setup(make_model())
     with pytest.raises(ValueError, match="the layer 'Convolution2D' means no layer"):
-        Compress(CompressionPlan([Prune("l1", "Convolution2D")]), optimizer)
+        Compress(CompressionPlan([Prune("l1", layers="Convolution2D")]), optimizer)
     with pytest.raises(TypeError, match="must be a CompressionPlan, not Prune"):
         Compress(Prune("l1"), optimizer)
     for wrong in (None, [], make_model(), {"main": make_model()}):
@@ -203,8 +208,8 @@ def test_rules_are_checked_before_training():
 def test_a_metric_that_has_fallen_is_no_new_measure(tmp_path):
     plan = CompressionPlan(
         [
-            Prune("l1", "/predictor/0", 0.5),
-            Prune("l1", "/predictor/1", 0.5, begin=(3, "epoch")),
+            Prune("l1", layers="/predictor/0", to=0.5),
+            Prune("l1", layers="/predictor/1", to=0.5, begin=(3, "epoch")),
         ]
     )
     trainer, compress, _ = make_trainer(
@@ -222,9 +227,9 @@ def test_a_plan_that_is_refused_leaves_the_optimizer_for_another():
     for layer in ("/9", "/predictor/0"):
         # Of the second the channels would be followed by a layer that is not there.
         rules = [
-            Quantize("codebook4", "Linear"),
-            Prune("l1", "/predictor/1", 0.5, "channel"),
-            Quantize("int8", layer, "input"),
+            Quantize("codebook4", layers="Linear"),
+            Prune("l1", layers="/predictor/1", to=0.5, granularity="channel"),
+            Quantize("int8", layers=layer, targets="input"),
         ]
         with pytest.raises(ValueError, match="means no layer|outputs of the model"):
             Compress(CompressionPlan(rules), optimizer)
@@ -252,7 +257,10 @@ def test_an_optimizer_that_was_set_up_anew_is_refused(rule):
 
 def test_another_plan_has_its_own_bits():
     model = make_model()
-    first, again = Quantize("int8", "*", "weight"), Quantize("int2", "*", "weight")
+    first, again = (
+        Quantize("int8", layers="*", targets="weight"),
+        Quantize("int2", layers="*", targets="weight"),
+    )
     for rule in (first, again):
         optimizer = chainer.optimizers.SGD().setup(model)
         Compress(CompressionPlan([rule]), optimizer).advance(1, 0.2)
@@ -264,8 +272,10 @@ def test_another_plan_has_its_own_bits():
 def test_bits_that_were_taken_back_are_not_applied(tmp_path):
     plan = CompressionPlan(
         [
-            Quantize("int2", "*", ["weight", "input"], begin=(2, "epoch")),
-            Quantize("int8", "/predictor/1", "bias"),
+            Quantize(
+                "int2", layers="*", targets=["weight", "input"], begin=(2, "epoch")
+            ),
+            Quantize("int8", layers="/predictor/1", targets="bias"),
         ]
     )
     trainer, compress, model = make_trainer(
@@ -296,7 +306,10 @@ def test_effects_that_are_not_known_are_waited_for():
     model = make_model()
     sgd = chainer.optimizers.SGD(0.1)
     optimizer = MixedPrecision(sgd, loss_scale=1.0).setup(model)
-    rules = [Prune("taylor", "/predictor/0", 0.5), Prune("l1", "/predictor/1", 0.5)]
+    rules = [
+        Prune("taylor", layers="/predictor/0", to=0.5),
+        Prune("l1", layers="/predictor/1", to=0.5),
+    ]
     plan = CompressionPlan(rules)
     compress = Compress(plan, optimizer)
     for iteration, factor in ((1, np.nan), (2, 1)):
@@ -328,7 +341,7 @@ def test_a_snapshot_of_another_plan_is_refused(rules, tmp_path):
 def test_weights_that_are_not_finite_have_no_codebook():
     model = make_model()
     compress = Compress(
-        CompressionPlan([Quantize("codebook4", "Linear")]),
+        CompressionPlan([Quantize("codebook4", layers="Linear")]),
         chainer.optimizers.SGD().setup(model),
     )
     model.predictor[0].W.array[0, 0] = np.nan

@@ -19,9 +19,9 @@ X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float16)
 T = np.arange(8, dtype=np.int32) % 2
 PLAN = CompressionPlan(
     [
-        Prune("l2", ["/0", "/3"], 0.5, "channel"),
-        Prune("magnitude", "/5", 0.5, begin=(9, "iteration")),
-        Quantize("codebook3", "/3"),
+        Prune("l2", layers=["/0", "/3"], to=0.5, granularity="channel"),
+        Prune("magnitude", layers="/5", to=0.5, begin=(9, "iteration")),
+        Quantize("codebook3", layers="/3"),
     ]
 )
 
@@ -80,7 +80,7 @@ class Run:
         """Whether nothing can be done with the model, and nothing saved."""
         for use in (
             lambda: save_snapshot(
-                folder / "half", self.pipe, self.optimizer, {"c": self.compress}
+                folder / "half", self.pipe, self.optimizer, state={"c": self.compress}
             ),
             lambda: self.pipe.step(X, T),
             lambda: self.compress.advance(9, 0.0),

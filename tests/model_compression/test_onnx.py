@@ -11,8 +11,8 @@ from model_compression import Compress, CompressionPlan, Prune, Quantize, apply
 onnx = pytest.importorskip("onnx", "1.16")
 
 PLANS = {
-    "elements": [Prune("magnitude", "*", 0.8)],
-    "channels": [Prune("l2", ["/0", "/3"], 0.5, "channel")],
+    "elements": [Prune("magnitude", layers="*", to=0.8)],
+    "channels": [Prune("l2", layers=["/0", "/3"], to=0.5, granularity="channel")],
     "codebook": [Quantize("codebook4")],
     "int8": [Quantize("int8")],
 }

@@ -7,10 +7,24 @@ from model_compression.selection import weighted_layers
 
 PLAN = CompressionPlan(
     [
-        Prune("magnitude", "Linear", 0.9, begin=(1, "epoch"), end=(8, "epoch")),
-        Prune("taylor", ["/0", "/2*"], 0.25, (2, 4), begin=(30, "iteration")),
-        Quantize("int8", "*", ["weight", "input"], (9, "epoch"), freeze_after=100),
-        Quantize("codebook4", "/4", percentile=99.9, symmetric=False),
+        Prune(
+            "magnitude", layers="Linear", to=0.9, begin=(1, "epoch"), end=(8, "epoch")
+        ),
+        Prune(
+            "taylor",
+            layers=["/0", "/2*"],
+            to=0.25,
+            granularity=(2, 4),
+            begin=(30, "iteration"),
+        ),
+        Quantize(
+            "int8",
+            layers="*",
+            targets=["weight", "input"],
+            begin=(9, "epoch"),
+            freeze_after=100,
+        ),
+        Quantize("codebook4", layers="/4", percentile=99.9, symmetric=False),
     ]
 )
 
@@ -57,7 +71,7 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path, content, words):
 
 def test_two_rules_for_one_target_are_refused():
     layers = weighted_layers(chainer.Sequential(L.Linear(4, 3), L.Linear(3, 2)))
-    plan = CompressionPlan([Prune("l1", "*"), Prune("l2", "/1")])
+    plan = CompressionPlan([Prune("l1", layers="*"), Prune("l2", layers="/1")])
     words = "the zeros of the weights of /1: number 0, .*, and number 1, Prune"
     with pytest.raises(ValueError, match=words):
         plan.layers_of_rules(layers)
@@ -65,7 +79,7 @@ def test_two_rules_for_one_target_are_refused():
 
 def test_one_rule_twice_is_refused():
     layers = weighted_layers(chainer.Sequential(L.Linear(4, 3)))
-    rule = Prune("l1", "*")
+    rule = Prune("l1", layers="*")
     with pytest.raises(ValueError, match="number 0, .*, and number 1"):
         CompressionPlan([rule, rule]).layers_of_rules(layers)
 

@@ -19,7 +19,15 @@ from model_compression import (
 )
 from model_compression.quantized_links import weight_of
 
-PRUNED = Prune("l2", "/0", 0.5, "channel", (1, "iteration"), (4, "iteration"), 2)
+PRUNED = Prune(
+    "l2",
+    layers="/0",
+    to=0.5,
+    granularity="channel",
+    begin=(1, "iteration"),
+    end=(4, "iteration"),
+    steps=2,
+)
 
 
 def build():
@@ -91,7 +99,7 @@ def test_channels_that_have_gone_have_no_part_in_few_bits(rule, begin, tmp_path)
 
 
 def test_a_scale_is_that_of_the_weights_that_are_read():
-    rule = Quantize("int4", "/3", begin=(2, "iteration"), per_channel=False)
+    rule = Quantize("int4", layers="/3", begin=(2, "iteration"), per_channel=False)
     model, _, _ = train(CompressionPlan([PRUNED, rule]))
     is_read = (model[0].W.array != 0).any(axis=(1, 2, 3)).repeat(9)
     assert is_read.sum() == 3 * 9
@@ -102,10 +110,10 @@ def test_a_scale_is_that_of_the_weights_that_are_read():
     assert (weight[:, ~is_read] == 0).all()
 
 
-@pytest.mark.parametrize("others", [[], [Prune("l1", "/3", 0.25)]])
+@pytest.mark.parametrize("others", [[], [Prune("l1", layers="/3", to=0.25)]])
 def test_columns_come_back_with_their_channels(others):
     plan = CompressionPlan(
-        [PRUNED, Quantize("int8", "/3", begin=(50, "iteration")), *others]
+        [PRUNED, Quantize("int8", layers="/3", begin=(50, "iteration")), *others]
     )
     model = build()
     optimizer = chainer.optimizers.SGD(0.0).setup(model)
@@ -123,12 +131,14 @@ def test_columns_come_back_with_their_channels(others):
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]])
 def test_steps_of_one_time_come_back_whichever_was_first(order):
-    both = [PRUNED, Prune("l1", "/3", 0.5)]
+    both = [PRUNED, Prune("l1", layers="/3", to=0.5)]
     rules = [both[i] for i in order]
-    rules.append(Quantize("int8", "/3", begin=(50, "iteration")))
+    rules.append(Quantize("int8", layers="/3", begin=(50, "iteration")))
     model = build()
     optimizer = chainer.optimizers.SGD(0.0).setup(model)
-    compress = Compress(CompressionPlan(rules), optimizer, "quality", 0.1)
+    compress = Compress(
+        CompressionPlan(rules), optimizer, metric="quality", tolerance=0.1
+    )
     before = [param.array.copy() for param in model.params()]
     compress._model.take({0: 0.5, 1: 0.5})
     # Columns that read no channel, and elements of others.

@@ -54,7 +54,13 @@ def test_each_rule_counts_the_minibatches_of_its_own_ranges(begins, freezes):
     rng, model = np.random.default_rng(0), Beside(*(L.Linear(4, 2) for _ in begins))
     xs = [rng.normal(size=(5, 4)).astype(np.float32) for _ in range(12)]
     plan = [
-        Quantize("int8", f"/{i}", "input", (begin, "iteration"), freeze_after=n)
+        Quantize(
+            "int8",
+            layers=f"/{i}",
+            targets="input",
+            begin=(begin, "iteration"),
+            freeze_after=n,
+        )
         for i, (begin, n) in enumerate(zip(begins, freezes))
     ]
     train(model, chainer.optimizers.SGD(0.0).setup(model), plan, xs)
@@ -66,12 +72,12 @@ def test_each_rule_counts_the_minibatches_of_its_own_ranges(begins, freezes):
 
 def test_another_plan_finds_its_ranges_anew():
     model, one = relus(1), np.ones((2, 4), np.float32)
-    first = [Quantize("int8", "/0", "input", freeze_after=2)]
+    first = [Quantize("int8", layers="/0", targets="input", freeze_after=2)]
     train(model, chainer.optimizers.SGD(0.0).setup(model), first, [one, one, one])
     # The same plan goes on with the range that it has.
     train(model, chainer.optimizers.SGD(0.0).setup(model), first, [9 * one])
     assert model[0].input_range[1] == 1
-    other = [Quantize("int4", "/0", "input", freeze_after=2)]
+    other = [Quantize("int4", layers="/0", targets="input", freeze_after=2)]
     # Applied without training, it has what there is.
     assert apply(model, CompressionPlan(other))(9 * one).array.max() == 1
     train(model, chainer.optimizers.SGD(0.0).setup(model), other, [3 * one] * 3)
@@ -90,13 +96,13 @@ def test_a_minibatch_that_is_not_finite_moves_no_range(value, skips, percentile)
     if skips == "mixed precision":
         to_float16(model)
         xs = [x.astype(np.float16) for x in xs]
-        optimizer = MixedPrecision(optimizer, DynamicLossScale(16.0))
+        optimizer = MixedPrecision(optimizer, loss_scale=DynamicLossScale(16.0))
     elif skips == "chainer":
         optimizer.loss_scaling()
     optimizer.setup(model)
     if skips == "nobody":
         model.disable_update()
-    rule = Quantize("int8", "/0", "input", percentile=percentile)
+    rule = Quantize("int8", layers="/0", targets="input", percentile=percentile)
     with np.errstate(invalid="ignore", over="ignore"):
         train(model, optimizer, [rule], xs)
     assert model[0].input_n_seen[0] == 4
@@ -108,7 +114,7 @@ def test_a_minibatch_whose_gradients_overflow_moves_no_range():
     rng, model = np.random.default_rng(0), to_float16(relus(1))
     xs = [abs(rng.normal(size=(5, 4))).astype(np.float16) for _ in range(6)]
     optimizer = MixedPrecision(chainer.optimizers.SGD(0.0)).setup(model)
-    plan = CompressionPlan([Quantize("int8", "/0", "input")])
+    plan = CompressionPlan([Quantize("int8", layers="/0", targets="input")])
     compress = Compress(plan, optimizer)
     compress.advance(0, 0.0)
     seen = []

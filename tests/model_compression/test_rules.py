@@ -9,7 +9,7 @@ from model_compression import Prune, Quantize
 @pytest.mark.parametrize("to", [0, 1, -0.1, 1.5, "half", True, None, float("nan")])
 def test_a_degree_outside_0_to_1_is_refused(to):
     with pytest.raises(ValueError, match="to must be between 0 and 1") as caught:
-        Prune("l2", "/3", to=to)
+        Prune("l2", layers="/3", to=to)
     assert "'/3'" in str(caught.value)
 
 
@@ -21,7 +21,7 @@ def test_an_unknown_method_is_refused():
 @pytest.mark.parametrize("layers", [[], "", [3], None, ["/0", ""]])
 def test_layers_that_are_no_texts_are_refused(layers):
     with pytest.raises(ValueError, match="layers must be a class's name"):
-        Prune("l1", layers)
+        Prune("l1", layers=layers)
 
 
 def test_a_rule_begins_at_once_in_the_unit_of_its_end():
@@ -31,7 +31,7 @@ def test_a_rule_begins_at_once_in_the_unit_of_its_end():
 
 def test_an_end_before_the_beginning_is_refused_with_the_rule():
     with pytest.raises(ValueError, match=r"Prune\('l1', layers='/0'\): it ends at"):
-        Prune("l1", "/0", begin=(3, "epoch"), end=(2, "epoch"))
+        Prune("l1", layers="/0", begin=(3, "epoch"), end=(2, "epoch"))
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,15 @@ def test_numbers_of_numpy_are_numbers():
         end=(np.float32(2), "epoch"),
         steps=np.int64(4),
     )
-    assert prune == Prune("l1", "*", 0.5, (2, 4), (1, "epoch"), (2.0, "epoch"), 4)
+    assert prune == Prune(
+        "l1",
+        layers="*",
+        to=0.5,
+        granularity=(2, 4),
+        begin=(1, "epoch"),
+        end=(2.0, "epoch"),
+        steps=4,
+    )
     quantize = Quantize(
         percentile=np.float32(99.5), freeze_after=np.int32(3), symmetric=np.True_
     )

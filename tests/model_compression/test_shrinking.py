@@ -72,8 +72,14 @@ def run(plan, shrink, kind="adam", nobias=False, half=False):
 def plan_of(degree, *more):
     course = {"begin": (2, "iteration"), "end": (4, "iteration"), "steps": 2}
     rules = [
-        Prune("l2", ["/0", "/4"], degree, "channel", **course),
-        Prune("taylor", "/6", degree, "channel", begin=(3, "iteration")),
+        Prune("l2", layers=["/0", "/4"], to=degree, granularity="channel", **course),
+        Prune(
+            "taylor",
+            layers="/6",
+            to=degree,
+            granularity="channel",
+            begin=(3, "iteration"),
+        ),
     ]
     return CompressionPlan([*rules, *more])
 
@@ -106,9 +112,11 @@ def test_masks_of_other_rules_go_with_the_channels():
     before, after = {"begin": (1, "iteration")}, {"begin": (7, "iteration")}
     plan = CompressionPlan(
         [
-            Prune("l2", "/0", 0.5, "channel", begin=(3, "iteration")),
-            Prune("magnitude", "/4", 0.5, **before),
-            Prune("taylor", "/8", 0.5, **after),
+            Prune(
+                "l2", layers="/0", to=0.5, granularity="channel", begin=(3, "iteration")
+            ),
+            Prune("magnitude", layers="/4", to=0.5, **before),
+            Prune("taylor", layers="/8", to=0.5, **after),
         ]
     )
     losses, masked, _ = run(plan, False)
@@ -124,7 +132,7 @@ def test_masks_of_other_rules_go_with_the_channels():
 
 
 def test_the_values_of_a_codebook_stay_few():
-    plan = plan_of(0.5, Quantize("codebook2", "/4", begin=(1, "iteration")))
+    plan = plan_of(0.5, Quantize("codebook2", layers="/4", begin=(1, "iteration")))
     _, small, _ = run(plan, True)
     values = small[4].W.array[small[4].W.array != 0]
     assert small[4].W.shape[:2] == (2, 3) and 1 < len(np.unique(values)) <= 4
@@ -140,7 +148,7 @@ def test_float32_masters_go_too():
 
 
 def test_masters_of_mixed_precision_go_too():
-    plan = CompressionPlan([Prune("l2", "/0", 0.5, "channel")])
+    plan = CompressionPlan([Prune("l2", layers="/0", to=0.5, granularity="channel")])
     masters, weights = [], []
     for shrink in (False, True):
         model = to_float16(build())
@@ -170,7 +178,7 @@ def test_masters_of_mixed_precision_go_too():
 
 
 def test_gradients_that_wait_for_an_update_go_too():
-    plan = CompressionPlan([Prune("l2", "/0", 0.5, "channel")])
+    plan = CompressionPlan([Prune("l2", layers="/0", to=0.5, granularity="channel")])
     model = build()
     optimizer = chainer.optimizers.SGD(0.1).setup(model)
     compress = Compress(plan, optimizer)
@@ -187,7 +195,16 @@ def test_gradients_that_wait_for_an_update_go_too():
 
 def test_channels_stay_until_their_rule_is_over():
     plan = CompressionPlan(
-        [Prune("l2", "/0", 0.5, "channel", end=(4, "iteration"), steps=2)]
+        [
+            Prune(
+                "l2",
+                layers="/0",
+                to=0.5,
+                granularity="channel",
+                end=(4, "iteration"),
+                steps=2,
+            )
+        ]
     )
     model = build()
     optimizer = chainer.optimizers.SGD(0.1).setup(model)
@@ -200,10 +217,10 @@ def test_channels_stay_until_their_rule_is_over():
 
 
 def test_channels_that_may_come_back_stay():
-    plan = CompressionPlan([Prune("l2", "/0", 0.5, "channel")])
+    plan = CompressionPlan([Prune("l2", layers="/0", to=0.5, granularity="channel")])
     model = build()
     optimizer = chainer.optimizers.SGD(0.1).setup(model)
-    compress = Compress(plan, optimizer, "quality", 0.1, shrink=True)
+    compress = Compress(plan, optimizer, metric="quality", tolerance=0.1, shrink=True)
     compress.advance(1, 0.0, {"quality": 1.0})
     assert model[0].W.shape[0] == 6 and compress.sparsity == 0.5
     compress.advance(2, 0.0, {"quality": 0.95})
@@ -211,7 +228,7 @@ def test_channels_that_may_come_back_stay():
 
 
 def test_gradients_that_are_under_way_are_refused():
-    plan = CompressionPlan([Prune("l2", "/0", 0.5, "channel")])
+    plan = CompressionPlan([Prune("l2", layers="/0", to=0.5, granularity="channel")])
     optimizer = chainer.optimizers.SGD(0.1).setup(build())
     compress = Compress(plan, optimizer)
     compress.advance(1, 0.0)
@@ -237,7 +254,10 @@ class FactoredRule(chainer.optimizers.sgd.SGDRule):
 def test_what_a_rule_keeps_of_rows_is_refused_before_anything_changes():
     model = Divisible(L.Linear(4, 6), F.relu, L.Linear(6, 2))
     optimizer = Factored(0.1).setup(model)
-    compress = Compress(CompressionPlan([Prune("l2", "/0", 0.5, "channel")]), optimizer)
+    compress = Compress(
+        CompressionPlan([Prune("l2", layers="/0", to=0.5, granularity="channel")]),
+        optimizer,
+    )
     optimizer.update(lambda: F.sum(model(np.ones((2, 4), np.float32))))
     compress.advance(1, 0.0)
     with pytest.raises(ValueError, match=r"FactoredRule keeps rows of \(6,\) for /0/W"):

@@ -23,10 +23,10 @@ PLANS = {
     "output": [Quantize("int8", targets=["output"])],
     "codebook": [Quantize("codebook4")],
     "two": [
-        Prune("l2", "/0", 0.5, "channel"),
-        Quantize("codebook8", "/3"),
-        Quantize("int8", "/0"),
-        Quantize("int3", ["/0", "/3"], ["input"]),
+        Prune("l2", layers="/0", to=0.5, granularity="channel"),
+        Quantize("codebook8", layers="/3"),
+        Quantize("int8", layers="/0"),
+        Quantize("int3", layers=["/0", "/3"], targets=["input"]),
     ],
 }
 

@@ -38,7 +38,9 @@ def test_each_trial_changes_one_layer_and_sets_it_back():
         seen.append(changed)
         return inner(model)
 
-    found = sensitivity(model, evaluate, ["l1", "int3", "codebook2"], [0.25, 0.75])
+    found = sensitivity(
+        model, evaluate, methods=["l1", "int3", "codebook2"], degrees=[0.25, 0.75]
+    )
     assert seen[0] == {}
     assert [[*each] for each in seen[1:]] == [["/0/W"]] * 4 + [["/2/W"]] * 4
     for path, param in model.namedparams():
@@ -68,33 +70,42 @@ def test_an_interrupted_run_goes_on(tmp_path):
         return inner(model)
 
     with pytest.raises(KeyboardInterrupt):
-        sensitivity(model, evaluate, "l2", path=path)
-    found = sensitivity(model, evaluate, "l2", path=path)
+        sensitivity(model, evaluate, methods="l2", path=path)
+    found = sensitivity(model, evaluate, methods="l2", path=path)
     assert len(calls) == 1 + 8 + 1
-    expected = sensitivity(make_model(), inner, "l2")
+    expected = sensitivity(make_model(), inner, methods="l2")
     assert [t[:5] for t in found.trials] == [t[:5] for t in expected.trials]
     again = Sensitivity.load(path)
     assert str(again) == str(found)
     model[0].W.array += 1
     with pytest.raises(ValueError, match="trials of another model"):
-        sensitivity(model, evaluate, "l2", path=path)
+        sensitivity(model, evaluate, methods="l2", path=path)
 
 
 def test_a_full_disk_ends_no_measurement(tmp_path):
     model = make_model()
-    expected = sensitivity(model, closeness(model), "l2", [0.5])
+    expected = sensitivity(model, closeness(model), methods="l2", degrees=[0.5])
     full = faulty(tmp_path, Fault("ENOSPC", 0, True))
     with full, pytest.warns(UserWarning, match="The trials so far cannot") as caught:
-        found = sensitivity(model, closeness(model), "l2", [0.5], path=tmp_path / "t")
+        found = sensitivity(
+            model, closeness(model), methods="l2", degrees=[0.5], path=tmp_path / "t"
+        )
     assert len(caught) == 1
     assert [t[:5] for t in found.trials] == [t[:5] for t in expected.trials]
 
 
 def test_other_trials_are_no_continuation(tmp_path):
     path, model = tmp_path / "table.json", make_model()
-    sensitivity(model, closeness(model), "l2", [0.5], path=path)
+    sensitivity(model, closeness(model), methods="l2", degrees=[0.5], path=path)
     with pytest.raises(ValueError, match="granularity 'element' where higher is"):
-        sensitivity(model, closeness(model), "l2", [0.5], path=path, granularity=(2, 2))
+        sensitivity(
+            model,
+            closeness(model),
+            methods="l2",
+            degrees=[0.5],
+            path=path,
+            granularity=(2, 2),
+        )
 
 
 def best(trials, sizes, budget):
@@ -153,8 +164,8 @@ def test_a_plan_may_mix_methods_and_has_the_course():
     table = Sensitivity(1.0, trials, {"/0": 100, "/1": 100}, "higher", (2, 4))
     course = {"begin": (1, "epoch"), "end": (4, "epoch"), "steps": 3}
     assert table.choose(0.02, **course).rules == (
-        Prune("l1", "/0", 0.5, (2, 4), **course),
-        Quantize("int4", "/1", begin=(4, "epoch")),
+        Prune("l1", layers="/0", to=0.5, granularity=(2, 4), **course),
+        Quantize("int4", layers="/1", begin=(4, "epoch")),
     )
     with pytest.raises(ValueError, match="budget must be 0 or more"):
         table.choose(-1)
@@ -162,7 +173,9 @@ def test_a_plan_may_mix_methods_and_has_the_course():
 
 def test_pictures_are_drawn(tmp_path):
     model = make_model()
-    found = sensitivity(model, closeness(model), ["l1", "l2", "int4"], [0.2, 0.8])
+    found = sensitivity(
+        model, closeness(model), methods=["l1", "l2", "int4"], degrees=[0.2, 0.8]
+    )
     assert [axis.get_title() for axis in found.plot().axes] == ["l1", "l2", "bits"]
     found.plot(tmp_path / "table.png")
     assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
@@ -198,7 +211,10 @@ def test_an_evaluation_of_no_number_is_refused(evaluate, words):
 
 def test_a_metric_may_be_a_variable_and_a_degree_one_number():
     found = sensitivity(
-        make_model(), lambda model: F.sum(model(X)), "l1", np.float32(0.5)
+        make_model(),
+        lambda model: F.sum(model(X)),
+        methods="l1",
+        degrees=np.float32(0.5),
     )
     assert isinstance(found.base, float) and found.trials[0].degree == 0.5
     with pytest.raises(ValueError, match="budget must be 0 or more, not '1'"):
@@ -229,7 +245,7 @@ def test_an_evaluation_that_fails_leaves_the_model(tmp_path):
 def test_rows_of_a_deconvolution_are_refused():
     model = Divisible(L.Deconvolution2D(2, 3, 3))
     with pytest.raises(ValueError, match="sensitivity: /0 is Deconvolution2D, whose"):
-        sensitivity(model, lambda model: 0.0, "l1", granularity="row")
+        sensitivity(model, lambda model: 0.0, methods="l1", granularity="row")
 
 
 @pytest.mark.parametrize(
@@ -241,7 +257,7 @@ def test_rows_of_a_deconvolution_are_refused():
     ],
 )
 def test_a_wrong_course_is_refused_whatever_is_chosen(course, error, words):
-    table = sensitivity(make_model(), lambda model: 0.0, "int8")
+    table = sensitivity(make_model(), lambda model: 0.0, methods="int8")
     assert len(table.choose(0.1, curve="linear").rules) == 2
     with pytest.raises(error, match=words):
         table.choose(0.1, **course)

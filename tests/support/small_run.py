@@ -54,11 +54,13 @@ class SmallRun:
         """Saves, and waits until it is saved."""
         values = {"tag": tag}
         state = {"trainer": self.trainer}
-        save_snapshot(path, self.pipe, self.optimizer, state, values, **options)
+        save_snapshot(
+            path, self.pipe, self.optimizer, state=state, values=values, **options
+        )
         wait_for_snapshot(self.pipe)
 
     def load(self, path: Path) -> None:
-        load_snapshot(path, self.pipe, self.optimizer, {"trainer": self.trainer})
+        load_snapshot(path, self.pipe, self.optimizer, state={"trainer": self.trainer})
 
     def resume(self, out: Path) -> str | None:
         """Returns the name of the snapshot that resume='auto' has chosen."""

@@ -79,10 +79,10 @@ class Run:
         return loss
 
     def save(self, path, state=None, **options):
-        save_snapshot(path, self.pipe, self.optimizers, state, **options)
+        save_snapshot(path, self.pipe, self.optimizers, state=state, **options)
 
     def load(self, path, state=None):
-        return load_snapshot(path, self.pipe, self.optimizers, state)
+        return load_snapshot(path, self.pipe, self.optimizers, state=state)
 
     def arrays(self):
         """Returns copies of this rank's state, read from the objects themselves."""

@@ -242,7 +242,7 @@ def trained(comm, device, is_mixed, **options):
     if is_mixed:
         to_float16(model)
         model.lossfun = float32_loss(model.lossfun)
-        inner = MixedPrecision(inner, DynamicLossScale(2.0**10), comm=comm)
+        inner = MixedPrecision(inner, loss_scale=DynamicLossScale(2.0**10), comm=comm)
     model.to_device(device)
     optimizer = create_multi_node_optimizer(
         inner, comm, local_size=1, minimum=0, timeout=TIMEOUT, **options

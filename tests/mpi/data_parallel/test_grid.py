@@ -19,7 +19,7 @@ N_RANKS = 4
 
 def places(comm, n_pipeline, placement, expected):
     """Compares the ranks of each replica with the expected ones."""
-    with Grid(comm, n_pipeline, placement) as grid:
+    with Grid(comm, n_pipeline, placement=placement) as grid:
         assert grid.n_replicas == len(expected)
         assert expected[grid.replica][grid.pipeline.rank] == comm.rank
         assert grid.data.rank == grid.replica
@@ -47,14 +47,14 @@ def test_places_of_ranks(n_pipeline, placement, expected):
 
 def of_a_plan(comm):
     plan = Plan([0, 1, 2, 3, 4], replicas=2, stages_per_rank=2)
-    with Grid.of(plan, comm, "replicas_together") as grid:
+    with Grid.of(plan, comm, placement="replicas_together") as grid:
         assert (grid.n_pipeline, grid.n_replicas) == (2, 2)
         assert grid.placement == "replicas_together"
     unequal = Plan([0, 1, 2, 3, 4], replicas=2, stages_per_rank=2, shares=[3, 1])
     with Grid.of(unequal, comm) as grid:
         iterator = ReplicaIterator(SerialIterator(range(8), 8, shuffle=False), grid)
         assert next(iterator) == ([*range(6)] if grid.replica == 0 else [6, 7])
-        equal = ReplicaIterator(SerialIterator(range(8), 8), grid, [1, 1])
+        equal = ReplicaIterator(SerialIterator(range(8), 8), grid, shares=[1, 1])
         assert len(next(equal)) == 4
     with pytest.raises(ValueError, match="for 3 ranks in 3 rows of 1, but .* are 4"):
         Grid.of(Plan([0, 4], replicas=3), comm)
@@ -80,12 +80,12 @@ def by_cost(comm):
         with pytest.MonkeyPatch.context() as patch:
             host = f"host {comm.rank // 2}"
             patch.setattr(grid_module.socket, "gethostname", lambda host=host: host)
-            with Grid.of(plan, comm, "auto") as grid:
+            with Grid.of(plan, comm, placement="auto") as grid:
                 assert (grid.n_pipeline, grid.n_replicas) == (2, 2)
                 found.append(grid.placement)
     assert found == ["stages_together", "replicas_together"]
     with pytest.raises(ValueError, match="does not say what its stages send"):
-        Grid.of(Plan([0, 1, 2], replicas=2), comm, "auto")
+        Grid.of(Plan([0, 1, 2], replicas=2), comm, placement="auto")
 
 
 def by_hosts(comm, names, n_pipeline, expected):
@@ -93,7 +93,7 @@ def by_hosts(comm, names, n_pipeline, expected):
     with pytest.MonkeyPatch.context() as patch:
         host = names[comm.rank]
         patch.setattr(grid_module.socket, "gethostname", lambda: host)
-        with Grid(comm, n_pipeline, "auto") as grid:
+        with Grid(comm, n_pipeline, placement="auto") as grid:
             assert grid.placement == expected
             if expected == "replicas_together":
                 assert set(grid.data.allgather(host)) == {host}
@@ -133,7 +133,8 @@ def test_a_grid_that_is_dropped_is_freed():
 def wrong(comm, arguments, error, message):
     """Makes a grid of the arguments of this rank."""
     with pytest.raises(error_of(error), match=message):
-        Grid(comm, *arguments[comm.rank % len(arguments)])
+        n_pipeline, options = arguments[comm.rank % len(arguments)]
+        Grid(comm, n_pipeline, **options)
 
 
 def error_of(name):
@@ -143,17 +144,25 @@ def error_of(name):
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
-        ([[3]], "ValueError", "n_pipeline is 3, but 4 ranks .* 1 or 2 or 4: give one"),
-        ([[0]], "ValueError", "n_pipeline is 0"),
-        ([[-2]], "ValueError", "n_pipeline is -2"),
-        ([[8]], "ValueError", "n_pipeline is 8"),
-        ([[2.0]], "TypeError", "n_pipeline must be an integer, not 2.0"),
-        ([[2, "together"]], "ValueError", "'replicas_together', not 'together'"),
-        # A DisagreementError on those that are right.
-        ([[2], [3]], "ValueError", "n_pipeline is 3, but 4 ranks"),
-        ([[2], [1]], "ValueError", "rank 0 has n_pipeline=2, but rank 1 has 1"),
         (
-            [[2], [2, "replicas_together"]],
+            [(3, {})],
+            "ValueError",
+            "n_pipeline is 3, but 4 ranks .* 1 or 2 or 4: give one",
+        ),
+        ([(0, {})], "ValueError", "n_pipeline is 0"),
+        ([(-2, {})], "ValueError", "n_pipeline is -2"),
+        ([(8, {})], "ValueError", "n_pipeline is 8"),
+        ([(2.0, {})], "TypeError", "n_pipeline must be an integer, not 2.0"),
+        (
+            [(2, {"placement": "together"})],
+            "ValueError",
+            "'replicas_together', not 'together'",
+        ),
+        # A DisagreementError on those that are right.
+        ([(2, {}), (3, {})], "ValueError", "n_pipeline is 3, but 4 ranks"),
+        ([(2, {}), (1, {})], "ValueError", "rank 0 has n_pipeline=2, but rank 1 has 1"),
+        (
+            [(2, {}), (2, {"placement": "replicas_together"})],
             "ValueError",
             "rank 0 has placement='stages_together', but rank 1 has 'replicas_tog",
         ),

@@ -198,7 +198,9 @@ def test_loss_scales_of_chainer_are_those_of_a_serial_script():
 
 def scale_of_what_is_within(comm):
     """Set on the outer optimizer, a loss scale is that of mixed precision."""
-    inner = MixedPrecision(optimizers.MomentumSGD(0.1), 2.0**4, comm, timeout=TIMEOUT)
+    inner = MixedPrecision(
+        optimizers.MomentumSGD(0.1), loss_scale=2.0**4, comm=comm, timeout=TIMEOUT
+    )
     model = mixed_model()
     optimizer = replicate(comm, model, inner)
     optimizer.set_loss_scale(2.0**9)
@@ -239,7 +241,7 @@ def mixed(comm):
         inner = optimizers.MomentumSGD(0.1)
         scale = DynamicLossScale(2.0**8, growth_interval=3)
         model = mixed_model()
-        optimizer = MixedPrecision(inner, scale, comm, timeout=TIMEOUT)
+        optimizer = MixedPrecision(inner, loss_scale=scale, comm=comm, timeout=TIMEOUT)
         optimizer = replicate(comm, model, optimizer, **options)
         losses, skipped = [], []
         x, t = make_batches(1, 4 * comm.size)[0]

@@ -212,7 +212,7 @@ def add_to(key):
 def mask_differs(comm):
     model, optimizer = make_model(), None
     optimizer = replicate(comm, model)
-    plan = CompressionPlan([Prune("magnitude", "*", 0.5)])
+    plan = CompressionPlan([Prune("magnitude", layers="*", to=0.5)])
     compress = Compress(plan, optimizer)
     for path, param in model.namedparams():
         mask = optimizer._hookable._post_update_hooks["Masks"].state_of(path, param)

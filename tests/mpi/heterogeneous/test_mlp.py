@@ -101,9 +101,9 @@ def serial_equivalence(comm, seed, name, dtype, moves):
     others = np.random.RandomState(seed + 100).uniform(0.2, 1, (2, comm.size))
     for i in range(50):
         if moves and i == 20:
-            mlp.remap(first.resized(others[0]), optimizer)
+            mlp.remap(first.resized(others[0]), optimizer=optimizer)
         if moves and i == 35:
-            mlp.remap(first.remade(others[1]), optimizer)
+            mlp.remap(first.remade(others[1]), optimizer=optimizer)
         error, sums = paper(weights["W"], weights["V"], *data("d"))
         loss = mlp.step(x, t)["loss"]
         assert loss == pytest.approx(error / S, rel=1e-5)
@@ -195,7 +195,7 @@ def with_biases(comm):
     theirs.add_hook(chainer.optimizer_hooks.WeightDecay(0.01))
     for i in range(12):
         if i == 6:
-            mlp.remap(partition_of(comm.size, 4, order="any"), optimizer)
+            mlp.remap(partition_of(comm.size, 4, order="any"), optimizer=optimizer)
         s = (S, 11, 40)[i % 3]
         x, _ = data(s=s)
         t = np.random.RandomState(i).randint(0, OUT, s).astype("i")
@@ -252,7 +252,7 @@ def remapped_bytes(comm):
         for after in (before.resized(others), before.remade(others[::-1])):
             before = mlp.partition
             moves = transfers(before, after)
-            mlp.remap(after, optimizer)
+            mlp.remap(after, optimizer=optimizer)
             units = sum(m.stop - m.start for m in moves if m.source == comm.rank)
             assert mlp.sent_bytes == units * (N + OUT) * 4 * n_arrays
             assert mlp.W.array.shape[0] == after.rectangles[comm.rank].n_units
@@ -263,7 +263,7 @@ def remapped_bytes(comm):
         assert lacking
         mlp.step(x, t)
         optimizer.update()
-    mlp.remap(mlp.partition, optimizer)
+    mlp.remap(mlp.partition, optimizer=optimizer)
     assert mlp.sent_bytes == 0
     mlp.close()
 

@@ -169,15 +169,20 @@ def calls(comm):
     optimizer.update()
     other = partition_of(comm.size + 1, 3)
     own = other if comm.rank == 1 else partition_of(comm.size, 3)
-    refused(comm, lambda: mlp.remap(own, optimizer), ValueError, "processors, but ther")
+    refused(
+        comm,
+        lambda: mlp.remap(own, optimizer=optimizer),
+        ValueError,
+        "processors, but ther",
+    )
     other = partition_of(comm.size, 4) if comm.rank == 1 else mlp.partition
     with pytest.raises(DisagreementError, match="rank 0 has (columns|samples|units)="):
-        mlp.remap(other, optimizer)
+        mlp.remap(other, optimizer=optimizer)
     if comm.rank == 1:
         mlp.W.update_rule.state["odd"] = np.zeros(3, "f")
     refused(
         comm,
-        lambda: mlp.remap(mlp.partition, optimizer),
+        lambda: mlp.remap(mlp.partition, optimizer=optimizer),
         ValueError,
         r"keeps 'odd' of W, float32 of shape \(3,\)",
     )

@@ -41,7 +41,9 @@ def make_optimizer(name, comm, stages):
         "momentum16": lambda: MomentumSGD16(0.1),
     }[name]()
     loss_scale = DynamicLossScale(**SCALE)
-    optimizer = MixedPrecision(inner, loss_scale, comm, timeout=20).setup(stages)
+    optimizer = MixedPrecision(
+        inner, loss_scale=loss_scale, comm=comm, timeout=20
+    ).setup(stages)
     # The norm counts all stages; after the decay it is asked for anew.
     optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-3))
     optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.5))
@@ -141,7 +143,9 @@ def two_clippings(comm):
         model = to_float16(Divisible(L.Linear(6, 5), L.Linear(5, 4)))
         stage = model.divide(*part)
         sgd = chainer.optimizers.SGD(0.5)
-        optimizer = MixedPrecision(sgd, 4, group, timeout=20).setup(stage)
+        optimizer = MixedPrecision(sgd, loss_scale=4, comm=group, timeout=20).setup(
+            stage
+        )
         assert optimizer.has_comm
         for path, param in stage.namedparams():
             if path == "/0/W":
@@ -177,7 +181,7 @@ class CountingComm(MPI.Intracomm):
 
 def duplicates(comm):
     comm = CountingComm(comm)
-    optimizer = MixedPrecision(chainer.optimizers.SGD(), 4, comm)
+    optimizer = MixedPrecision(chainer.optimizers.SGD(), loss_scale=4, comm=comm)
     for _ in range(3):
         optimizer.setup(to_float16(L.Linear(3, 2)))
         give_gradients(optimizer, 1)
@@ -197,7 +201,7 @@ def test_duplicates_of_the_communicator_do_not_pile_up():
 
 def test_one_rank_asks_nobody():
     comm = CountingComm(MPI.COMM_SELF)
-    optimizer = MixedPrecision(chainer.optimizers.SGD(), 4, comm)
+    optimizer = MixedPrecision(chainer.optimizers.SGD(), loss_scale=4, comm=comm)
     optimizer.setup(to_float16(L.Linear(3, 2)))
     give_gradients(optimizer, 1)
     optimizer.update()
@@ -210,7 +214,9 @@ N_OVERFLOW_STEPS = 1000
 def random_overflows(comm, replicas):
     """Random overflows on random ranks; what follows is worked out on each rank."""
     # It grows about as often as it shrinks.
-    loss_scale = DynamicLossScale(2.0**10, 3, minimum=2.0**-99, maximum=2.0**99)
+    loss_scale = DynamicLossScale(
+        2.0**10, growth_interval=3, minimum=2.0**-99, maximum=2.0**99
+    )
     link = L.Linear(3, 2, initialW=1)
     if replicas:
         # Two ranks hold the parameters of each stage.
@@ -221,7 +227,9 @@ def random_overflows(comm, replicas):
         n_stages = comm.size
     to_float16(stage)
     sgd = chainer.optimizers.SGD(2.0**-4)
-    optimizer = MixedPrecision(sgd, loss_scale, comm, timeout=20).setup(stage)
+    optimizer = MixedPrecision(sgd, loss_scale=loss_scale, comm=comm, timeout=20).setup(
+        stage
+    )
     scale, n_finite, updates, weight = 2.0**10, 0, 0, np.float32(1)
     rng = np.random.RandomState(0)
     for step in range(N_OVERFLOW_STEPS):
@@ -276,7 +284,9 @@ def overflow_on_one_stage(comm):
     stage = model.divide(*Plan([0, 1, 3, 4, 5]).range(comm.rank))
     loss_scale = DynamicLossScale(1024)
     sgd = chainer.optimizers.MomentumSGD(0.1)
-    optimizer = MixedPrecision(sgd, loss_scale, comm, timeout=20).setup(stage)
+    optimizer = MixedPrecision(sgd, loss_scale=loss_scale, comm=comm, timeout=20).setup(
+        stage
+    )
     with Pipeline(stage, comm, 2, loss_scale=loss_scale, timeout=20) as pipe:
         for step, (x, t) in enumerate(make_batches([8] * 3)):
             poison.factor = np.inf if step == 1 else 1.0
@@ -302,7 +312,9 @@ def not_finite_at_the_smallest_scale(comm):
 def make_stage_optimizer(comm, loss_scale, timeout=20):
     stage = to_float16(Divisible(*[F.relu] * comm.rank, L.Linear(3, 2)))
     sgd = chainer.optimizers.SGD()
-    return MixedPrecision(sgd, loss_scale, comm, timeout).setup(stage)
+    return MixedPrecision(sgd, loss_scale=loss_scale, comm=comm, timeout=timeout).setup(
+        stage
+    )
 
 
 def give_gradients(optimizer, value):
@@ -454,7 +466,9 @@ def replicas_of_chainermn(comm):
     np.random.seed(comm.rank)
     model = to_float16(L.Linear(6, 4))
     sgd = chainer.optimizers.MomentumSGD(0.1)
-    mixed = MixedPrecision(sgd, DynamicLossScale(**SCALE), communicator, timeout=20)
+    mixed = MixedPrecision(
+        sgd, loss_scale=DynamicLossScale(**SCALE), comm=communicator, timeout=20
+    )
     optimizer = chainermn.create_multi_node_optimizer(mixed, communicator).setup(model)
     lossfun = float32_loss(F.softmax_cross_entropy)
     for x, t in make_batches([8] * 12):

@@ -38,7 +38,7 @@ class Run:
         numbers = range(comm.rank, n_stages, comm.size)
         self.stages = [model.divide(*plan.range(number)) for number in numbers]
         self.scale = DynamicLossScale(2.0**14, growth_interval=2)
-        optimizer = MixedPrecision(make_optimizer(), self.scale, comm)
+        optimizer = MixedPrecision(make_optimizer(), loss_scale=self.scale, comm=comm)
         one = len(self.stages) == 1
         self.optimizer = optimizer.setup(self.stages[0] if one else self.stages)
         self.optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.5))

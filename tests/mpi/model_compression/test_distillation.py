@@ -17,7 +17,7 @@ from tests.support.equivalence import assert_close, stages_of_rank
 from tests.support.mpiexec import assert_on_ranks
 
 PLAN = CompressionPlan(
-    [Prune("magnitude", "Linear", 0.7, end=(8, "iteration"), steps=4)]
+    [Prune("magnitude", layers="Linear", to=0.7, end=(8, "iteration"), steps=4)]
 )
 N_STEPS, BATCH = 10, 8
 

@@ -30,19 +30,31 @@ from tests.support.mpiexec import assert_on_ranks
 N_LAYERS, END = 8, 12
 PLAN = CompressionPlan(
     [
-        Prune("magnitude", "/0", 0.8, end=(9, "iteration"), steps=4),
-        Prune("taylor", "/3", 0.5, "row", begin=(4, "iteration")),
-        Prune("l2", ["/5", "/7"], 0.6, (2, 3), (2, "iteration"), (6, "iteration"), 2),
+        Prune("magnitude", layers="/0", to=0.8, end=(9, "iteration"), steps=4),
+        Prune("taylor", layers="/3", to=0.5, granularity="row", begin=(4, "iteration")),
+        Prune(
+            "l2",
+            layers=["/5", "/7"],
+            to=0.6,
+            granularity=(2, 3),
+            begin=(2, "iteration"),
+            end=(6, "iteration"),
+            steps=2,
+        ),
     ]
 )
 
 
 FEW_BITS = CompressionPlan(
     [
-        Prune("magnitude", "/3", 0.5, begin=(2, "iteration")),
-        Quantize("int4", ["/0", "/3"], ["weight", "input"], freeze_after=6),
-        Quantize("codebook3", ["/5", "/7"], begin=(3, "iteration")),
-        Quantize("int8", ["/5", "/7"], ["bias", "output"], percentile=98),
+        Prune("magnitude", layers="/3", to=0.5, begin=(2, "iteration")),
+        Quantize(
+            "int4", layers=["/0", "/3"], targets=["weight", "input"], freeze_after=6
+        ),
+        Quantize("codebook3", layers=["/5", "/7"], begin=(3, "iteration")),
+        Quantize(
+            "int8", layers=["/5", "/7"], targets=["bias", "output"], percentile=98
+        ),
     ]
 )
 PLANS = {"pruned": PLAN, "few bits": FEW_BITS}
@@ -242,7 +254,7 @@ def saves_halfway(comm, cuts, folder, name):
     with run.pipe:
         run.train(5)
         state = {"trainer": run.trainer}
-        save_snapshot(f"{folder}/halfway", run.pipe, run.optimizers, state)
+        save_snapshot(f"{folder}/halfway", run.pipe, run.optimizers, state=state)
         halfway = run.weights()
         assert name != "pruned" or 0 < (halfway["/0/W"] == 0).sum() < int(0.8 * 96)
 
@@ -251,7 +263,7 @@ def goes_on(comm, cuts, folder, is_same_cut, name):
     run = Run(comm, cuts, plan=PLANS[name])
     with run.pipe:
         state = {"trainer": run.trainer}
-        load_snapshot(f"{folder}/halfway", run.pipe, run.optimizers, state)
+        load_snapshot(f"{folder}/halfway", run.pipe, run.optimizers, state=state)
         found = run.train()
     straight = Run(comm, cuts, plan=PLANS[name])
     with straight.pipe:
@@ -309,7 +321,9 @@ def test_layers_move_with_what_they_keep(name, cuts, layers):
 
 def ranges_that_move_go_on(comm):
     """A layer whose range moves comes to a rank that had none of them."""
-    plan = CompressionPlan([Quantize("int8", "/3", "input", freeze_after=8)])
+    plan = CompressionPlan(
+        [Quantize("int8", layers="/3", targets="input", freeze_after=8)]
+    )
     found = []
     for cuts in ([0, 4, 8], [0, 2, 8]):
         run = Run(comm, [0, 4, 8], plan=plan)
@@ -342,7 +356,7 @@ def test_quantized_layers_are_not_moved_without_their_rules():
 
 
 def means_no_layer(comm):
-    plan = CompressionPlan([Prune("l1", "/1*"), Prune("l1", "/4")])
+    plan = CompressionPlan([Prune("l1", layers="/1*"), Prune("l1", layers="/4")])
     run = Run(comm, [0, 4, 8], plan=plan)
     with run.pipe, pytest.raises(ValueError, match="'/1\\*' means no layer with"):
         run.train()
@@ -353,7 +367,7 @@ def test_every_rank_refuses_a_pattern_that_means_no_layer_of_the_model():
 
 
 def plans_differ(comm):
-    plan = CompressionPlan([Prune("l1", "/0", to=0.5 + comm.rank / 10)])
+    plan = CompressionPlan([Prune("l1", layers="/0", to=0.5 + comm.rank / 10)])
     run = Run(comm, [0, 4, 8], plan=plan)
     with run.pipe, pytest.raises(DisagreementError, match="rank 0 and rank 1 differ"):
         run.train()
@@ -385,7 +399,16 @@ def test_a_loop_of_ones_own_gives_the_pipeline():
 
 
 CHANNELS = CompressionPlan(
-    [Prune("l2", "/0", 0.5, "channel", end=(8, "iteration"), steps=2)]
+    [
+        Prune(
+            "l2",
+            layers="/0",
+            to=0.5,
+            granularity="channel",
+            end=(8, "iteration"),
+            steps=2,
+        )
+    ]
 )
 
 
@@ -428,7 +451,9 @@ def ranges_of_recomputed(comm, checkpoint, marked):
         model.append(F.relu)
     stage = model.divide(2 * comm.rank, 2 * comm.rank + 2)
     optimizer = chainer.optimizers.SGD(0.0).setup(stage)
-    plan = CompressionPlan([Quantize("int8", "/2", "input", percentile=95)])
+    plan = CompressionPlan(
+        [Quantize("int8", layers="/2", targets="input", percentile=95)]
+    )
     expected = []
     with Pipeline(stage, comm, 4, "gpipe", checkpoint=checkpoint, timeout=30) as pipe:
         compress = Compress(plan, optimizer, pipeline=pipe)
@@ -463,8 +488,14 @@ def ranges_of_replicas(comm, overflows):
 
     plan = CompressionPlan(
         [
-            Quantize("int8", "/0/0", "input", freeze_after=2),
-            Quantize("int8", "/0/1", "input", (6, "iteration"), freeze_after=3),
+            Quantize("int8", layers="/0/0", targets="input", freeze_after=2),
+            Quantize(
+                "int8",
+                layers="/0/1",
+                targets="input",
+                begin=(6, "iteration"),
+                freeze_after=3,
+            ),
         ]
     )
     grid, rng = Grid(comm, n_pipeline=1), np.random.default_rng(0)

@@ -31,10 +31,22 @@ from tests.support.told_times import SECONDS, Clock
 N_LAYERS, END = 8, 10
 PLAN = CompressionPlan(
     [
-        Prune("l2", "/0", 0.5, "channel", (1, "iteration"), (3, "iteration"), 2),
-        Prune("taylor", "/4", 0.4, "channel", begin=(4, "iteration")),
-        Prune("magnitude", "/6", 0.5, begin=(2, "iteration")),
-        Quantize("int4", ["/4", "/6"], begin=(2, "iteration"), per_channel=False),
+        Prune(
+            "l2",
+            layers="/0",
+            to=0.5,
+            granularity="channel",
+            begin=(1, "iteration"),
+            end=(3, "iteration"),
+            steps=2,
+        ),
+        Prune(
+            "taylor", layers="/4", to=0.4, granularity="channel", begin=(4, "iteration")
+        ),
+        Prune("magnitude", layers="/6", to=0.5, begin=(2, "iteration")),
+        Quantize(
+            "int4", layers=["/4", "/6"], begin=(2, "iteration"), per_channel=False
+        ),
     ]
 )
 
@@ -229,7 +241,7 @@ def saves_halfway(comm, cuts, folder, kind):
     with run.pipe:
         run.train(end=6)
         state = {"compress": run.compress}
-        save_snapshot(f"{folder}/halfway", run.pipe, run.optimizers, state)
+        save_snapshot(f"{folder}/halfway", run.pipe, run.optimizers, state=state)
 
 
 def goes_on(comm, cuts, folder, is_same_cut, kind):
@@ -242,7 +254,7 @@ def goes_on(comm, cuts, folder, is_same_cut, kind):
         # Where the other run was then, channels were still there.
         run.train(end=2)
         state = {"compress": run.compress}
-        load_snapshot(f"{folder}/halfway", run.pipe, run.optimizers, state)
+        load_snapshot(f"{folder}/halfway", run.pipe, run.optimizers, state=state)
         losses, found = run.train(6), run.arrays()
         assert run.compress.shrink() == {}
     for name, array in found.items():
@@ -273,9 +285,9 @@ def goes_back_to_all_channels(comm, folder):
     run = Run(comm, [0, 4, 8])
     state = {"compress": run.compress}
     with run.pipe:
-        save_snapshot(f"{folder}/first", run.pipe, run.optimizers, state)
+        save_snapshot(f"{folder}/first", run.pipe, run.optimizers, state=state)
         first = run.train()
-        load_snapshot(f"{folder}/first", run.pipe, run.optimizers, state)
+        load_snapshot(f"{folder}/first", run.pipe, run.optimizers, state=state)
         assert run.arrays()["/0/W"].shape == (12, 8)
         assert run.train() == first
 
@@ -289,7 +301,7 @@ def refuses_a_snapshot(comm, folder):
     with run.pipe:
         run.train(end=6)
         state = {"compress": run.compress}
-        save_snapshot(f"{folder}/small", run.pipe, run.optimizers, state)
+        save_snapshot(f"{folder}/small", run.pipe, run.optimizers, state=state)
     run = Run(comm, [0, 4, 8])
     with run.pipe:
         run.train(end=2)
@@ -436,17 +448,19 @@ def beside_an_unsized_layer(comm, folder):
         stage = model.divide()
         optimizer = chainer.optimizers.Adam().setup(stage)
         with Pipeline(stage, comm, 2) as pipe:
-            plan = CompressionPlan([Prune("l2", "/0", 0.5, "channel")])
+            plan = CompressionPlan(
+                [Prune("l2", layers="/0", to=0.5, granularity="channel")]
+            )
             compress = Compress(plan, optimizer, pipeline=pipe, shrink=True)
             state = {"compress": compress}
             if path is not None:
-                load_snapshot(path, pipe, optimizer, state)
+                load_snapshot(path, pipe, optimizer, state=state)
             for iteration in range(start + 1, end + 1):
                 loss = pipe.step(*minibatch(iteration))["loss"]
                 optimizer.update()
                 compress.advance(iteration, 0.0)
             if end < END:
-                save_snapshot(f"{folder}/{end}", pipe, optimizer, state)
+                save_snapshot(f"{folder}/{end}", pipe, optimizer, state=state)
         return loss
 
     run(0, 3)

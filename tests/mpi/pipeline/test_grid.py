@@ -81,7 +81,7 @@ def check(stage, means, expected_means, expected):
 
 def equals_serial(comm, n_pipeline, placement, sizes, shares, options):
     batches = make_batches((sizes * N_STEPS)[:N_STEPS])
-    with Grid(comm, n_pipeline, placement) as grid:
+    with Grid(comm, n_pipeline, placement=placement) as grid:
         trained = train_on(grid, mlp, batches, shares, **options)
         np.random.seed(3)
         check(*trained, *train_serially(mlp(), batches))
@@ -236,7 +236,7 @@ def one_replica_loads(comm, is_mixed):
                 for group in groups:
                     inner = chainer.optimizers.Adam()
                     if is_mixed:
-                        inner = MixedPrecision(inner, 1, grid.world)
+                        inner = MixedPrecision(inner, loss_scale=1, comm=grid.world)
                     found.append(exchanged(inner, grid, pipeline=pipe).setup(group))
                 return found
 
@@ -481,7 +481,7 @@ def trains_by_trainer(comm, shares, folder):
     trainer = chainer.training.Trainer(updater, (3, "epoch"), out=folder)
     held = chainer.training.extensions.Evaluator
     expected = log_of(trainer, held(iterator(SAMPLES[:13], 0, False), model))
-    with Grid(comm, 2, "replicas_together") as grid:
+    with Grid(comm, 2, placement="replicas_together") as grid:
         stage = stage_on(grid)
         rule = chainer.optimizers.MomentumSGD(0.1)
         optimizer = exchanged(rule, grid).setup(stage)
@@ -491,8 +491,8 @@ def trains_by_trainer(comm, shares, folder):
         if pipe.is_first:
             # The order of replica 0 counts, whatever the others have drawn.
             reads = [
-                ReplicaIterator(iterator(data, 5 + grid.replica), grid, shares),
-                ReplicaIterator(iterator(validation, 0, False), grid, shares),
+                ReplicaIterator(iterator(data, 5 + grid.replica), grid, shares=shares),
+                ReplicaIterator(iterator(validation, 0, False), grid, shares=shares),
             ]
         updater = PipelineUpdater(reads[0], optimizer, pipe)
         trainer = chainer.training.Trainer(updater, (3, "epoch"), out=folder)
@@ -569,7 +569,7 @@ def wrong_parts(comm, shares, replica_of_others):
     with Grid(comm, 2) as grid:
         given = shares if grid.replica == 0 else replica_of_others
         samples = chainer.iterators.SerialIterator(SAMPLES, 4)
-        next(ReplicaIterator(samples, grid, given, timeout=5))
+        next(ReplicaIterator(samples, grid, shares=given, timeout=5))
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def given_grid(comm):
     """A user's grid keeps its placement; a loop by hand gives each replica its part."""
     plan = Plan([0, 2, 6], 2, "1f1b", replicas=2, shares=[1, 2])
     with (
-        Grid(comm, 2, "replicas_together") as grid,
+        Grid(comm, 2, placement="replicas_together") as grid,
         Pipeline(make_model(), grid, plan=plan, timeout=TIMEOUT) as pipe,
     ):
         assert pipe.grid is grid and not pipe.shares_minibatches

@@ -60,9 +60,9 @@ SECONDS, MORE_MEMORY = 60, 4 << 30
 #: With channels that go, codebooks, and ranges of activations.
 APPLIED = CompressionPlan(
     [
-        Prune("l2", "/0", 0.5, "channel"),
-        Quantize("int4", "/0", ("weight", "bias", "input")),
-        Quantize("codebook2", "/2"),
+        Prune("l2", layers="/0", to=0.5, granularity="channel"),
+        Quantize("int4", layers="/0", targets=("weight", "bias", "input")),
+        Quantize("codebook2", layers="/2"),
     ]
 )
 SAMPLES = [(np.full(4, i, np.float32), np.int32(i % 2)) for i in range(4)]
@@ -87,11 +87,11 @@ class Run:
         self.trainer.extend(extensions.LogReport(trigger=(1, "iteration")))
 
     def save(self, path):
-        save_snapshot(path, self.pipe, self.optimizer, {"trainer": self.trainer})
+        save_snapshot(path, self.pipe, self.optimizer, state={"trainer": self.trainer})
 
     def load(self, path, strict=True):
         state = {"trainer": self.trainer}
-        load_snapshot(path, self.pipe, self.optimizer, state, strict)
+        load_snapshot(path, self.pipe, self.optimizer, state=state, strict=strict)
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +119,11 @@ def folder(tmp_path_factory):
         ).append_to(folder / "rebalancing.jsonl")
     chainer.serializers.save_npz(folder / "model.npz", run.model)
     chainer.serializers.save_npz(folder / "trainer.npz", run.trainer)
-    found = sensitivity(run.model, lambda model: 0.5, ["l2", "int8"], [0.5])
+    found = sensitivity(
+        run.model, lambda model: 0.5, methods=["l2", "int8"], degrees=[0.5]
+    )
     found.save(folder / "sensitivity.json")
-    rules = [Prune("l2", "/0", 0.5), Quantize("int8", "/2")]
+    rules = [Prune("l2", layers="/0", to=0.5), Quantize("int8", layers="/2")]
     CompressionPlan(rules).save(folder / "compression.json")
     chainer.serializers.save_npz(folder / "small.npz", apply(undivided(), APPLIED))
     return folder

@@ -44,7 +44,7 @@ def step(run, i):
 def saved(tmp_path, run, n_steps=1, state=None):
     for i in range(n_steps):
         step(run, i)
-    save_snapshot(tmp_path / "1", run[0], list(run[1:]), state)
+    save_snapshot(tmp_path / "1", run[0], list(run[1:]), state=state)
     return tmp_path / "1"
 
 
@@ -65,7 +65,7 @@ def refusal(path, run, state=None):
     """Returns the error of loading, which must be one line, and must change nothing."""
     before = contents(run, state)
     with pytest.raises(SnapshotError) as caught:
-        load_snapshot(path, run[0], list(run[1:]), state)
+        load_snapshot(path, run[0], list(run[1:]), state=state)
     assert "\n" not in str(caught.value)
     assert contents(run, state) == before
     run[0].ranks.calls.check_usable()
@@ -281,7 +281,7 @@ def test_mixed_precision_into_plain_and_back(tmp_path):
             stage = Divisible(L.Linear(6, 4))
         optimizer = optimizers.MomentumSGD()
         if mixed:
-            optimizer = MixedPrecision(optimizer, 8.0, MPI.COMM_SELF)
+            optimizer = MixedPrecision(optimizer, loss_scale=8.0, comm=MPI.COMM_SELF)
         pipe = Pipeline(stage, MPI.COMM_SELF, 2, accfun=None, loss_scale=8.0)
         return pipe, optimizer.setup(stage)
 
@@ -320,7 +320,7 @@ def test_state_that_is_forgotten(tmp_path):
     assert "of the random states it has no other" in message
     expected = generator.rand()
     with pytest.warns(UserWarning, match="iterator/epoch"):
-        load_snapshot(path, *run, {"generator": generator}, strict=False)
+        load_snapshot(path, *run, state={"generator": generator}, strict=False)
     assert generator.rand() == expected
 
 

@@ -98,7 +98,6 @@ def state(trainer):
     "options",
     [
         {"resume": "auto"},
-        {"autoload": True},
         {"resume": "auto", "make_iterator": multithread_iterator},
         {"resume": "auto", "make_iterator": multiprocess_iterator},
     ],
@@ -155,7 +154,7 @@ def test_loaded_before_the_run_as_chainers_scripts_do(tmp_path):
     # The last one counts.
     for iteration in (2, 8, 4):
         path = tmp_path / f"snapshot_iter_{iteration}"
-        load_snapshot(path, updater.pipeline, optimizers, {"trainer": trainer})
+        load_snapshot(path, updater.pipeline, optimizers, state={"trainer": trainer})
         assert updater.iteration == iteration
     assert optimizers[0].lr == pytest.approx(0.1 * 0.9)
     trainer.run()
@@ -172,7 +171,7 @@ def test_hyperparameters_between_loading_and_running(tmp_path):
         updater = trainer.updater
         optimizers = list(updater.get_all_optimizers().values())
         path = tmp_path / "snapshot_iter_4"
-        load_snapshot(path, updater.pipeline, optimizers, {"trainer": trainer})
+        load_snapshot(path, updater.pipeline, optimizers, state={"trainer": trainer})
         return trainer, optimizers[0]
 
     # What the script sets counts, until an extension changes it.

@@ -44,8 +44,8 @@ def test_the_newest_is_chosen_whatever_its_name(tmp_path, save):
     # A copy of an old one does not become the newest.
     os.utime(tmp_path / "iter_9" / "manifest.json")
     assert latest_snapshot(tmp_path).name == "best"
-    assert latest_snapshot(tmp_path, "iter_*").name == "iter_10"
-    assert latest_snapshot(tmp_path, "nothing_*") is None
+    assert latest_snapshot(tmp_path, pattern="iter_*").name == "iter_10"
+    assert latest_snapshot(tmp_path, pattern="nothing_*") is None
     # It has everything, but may not be on disk yet.
     (tmp_path / "best").rename(tmp_path / "best.partial")
     assert latest_snapshot(tmp_path).name == "iter_10"
@@ -159,10 +159,12 @@ def test_killed_while_replacing(tmp_path, save, pattern, names):
     """Between the two renames the old one has another name, and is found."""
     save(tmp_path / "1", values={"epoch": 1})
     os.rename(tmp_path / "1", tmp_path / "1.replaced")
-    found = latest_snapshot(tmp_path, pattern)
+    found = latest_snapshot(tmp_path, pattern=pattern)
     assert load_snapshot(found, save.pipe, save.optimizer).values == {"epoch": 1}
     save(tmp_path / "1", values={"epoch": 2})
-    assert Snapshot.open(latest_snapshot(tmp_path, pattern)).values == {"epoch": 2}
+    assert Snapshot.open(latest_snapshot(tmp_path, pattern=pattern)).values == {
+        "epoch": 2
+    }
     assert names(tmp_path) == ["1"]
 
 

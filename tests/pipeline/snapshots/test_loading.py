@@ -70,10 +70,10 @@ class Run:
         return loss, *drawn, self.pipe.n_steps
 
     def save(self, path):
-        save_snapshot(path, self.pipe, self.optimizer, self.state)
+        save_snapshot(path, self.pipe, self.optimizer, state=self.state)
 
     def load(self, path):
-        return load_snapshot(path, self.pipe, self.optimizer, self.state)
+        return load_snapshot(path, self.pipe, self.optimizer, state=self.state)
 
 
 def test_objects_get_their_state_back(tmp_path):
@@ -150,18 +150,17 @@ def test_a_trainer_that_has_not_run_gets_its_state_back(tmp_path):
         updater = PipelineUpdater(iterator, optimizer, pipe)
         trainer = Trainer(updater, (n_iterations, "iteration"), tmp_path / "out")
         trainer.extend(LogReport(trigger=(1, "iteration")))
-        arguments = pipe, optimizer, {"trainer": trainer}
-        return trainer, arguments
+        return trainer, (pipe, optimizer)
 
     trainer, saved = run(1, 4)
     trainer.run()
-    save_snapshot(tmp_path / "1", *saved)
+    save_snapshot(tmp_path / "1", *saved, state={"trainer": trainer})
     trainer, loaded = run(2, 6)
-    pipe, optimizer, _ = loaded
+    pipe, optimizer = loaded
     trainer.extend(LogReport(), name="another")
     weights = [param.array.copy() for param in optimizer.target.params()]
     with pytest.raises(MismatchError, match="another") as caught:
-        load_snapshot(tmp_path / "1", *loaded)
+        load_snapshot(tmp_path / "1", *loaded, state={"trainer": trainer})
     assert "in part" not in str(caught.value)
     assert trainer.updater.iteration == 0 and trainer._snapshot_elapsed_time == 0
     assert trainer.get_extension("LogReport").log == []
@@ -169,13 +168,13 @@ def test_a_trainer_that_has_not_run_gets_its_state_back(tmp_path):
         np.testing.assert_array_equal(param.array, before)
     pipe.step(X, T)
     with pytest.warns(UserWarning, match="loaded in part: .*another"):
-        load_snapshot(tmp_path / "1", *loaded, strict=False)
+        load_snapshot(tmp_path / "1", *loaded, state={"trainer": trainer}, strict=False)
     assert trainer.updater.iteration == 4 and trainer._snapshot_elapsed_time > 0
     # The time of a trainer that runs is not counted twice.
     trainer._start_at = 0.0
     before = trainer._snapshot_elapsed_time
     with pytest.raises(MismatchError, match="another"):
-        load_snapshot(tmp_path / "1", *loaded)
+        load_snapshot(tmp_path / "1", *loaded, state={"trainer": trainer})
     assert trainer._snapshot_elapsed_time == before
 
 

@@ -134,7 +134,7 @@ def test_what_dead_runs_left_goes_and_other_things_stay(tmp_path, save, names):
     stays = [left("best"), left("iter_7", REPLACED)]
     save(tmp_path / "iter_1")
     assert names(tmp_path) == sorted(["iter_1", *stays])
-    assert latest_snapshot(tmp_path, "iter_1") == tmp_path / "iter_1"
+    assert latest_snapshot(tmp_path, pattern="iter_1") == tmp_path / "iter_1"
 
 
 def test_what_another_run_of_this_process_writes_stays(tmp_path, save, names):

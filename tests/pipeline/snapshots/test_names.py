@@ -77,14 +77,14 @@ def test_where_one_cannot_look_is_said(tmp_path, monkeypatch, code, pattern):
     (tmp_path / "out" / "sub").mkdir(parents=True)
     failing(monkeypatch, code, "out", "sub")
     with pytest.raises(SnapshotError, match=f"out.*: {os.strerror(code)}"):
-        latest_snapshot(tmp_path / "out", pattern)
+        latest_snapshot(tmp_path / "out", pattern=pattern)
 
 
 def test_no_directory_has_none(tmp_path):
     assert latest_snapshot(tmp_path / "nothing") is None
-    assert latest_snapshot(tmp_path, "nothing/iter_*") is None
+    assert latest_snapshot(tmp_path, pattern="nothing/iter_*") is None
     (tmp_path / "file").touch()
-    assert latest_snapshot(tmp_path, "file/iter_*") is None
+    assert latest_snapshot(tmp_path, pattern="file/iter_*") is None
     with pytest.raises(SnapshotError, match="file: Not a directory"):
         latest_snapshot(tmp_path / "file")
 

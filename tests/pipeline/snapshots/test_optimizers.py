@@ -184,7 +184,7 @@ def test_layers_that_have_no_shape_yet(tmp_path):
 
 def check_refused(tmp_path, pipe, optimizer, match, state=None):
     with pytest.raises(SnapshotError, match=match):
-        load_snapshot(tmp_path / "1", pipe, optimizer, state)
+        load_snapshot(tmp_path / "1", pipe, optimizer, state=state)
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
@@ -217,9 +217,9 @@ def test_what_cannot_be_saved_is_refused(tmp_path):
     for options, match in [
         ({"state": {"epoch": 3}}, r"state\['epoch'\] is a int"),
         ({"values": {"loss": np.float32(3)}}, "float32 is not JSON"),
-        ({"optimizers": [optimizer, optimizer]}, "2 optimizers update .* stage 0"),
+        ({"optimizer": [optimizer, optimizer]}, "2 optimizers update .* stage 0"),
     ]:
-        arguments = {"optimizers": optimizer, **options}
+        arguments = {"optimizer": optimizer, **options}
         with pytest.raises(SnapshotError, match=match):
             save_snapshot(tmp_path / "1", pipe, **arguments)
     assert not names_in(tmp_path)
@@ -343,11 +343,13 @@ def trained(make, half=False, in_float32=False):
     model = chainer.Sequential(L.Linear(4, 6), L.Linear(6, 2))
     if half or in_float32:
         to_float16(model)
-    optimizer = MixedPrecision(make(), 1.0) if half else make()
+    optimizer = MixedPrecision(make(), loss_scale=1.0) if half else make()
     if in_float32:
         optimizer.use_fp32_update()
     optimizer.setup(model)
-    Compress(CompressionPlan([Prune("l1", "/0", 0.5)]), optimizer).advance(1, 0.0)
+    Compress(CompressionPlan([Prune("l1", layers="/0", to=0.5)]), optimizer).advance(
+        1, 0.0
+    )
     x = np.ones((2, 4), model[0].W.dtype)
     loss = chainer.functions.sum(chainer.functions.cast(model(x), np.float32))
     loss.backward(loss_scale=1.0 if half else None)

@@ -71,7 +71,9 @@ def updates_one_late(comm):
 
 def updates_in_mixed_precision(comm):
     model = L.Linear(3, 2)
-    optimizer = MixedPrecision(optimizers.SGD(), 1, comm, TIMEOUT).setup(model)
+    optimizer = MixedPrecision(
+        optimizers.SGD(), loss_scale=1, comm=comm, timeout=TIMEOUT
+    ).setup(model)
 
     def call():
         model.cleargrads()

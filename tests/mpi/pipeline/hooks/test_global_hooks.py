@@ -430,7 +430,9 @@ def mixed(comm):
     model = line()
     stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
     momentum = chainer.optimizers.MomentumSGD(0.1)
-    optimizer = MixedPrecision(momentum, 1, comm, timeout=20).setup(stage)
+    optimizer = MixedPrecision(momentum, loss_scale=1, comm=comm, timeout=20).setup(
+        stage
+    )
     optimizer.add_hook(hooks.WeightDecay(0.01))
     optimizer.add_hook(hooks.GradientClipping(0.4), "clip by 0.4")
     with warnings.catch_warnings():

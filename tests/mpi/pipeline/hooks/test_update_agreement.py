@@ -120,7 +120,7 @@ def train(comm, treat, given=True, n_steps=4, mixed=False, before=0):
     optimizer = chainer.optimizers.MomentumSGD(0.1)
     options = {"timeout": 20}
     if mixed:
-        optimizer = MixedPrecision(optimizer, 1, comm, timeout=20)
+        optimizer = MixedPrecision(optimizer, loss_scale=1, comm=comm, timeout=20)
         options["loss_scale"] = optimizer.loss_scale
     optimizer.setup(stage)
     with Pipeline(stage, comm, 2, **options) as pipe:
@@ -264,7 +264,7 @@ def sgd(comm):
 
 
 def sgd_in_mixed_precision(comm):
-    return MixedPrecision(sgd(comm), 1, comm, timeout=20)
+    return MixedPrecision(sgd(comm), loss_scale=1, comm=comm, timeout=20)
 
 
 def test_copies_of_stages_on_one_rank_must_be_updated_alike():

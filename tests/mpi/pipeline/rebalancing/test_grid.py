@@ -148,7 +148,9 @@ def replicas_are_measured(comm, out, is_watched):
         ((x, t),) = make_batches([48])
         data = chainer.datasets.TupleDataset(x, t)
         iterator = ReplicaIterator(
-            chainer.iterators.SerialIterator(data, 16, shuffle=False), grid, "measured"
+            chainer.iterators.SerialIterator(data, 16, shuffle=False),
+            grid,
+            shares="measured",
         )
         updater = PipelineUpdater(iterator, optimizer, pipe)
         trainer = chainer.training.Trainer(updater, (16, "iteration"), out=out)

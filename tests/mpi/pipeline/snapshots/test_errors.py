@@ -47,10 +47,10 @@ class Run:
         return loss
 
     def save(self, path, state=None):
-        save_snapshot(path, self.pipe, self.optimizer, state)
+        save_snapshot(path, self.pipe, self.optimizer, state=state)
 
     def load(self, path, state=None, **options):
-        return load_snapshot(path, self.pipe, self.optimizer, state, **options)
+        return load_snapshot(path, self.pipe, self.optimizer, state=state, **options)
 
 
 def refusal(comm, run, path, state=None):

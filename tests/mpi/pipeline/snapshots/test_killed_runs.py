@@ -30,7 +30,7 @@ def train(comm, folder):
     order = chainer.iterators.ShuffleOrderSampler(np.random.RandomState(7))
     iterator = chainer.iterators.SerialIterator(range(len(x)), 15, order_sampler=order)
     state = {"iterator": iterator}
-    latest = latest_snapshot(folder, "step_*")
+    latest = latest_snapshot(folder, pattern="step_*")
     if latest is not None:
         values = run.load(latest, state).values
         assert values["step"] == run.pipe.n_steps

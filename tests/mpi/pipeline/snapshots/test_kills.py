@@ -45,7 +45,7 @@ def train(comm, out):
         trainer.extend(said_later if later else said, **every)
     if comm.size % 2:
         # Told to stop, some save and end, and others end as they are.
-        trainer.extend(StopOnSignal([signal.SIGTERM]))
+        trainer.extend(StopOnSignal(signals=[signal.SIGTERM]))
     print(f"rank {comm.rank} trains in process {os.getpid()}", flush=True)
     trainer.run()
 

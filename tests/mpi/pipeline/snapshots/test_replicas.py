@@ -82,11 +82,13 @@ def resumes_bit_for_bit(comm, folder, options):
     """Goes on from a snapshot as if there had been none."""
     grid, pipe, optimizer, updater = run_on(comm, 2, options)
     losses_of(updater, 4)
-    save_snapshot(f"{folder}/4", pipe, optimizer, {"updater": updater})
+    save_snapshot(f"{folder}/4", pipe, optimizer, state={"updater": updater})
     expected, numbers = losses_of(updater, 4), np.random.rand(3)
     state = state_of(pipe)
     _, other, optimizer, updater = run_on(comm, 2, options)
-    snapshot = load_snapshot(f"{folder}/4", other, optimizer, {"updater": updater})
+    snapshot = load_snapshot(
+        f"{folder}/4", other, optimizer, state={"updater": updater}
+    )
     assert (snapshot.n_ranks, snapshot.n_replicas) == (2, 2)
     assert losses_of(updater, 4) == expected
     assert (np.random.rand(3) == numbers).all()
@@ -113,7 +115,7 @@ def test_resumes_bit_for_bit(options, tmp_path):
 def save_on_grid(comm, folder):
     _, pipe, optimizer, updater = run_on(comm, 2, {})
     losses_of(updater, 3)
-    save_snapshot(f"{folder}/3", pipe, optimizer, {"updater": updater})
+    save_snapshot(f"{folder}/3", pipe, optimizer, state={"updater": updater})
     held = make_batches([12], dtype=np.float32)[0]
     loss = pipe.evaluate(*held)["loss"]
     if comm.rank == 0:
@@ -130,7 +132,7 @@ def losses_without_noise(updater, pipe):
 
 def load_on_grid(comm, folder, n_pipeline):
     _, pipe, optimizer, updater = run_on(comm, n_pipeline, {})
-    load_snapshot(f"{folder}/3", pipe, optimizer, {"updater": updater})
+    load_snapshot(f"{folder}/3", pipe, optimizer, state={"updater": updater})
     assert updater.iteration == 3
     held = make_batches([12], dtype=np.float32)[0]
     losses = np.load(f"{folder}/loss.npy")
@@ -148,7 +150,7 @@ def test_loads_on_another_grid(n_ranks, n_pipeline, tmp_path):
 def save_plain(comm, folder):
     _, pipe, optimizer, updater = run_on(comm, 2, {}, plain_model)
     losses_of(updater, 3)
-    save_snapshot(f"{folder}/3", pipe, optimizer, {"updater": updater})
+    save_snapshot(f"{folder}/3", pipe, optimizer, state={"updater": updater})
     losses = losses_of(updater, 5)
     if comm.rank == 0:
         np.save(f"{folder}/losses.npy", losses)
@@ -157,7 +159,7 @@ def save_plain(comm, folder):
 
 def load_plain(comm, folder, n_pipeline):
     _, pipe, optimizer, updater = run_on(comm, n_pipeline, {}, plain_model)
-    load_snapshot(f"{folder}/3", pipe, optimizer, {"updater": updater})
+    load_snapshot(f"{folder}/3", pipe, optimizer, state={"updater": updater})
     assert_close(losses_of(updater, 5), np.load(f"{folder}/losses.npy"))
     pipe.close()
 
@@ -175,7 +177,7 @@ def residuals_of(optimizer):
 def save_with_residuals(comm, folder, options):
     grid, pipe, optimizer, updater = run_on(comm, 2, options)
     losses_of(updater, 3)
-    save_snapshot(f"{folder}/3", pipe, optimizer, {"updater": updater})
+    save_snapshot(f"{folder}/3", pipe, optimizer, state={"updater": updater})
     residuals = residuals_of(optimizer)
     assert all(residual.any() for name, residual in residuals.items() if "W" in name)
     np.savez(
@@ -193,7 +195,7 @@ def load_with_residuals(comm, folder, name, n_pipeline, options):
     grid, pipe, optimizer, updater = run_on(comm, n_pipeline, options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_snapshot(f"{folder}/{name}", pipe, optimizer, {"updater": updater})
+        load_snapshot(f"{folder}/{name}", pipe, optimizer, state={"updater": updater})
     saved = [{}, {}]
     for replica, place in np.ndindex(2, 2):
         with np.load(f"{folder}/residuals-{replica}-{place}.npz") as file:
@@ -231,10 +233,10 @@ def measured_otherwise(comm, folder):
     grid, pipe, optimizer, updater = run_on(comm, 2, {"local_size": 1})
     layouts = optimizer.exchange._layouts
     layouts.shape = layouts.shape._replace(minimum=100 + grid.pipeline.rank)
-    save_snapshot(f"{folder}/3", pipe, optimizer, {"updater": updater})
+    save_snapshot(f"{folder}/3", pipe, optimizer, state={"updater": updater})
     pipe.close()
     _, pipe, optimizer, updater = run_on(comm, 1, {"local_size": 1})
-    load_snapshot(f"{folder}/3", pipe, optimizer, {"updater": updater})
+    load_snapshot(f"{folder}/3", pipe, optimizer, state={"updater": updater})
     # That of the first stage.
     assert optimizer.exchange.minimum == 100
     pipe.close()
@@ -248,21 +250,21 @@ def refused_load(comm, folder):
     """A snapshot that does not fit leaves what the exchange keeps as it was."""
     _, pipe, optimizer, updater = run_on(comm, 1, FED_BACK)
     losses_of(updater, 1)
-    save_snapshot(f"{folder}/1", pipe, optimizer, {"updater": updater})
+    save_snapshot(f"{folder}/1", pipe, optimizer, state={"updater": updater})
     losses_of(updater, 2)
     exchange = optimizer.exchange
     kept = {name: each.copy() for name, each in residuals_of(optimizer).items()}
     before = exchange.kept.n_exchanges, optimizer._agreement.n_updates
     with pytest.raises(SnapshotError, match="it has no more"):
         state = {"updater": updater, "more": np.random.RandomState(0)}
-        load_snapshot(f"{folder}/1", pipe, optimizer, state)
+        load_snapshot(f"{folder}/1", pipe, optimizer, state=state)
     assert (exchange.kept.n_exchanges, optimizer._agreement.n_updates) == before
     for name, residual in residuals_of(optimizer).items():
         assert (residual == kept[name]).all(), name
         assert residual.any() == ("W" in name), name
     optimizer.actual_optimizer.add_hook(Counting())
     with pytest.raises(SnapshotError, match="optimizer it has no hooks/C") as e:
-        load_snapshot(f"{folder}/1", pipe, optimizer, {"updater": updater})
+        load_snapshot(f"{folder}/1", pipe, optimizer, state={"updater": updater})
     assert "changed in part" not in str(e.value)
     pipe.close()
 

@@ -339,12 +339,12 @@ def first_stage_elsewhere(comm, folder):
         order = ShuffleOrderSampler(np.random.RandomState(3))
         state["iterator"] = SerialIterator(range(9), 4, order_sampler=order)
         state["iterator"].next()
-    save_snapshot(f"{folder}/1", pipe, optimizer, state)
+    save_snapshot(f"{folder}/1", pipe, optimizer, state=state)
     if not pipe.is_first:
-        load_snapshot(f"{folder}/1", pipe, optimizer, state)
+        load_snapshot(f"{folder}/1", pipe, optimizer, state=state)
         return
     expected = [state["iterator"].next() for _ in range(5)]
-    load_snapshot(f"{folder}/1", pipe, optimizer, state)
+    load_snapshot(f"{folder}/1", pipe, optimizer, state=state)
     assert [state["iterator"].next() for _ in range(5)] == expected
 
 

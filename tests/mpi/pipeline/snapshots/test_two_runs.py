@@ -56,11 +56,11 @@ def save_together(comm, folder, n_rounds):
                 save(f"iter_{i}", values={"round": -2}, background=i % 2)
         else:
             for _ in range(3):
-                assert latest_snapshot(folder, "best") is not None
+                assert latest_snapshot(folder, pattern="best") is not None
         comm.Barrier()
-        snapshot = Snapshot.open(latest_snapshot(folder, "best"))
+        snapshot = Snapshot.open(latest_snapshot(folder, pattern="best"))
         assert snapshot.path.name == "best" and snapshot.values == {"round": i}
-        assert latest_snapshot(folder, "iter_*").name == f"iter_{i}"
+        assert latest_snapshot(folder, pattern="iter_*").name == f"iter_{i}"
 
 
 @pytest.mark.parametrize("n_rounds", [10, pytest.param(500, marks=pytest.mark.matrix)])
@@ -99,7 +99,7 @@ def test_some_are_killed_while_others_wait(tmp_path):
             return program, int(found[1])
 
         programs = [start() for _ in range(3)]
-        programs[0][0].wait_for(lambda: latest_snapshot(tmp_path, "iter_*"), 20)
+        programs[0][0].wait_for(lambda: latest_snapshot(tmp_path, pattern="iter_*"), 20)
         for _ in range(20):
             time.sleep(chance.uniform(0, 0.3))
             n_saving.add((tmp_path / LOCK).read_text())
@@ -110,7 +110,7 @@ def test_some_are_killed_while_others_wait(tmp_path):
             for pattern in ("best", "iter_*"):
                 with warnings.catch_warnings():
                     warnings.simplefilter("error")
-                    assert latest_snapshot(tmp_path, pattern) is not None
+                    assert latest_snapshot(tmp_path, pattern=pattern) is not None
             programs.append(start())
     # Others have gone on where one was killed.
     assert len(n_saving) > 2

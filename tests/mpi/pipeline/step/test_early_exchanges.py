@@ -96,7 +96,7 @@ def clipped(optimizer):
 def train(comm, make_model, sizes, shares, of_pipe, of_optimizer, mixed, overlap):
     """Trains, and returns all bits, and what was said of the exchanges."""
     options = {"n_microbatches": 3, "timeout": TIMEOUT, **of_pipe}
-    with Grid(comm, 2, "replicas_together") as grid:
+    with Grid(comm, 2, placement="replicas_together") as grid:
         np.random.seed(3)
         n_stages = options.pop("n_stages", 2)
         stages = stages_of(make_model(), grid, n_stages, options.get("schedule"))

@@ -34,7 +34,7 @@ def train(comm, placement, out, when=None, resume=None):
     Returns:
         The numbers of iterations and of the signal, and parameters, as bytes.
     """
-    with Grid(comm, 2, placement) as grid:
+    with Grid(comm, 2, placement=placement) as grid:
         np.random.seed(11 + comm.rank)
         model = Divisible(
             L.Linear(6, 8), F.dropout, L.BatchNormalization(8), L.Linear(8, 4)
