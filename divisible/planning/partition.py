@@ -101,6 +101,7 @@ def partition(
         )
     if n_microbatches is not None and n_microbatches < 1:
         raise ValueError(f"n_microbatches must be positive, not {n_microbatches}")
+    recomputation.check_recomputation("recompute", recompute)
     chosen = _schedule(schedule, n_stages, n_microbatches, recompute)
     network = Network() if network is None else network
     model = CostModel(
