@@ -128,7 +128,7 @@ class Steps:
             pipe = self._pipelines[n_microbatches] = Pipeline(
                 self._model.divide(None, None),
                 MPI.COMM_SELF,
-                n_microbatches,
+                n_microbatches=n_microbatches,
                 lossfun=_loss,
                 accfun=None,
             )

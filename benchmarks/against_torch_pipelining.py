@@ -132,7 +132,9 @@ class Ours:
             for rank, start, end in zip(placement, cuts, cuts[1:])
             if rank == comm.rank
         ]
-        self._pipe = Pipeline(stages, comm, n_microbatches, "auto", accfun=None)
+        self._pipe = Pipeline(
+            stages, comm, n_microbatches=n_microbatches, schedule="auto", accfun=None
+        )
         for _ in range(WARM_UP):
             self.loss = self()
 

@@ -74,7 +74,7 @@ def main() -> None:
     result = Result("background_snapshots", args.output, silent=comm.rank > 0)
     stage = cut(mlp(args.width, args.layers), comm.size, comm.rank)
     optimizer = chainer.optimizers.Adam().setup(stage)
-    pipe = Pipeline(stage, comm, args.microbatches)
+    pipe = Pipeline(stage, comm, n_microbatches=args.microbatches)
     x, t = minibatch(args.width, args.batch)
 
     def step() -> None:

@@ -158,7 +158,9 @@ def work(job: dict) -> dict:
     for name in CUTS:
         cuts = best_cuts(layers.sum(axis=1).tolist(), allowed[name], comm.size)
         stage = model.divide(cuts[comm.rank], cuts[comm.rank + 1])
-        pipes[name] = Pipeline(stage, comm, job["microbatches"], timeout=600)
+        pipes[name] = Pipeline(
+            stage, comm, n_microbatches=job["microbatches"], timeout=600
+        )
         stages = np.add.reduceat(layers, cuts[:-1])
         timeline = simulate(pipes[name].schedule, Costs(stages[:, 0], stages[:, 1], 0))
         answer[name] = {

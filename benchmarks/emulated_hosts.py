@@ -80,7 +80,7 @@ def work(job: dict) -> dict:
     small = x[: job["microbatches"]], t[: job["microbatches"]]
     stage = cut(mlp(job["width"], job["layers"]), comm.size, comm.rank)
     pipes = {
-        name: Pipeline(stage, comm, job["microbatches"], name)
+        name: Pipeline(stage, comm, n_microbatches=job["microbatches"], schedule=name)
         for name in job["schedules"]
     }
     timelines: dict[str, list] = {name: [] for name in pipes}

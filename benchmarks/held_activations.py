@@ -264,10 +264,10 @@ class OnHosts:
         return Pipeline(
             model.divide(*plan.range(rank)),
             comm,
-            plan.n_microbatches,
-            plan.schedule,
+            n_microbatches=plan.n_microbatches,
+            schedule=plan.schedule,
             accfun=None,
-            checkpoint=plan.recompute,
+            recompute=plan.recompute,
             hold_in=plan.hold_in[rank] if plan.hold_in else "memory",
         )
 

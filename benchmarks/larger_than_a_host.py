@@ -88,7 +88,7 @@ def train(stage: Any, comm: Any, x: Any, t: Any, job: dict[str, Any]) -> list[fl
     from pipeline import Pipeline
 
     optimizer = chainer.optimizers.MomentumSGD(job["rate"]).setup(stage)
-    pipe = Pipeline(stage, comm, job["microbatches"])
+    pipe = Pipeline(stage, comm, n_microbatches=job["microbatches"])
     losses = []
     for _ in range(job["steps"]):
         losses.append(pipe.step(x, t)["loss"])

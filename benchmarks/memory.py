@@ -135,14 +135,16 @@ def main() -> None:
     costs = Costs(1.0, 1.0, 1.0, activation_bytes=activation, pending_bytes=pending)
     # The first step of all makes the parameters.
     data = minibatch(arguments.width, comm.size)
-    Pipeline(stage, comm, 1).step(*data)
+    Pipeline(stage, comm, n_microbatches=1).step(*data)
     gradients = sum(p.array.nbytes for p in stage.params()) / MIB
     totals: dict[str, list[float]] = {}
     for name in arguments.schedules:
         result.write(name)
         for n in arguments.microbatches:
             data = minibatch(arguments.width, n * arguments.samples)
-            make = functools.partial(Pipeline, stage, comm, n, name)
+            make = functools.partial(
+                Pipeline, stage, comm, n_microbatches=n, schedule=name
+            )
             measured = [mib - gradients for mib in peaks(comm, make, data)]
             schedule = make().schedule
             rows = comm.gather(measured)

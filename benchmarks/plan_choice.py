@@ -172,7 +172,9 @@ class Search:
         x, t = self._data
         stage = self._model.divide(*plan.range(self._comm.rank))
         n, schedule = plan.n_microbatches, plan.schedule
-        with Pipeline(stage, self._comm, n, schedule, accfun=None) as pipe:
+        with Pipeline(
+            stage, self._comm, n_microbatches=n, schedule=schedule, accfun=None
+        ) as pipe:
             # Makes buffers and gradients, and learns how large the messages are.
             pipe.step(x, t)
             return step_seconds(self._comm, lambda: pipe.step(x, t), PAUSE)

@@ -41,7 +41,7 @@ def work(job: dict) -> dict:
     stage = cut(mlp(job["width"], job["layers"]), comm.size, comm.rank)
     answer = {}
     for m in job["microbatches"]:
-        pipe = Pipeline(stage, comm, m, timeout=600)
+        pipe = Pipeline(stage, comm, n_microbatches=m, timeout=600)
         ways = {"between layers": pipe.body.runner._looks, "never": []}
 
         def seconds_of(way: list, pipe: Pipeline = pipe) -> float:

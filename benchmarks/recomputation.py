@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 mpiexec -n 2 python -m benchmarks.recomputation
 
-The same pipeline makes steps with `checkpoint` never, except_last and always, in turn.
+The same pipeline makes steps with `recompute` never, except_last and always, in turn.
 Where a microbatch is recomputed, a stage holds only its input from forward to backward,
 and runs the forward a second time just before the backward.
 
@@ -69,18 +69,25 @@ def main() -> None:
     held = comm.allgather(held_bytes(stage, comm.rank, arguments.width, samples))
     activation, pending = zip(*held)
     # The first stage's input is a part of the minibatch, which lives anyway.
-    checkpoint = [0] + [arguments.width * samples * 4] * (comm.size - 1)
+    inputs = [0] + [arguments.width * samples * 4] * (comm.size - 1)
     memory_costs = Costs(
         1.0,
         1.0,
         1.0,
         activation_bytes=activation,
         pending_bytes=pending,
-        checkpoint_bytes=checkpoint,
+        checkpoint_bytes=inputs,
     )
     for schedule in arguments.schedules:
         make = {
-            mode: functools.partial(Pipeline, stage, comm, n, schedule, checkpoint=mode)
+            mode: functools.partial(
+                Pipeline,
+                stage,
+                comm,
+                n_microbatches=n,
+                schedule=schedule,
+                recompute=mode,
+            )
             for mode in RECOMPUTATIONS
         }
         seconds, timelines = time_modes(comm, make, data, arguments.rounds)

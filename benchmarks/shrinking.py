@@ -61,7 +61,9 @@ class Run:
     def __init__(self, comm: MPI.Comm, cuts: list[int], data: tuple) -> None:
         self._data = data
         self.stage = build().divide(*cuts[comm.rank : comm.rank + 2])
-        self.pipe = Pipeline(self.stage, comm, N_MICROBATCHES, "1f1b")
+        self.pipe = Pipeline(
+            self.stage, comm, n_microbatches=N_MICROBATCHES, schedule="1f1b"
+        )
         optimizer = chainer.optimizers.MomentumSGD(0.001)
         self.optimizer = optimizer.setup(self.stage)
 

@@ -58,7 +58,9 @@ class Variant:
         self, stages: Any, schedule: str | Schedule, n_microbatches: int, data: tuple
     ) -> None:
         self._data = data
-        self._pipe = Pipeline(stages, MPI.COMM_WORLD, n_microbatches, schedule)
+        self._pipe = Pipeline(
+            stages, MPI.COMM_WORLD, n_microbatches=n_microbatches, schedule=schedule
+        )
         self.schedule = self._pipe.schedule
         self.timelines: list[Timeline] = []
 

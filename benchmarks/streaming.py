@@ -79,7 +79,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     x = random.standard_normal((job["batch"], job["width"])).astype("f")
     t = random.randint(0, 10, job["batch"]).astype("i")
     losses, seconds = [], []
-    pipe = Pipeline(stage, MPI.COMM_SELF, 1, accfun=None)
+    pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=1, accfun=None)
     for _ in range(job["steps"]):
         begun = time.perf_counter()
         losses.append(pipe.step(x, t, optimizer)["loss"])

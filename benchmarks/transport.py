@@ -152,7 +152,9 @@ def loop(comm: MPI.Comm, arguments: argparse.Namespace, result: Result) -> None:
 
     variants: dict[str, Callable] = {"Fig. 4 over ChainerMN": fig4}
     for transport in ("chainermn", "mpi"):
-        pipe = Pipeline(stage, comm, n, "gpipe", transport=transport)
+        pipe = Pipeline(
+            stage, comm, n_microbatches=n, schedule="gpipe", transport=transport
+        )
         variants[f"Pipeline, gpipe, {transport}"] = lambda pipe=pipe: pipe.step(*data)
     for variant in variants.values():
         step_seconds(comm, variant, PAUSE)

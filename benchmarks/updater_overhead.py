@@ -58,7 +58,7 @@ def main() -> None:
 
     stage = cut(mlp(args.width, args.layers), comm.size, comm.rank)
     optimizer = chainer.optimizers.SGD(1e-4).setup(stage)
-    pipe = Pipeline(stage, comm, args.microbatches)
+    pipe = Pipeline(stage, comm, n_microbatches=args.microbatches)
     x, t = minibatch(args.width, args.batch)
     data = chainer.datasets.TupleDataset(x, t)
     iterator = chainer.iterators.SerialIterator(data, args.batch)

@@ -36,11 +36,10 @@ class Pipeline(Planned):
     the same methods. A minibatch is cut into microbatches, as equal as they come, which
     pass through the stages in the order of a schedule. The loss and the gradients are
     those of the undivided model on the undivided minibatch, if ``lossfun`` is a mean
-    over samples.
-    Batch normalization normalizes over a microbatch. Its running averages move once for
-    each minibatch, by mean and variance over all of its samples. What random layers
-    draw depends on the seed, the minibatch, the microbatch and their position alone. On
-    one rank this is serial training.
+    over samples. Batch normalization normalizes over a microbatch. Its running averages
+    move once for each minibatch, by mean and variance over all of its samples. What
+    random layers draw depends on the seed, the minibatch, the microbatch and their
+    position alone. On one rank this is serial training.
 
     Args:
         stage (Divisible or list of Divisible): The undivided model, built alike on all
@@ -54,7 +53,7 @@ class Pipeline(Planned):
             them.
         n_microbatches (int): Number of microbatches to cut a minibatch into. A
             minibatch with fewer samples is cut into single samples. This, ``schedule``,
-            ``checkpoint``, ``hold_in`` and ``fuse`` are what the plan says where they
+            ``recompute``, ``hold_in`` and ``fuse`` are what the plan says where they
             are not given; given ones win, with a warning if the plan says otherwise.
         schedule (str or Schedule): One of ``divisible.schedules.NAMES``, which says how
             stages lie on ranks, by default ``'1f1b'``; or ``'auto'``, for any
@@ -66,7 +65,7 @@ class Pipeline(Planned):
         accfun: The same for the accuracy; ``None`` for none.
         transport (str): ``'mpi'``, or, to measure against, ``'chainermn'`` for its
             blocking sends and receives, of stages in host memory.
-        checkpoint (str): Which microbatches hold only their stage's input between
+        recompute (str): Which microbatches hold only their stage's input between
             forward and backward, and are computed again for the backward: ``'never'``,
             ``'except_last'`` or ``'always'``; see
             :mod:`divisible.schedules.recomputation`. Those of layers appended with
@@ -79,16 +78,19 @@ class Pipeline(Planned):
             move once for each minibatch, not once for each microbatch. Those of
             ``DecorrelatedBatchNormalization`` cannot be put together from parts, and
             always move for each microbatch.
-        wire_dtype: A narrower dtype, such as ``numpy.float16``, in which to send
-            floating-point arrays between the stages; only with ``'mpi'``.
+        message_dtype (str or None): The dtype in which wider floating-point arrays
+            travel between the stages, only with ``'mpi'``: ``'fp16'``, or ``'fp32'``,
+            which changes nothing for a float32 model; ``None`` for their own.
         timeout (float): Seconds to wait for another rank before giving up.
         loss_scale: What gradients are multiplied by until the optimizer divides them
             again: a number, or the ``loss_scale`` of a
             :class:`~mixed_precision.MixedPrecision`, read in every step. Equal on all
             ranks.
-        hold_in (str): Where this rank's microbatches wait for their backward:
-            ``'memory'``, or ``'disk'``; see :mod:`pipeline.stages.held_elsewhere`.
-        hold_directory: Where on the disk; ``None`` for the place of temporary files.
+        hold_in (str or path): The place where this rank's microbatches wait for their
+            backward: ``'memory'``; a directory, for a file there; or ``'disk'``, for
+            the directory of temporary files. See :mod:`pipeline.stages.held_elsewhere`.
+            With a plan, a directory is the place for all that the plan has on disk,
+            weights as well; ``'memory'`` and ``'disk'`` win over the plan.
         fuse: Which chains of pointwise layers, with a batch normalization or behind a
             product, run as one function: ``'auto'`` for those that are faster in the
             first minibatch, ``'none'``, or a plan's ``fusion``. But for ``'none'``,
@@ -167,21 +169,20 @@ class Pipeline(Planned):
         self,
         stage: Divisible | Sequence[Divisible],
         comm: Any,
+        *,
         n_microbatches: int | None = None,
         schedule: str | Schedule | None = None,
         lossfun: Callable = F.softmax_cross_entropy,
         accfun: Callable | None = F.accuracy,
         transport: str = "mpi",
-        wire_dtype: Any = None,
+        message_dtype: str | None = None,
         timeout: float = TIMEOUT,
-        checkpoint: str | None = None,
+        recompute: str | None = None,
         seed: int = 0,
         deferred_batch_norm: bool = True,
         loss_scale: Any = None,
-        hold_in: str | None = None,
-        hold_directory: str | os.PathLike | None = None,
+        hold_in: str | os.PathLike | None = None,
         fuse: str | Sequence[tuple[int, int]] | None = None,
-        *,
         plan: Plan | str | os.PathLike | None = None,
         x: Any = None,
         t: Any = None,
@@ -197,14 +198,13 @@ class Pipeline(Planned):
             lossfun=lossfun,
             accfun=accfun,
             transport=transport,
-            wire_dtype=wire_dtype,
+            message_dtype=message_dtype,
             timeout=timeout,
-            checkpoint=checkpoint,
+            recompute=recompute,
             seed=seed,
             deferred_batch_norm=deferred_batch_norm,
             loss_scale=loss_scale,
             hold_in=hold_in,
-            hold_directory=hold_directory,
             fuse=fuse,
         )
         wish = PlanWish(plan, x, t, machine, directory)
@@ -359,7 +359,7 @@ class Pipeline(Planned):
             >>> optimizer = chainer.optimizers.SGD(0.1).setup(stage)
             >>> optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1.0))
             >>> from mpi4py import MPI
-            >>> Pipeline(stage, MPI.COMM_SELF, 2).global_hooks(optimizer)
+            >>> Pipeline(stage, MPI.COMM_SELF, n_microbatches=2).global_hooks(optimizer)
         """
         self.body.updates.hooks.add(optimizer)
 

@@ -59,7 +59,7 @@ class Planned(CallsBetweenSteps):
             start.cuts,
             start.stage_ranks,
             n_microbatches=start.arguments.n_microbatches,
-            recompute=start.arguments.checkpoint,
+            recompute=start.arguments.recompute,
             replicas=self.ranks.n_replicas,
             shares=grid and grid.shares,
             hold_in=start.hold_in,
@@ -113,7 +113,8 @@ class Planned(CallsBetweenSteps):
             >>> import chainer
             >>> from mpi4py import MPI
             >>> from pipeline import Pipeline
-            >>> pipe = Pipeline(Divisible(chainer.links.Linear(4, 3)), MPI.COMM_SELF, 2)
+            >>> stage = Divisible(chainer.links.Linear(4, 3))
+            >>> pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
             >>> optimizer = pipe.setup(chainer.optimizers.Adam())
         """
         stages, grid = list(self.stages.values()), self.ranks.grid
@@ -134,7 +135,8 @@ class Planned(CallsBetweenSteps):
             >>> import chainer
             >>> from mpi4py import MPI
             >>> from pipeline import Pipeline
-            >>> pipe = Pipeline(Divisible(chainer.links.Linear(4, 3)), MPI.COMM_SELF, 2)
+            >>> stage = Divisible(chainer.links.Linear(4, 3))
+            >>> pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
             >>> x, t = pipe.my_part([[1, 2]], [0])
         """
         parts = tuple(part_of(self.ranks.grid, each) for each in arrays)

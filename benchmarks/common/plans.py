@@ -74,7 +74,11 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         if takes_part:
             stage = build(point).divide(*plan.range(comm.rank))
             pipes[name] = pipe = Pipeline(
-                stage, group, plan.n_microbatches, plan.schedule, timeout=TIMEOUT
+                stage,
+                group,
+                n_microbatches=plan.n_microbatches,
+                schedule=plan.schedule,
+                timeout=TIMEOUT,
             )
             steps[name] = lambda pipe=pipe: pipe.step(x, t)
     steps[UNDIVIDED] = lambda: None

@@ -122,7 +122,9 @@ class Steps:
             x, t = minibatch(point, point.batch)
             stage = self._divided(point, *cuts[rank : rank + 2])
             n = point.microbatches
-            with Pipeline(stage, comm, n, point.schedule, timeout=TIMEOUT) as pipe:
+            with Pipeline(
+                stage, comm, n_microbatches=n, schedule=point.schedule, timeout=TIMEOUT
+            ) as pipe:
                 # In the first, ranks agree on messages' shapes; none is awaited before.
                 pipe.step(x, t)
                 return self._typical(lambda: pipe.step(x, t))

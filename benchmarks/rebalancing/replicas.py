@@ -126,7 +126,9 @@ def _train(job: dict[str, Any], way: str, plan: Any, number: int) -> dict[str, A
     with Grid.of(plan, comm) as grid:
         np.random.seed(0)
         stage = build(job).divide(*plan.range(grid.pipeline.rank))
-        pipe = Pipeline(stage, grid, plan.n_microbatches, schedule=plan.schedule)
+        pipe = Pipeline(
+            stage, grid, n_microbatches=plan.n_microbatches, schedule=plan.schedule
+        )
         optimizer = create_multi_node_optimizer(
             chainer.optimizers.Adam(1e-4), grid.data, pipeline=pipe
         ).setup(stage)

@@ -84,7 +84,7 @@ def _train(job: dict[str, Any], way: str, number: int) -> dict[str, Any]:
     np.random.seed(0)
     stage = build().divide(*cuts[comm.rank : comm.rank + 2])
     optimizer = chainer.optimizers.Adam(1e-4).setup(stage)
-    pipe = Pipeline(stage, comm, job["microbatches"])
+    pipe = Pipeline(stage, comm, n_microbatches=job["microbatches"])
     iterator = None
     if pipe.is_first:
         random = np.random.RandomState(0)

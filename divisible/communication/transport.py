@@ -36,6 +36,7 @@ from divisible.communication.roll_call import Place
 from divisible.communication.signatures import Signature, Tensor, signature
 from divisible.communication.tags import UNUSED_TAG, channel_tags
 from divisible.communication.waiting import wait
+from divisible.communication.wire import IN_NUMPY
 
 # MPI counts are 32-bit in MPI 3, so a message has at most 2 GiB. Larger arrays are sent
 # in pieces of this many bytes.
@@ -49,7 +50,7 @@ LOOK_SECONDS = 1e-3
 class Transport:
     """Channels over mpi4py.
 
-    Arrays travel at their own width, whatever their dtype, unless ``wire_dtype``
+    Arrays travel at their own width, whatever their dtype, unless ``message_dtype``
     narrows them.
 
     Args:
@@ -57,9 +58,10 @@ class Transport:
             with other tags.
         timeout (float): Seconds a wait may take.
         xp: The module of the received arrays, ``numpy`` or ``cupy``.
-        wire_dtype: Dtype of messages. Wider floating-point arrays are sent as this
-            dtype, and have their own dtype again when they arrive. Halving the bytes
-            costs precision, and numbers out of the range of float16 become infinite.
+        message_dtype: Name of the dtype of messages, such as ``'fp16'``. Wider
+            floating-point arrays are sent as this dtype, and have their own dtype again
+            when they arrive. Halving the bytes costs precision, and numbers out of the
+            range of float16 become infinite.
 
     Attributes:
         rendezvous (bool): Whether sends may block until they are received.
@@ -68,12 +70,16 @@ class Transport:
     rendezvous = False
 
     def __init__(
-        self, comm: MPI.Comm, timeout: float, xp: Any = np, wire_dtype: Any = None
+        self,
+        comm: MPI.Comm,
+        timeout: float,
+        xp: Any = np,
+        message_dtype: str | None = None,
     ) -> None:
         self.comm = comm
         self.timeout = timeout
         self.memory = create_buffers(xp)
-        self._wire_dtype = None if wire_dtype is None else np.dtype(wire_dtype)
+        self._narrowest = None if message_dtype is None else IN_NUMPY[message_dtype]
         #: Called while waiting; may raise an error to end the wait.
         self.watch: Callable[[], None] | None = None
         self._sent: list[tuple[int, list[MPI.Request]]] = []
@@ -90,7 +96,7 @@ class Transport:
 
     def on_wire(self, dtype: Any) -> np.dtype:
         """Returns the dtype in which arrays of a dtype travel."""
-        dtype, wire = np.dtype(dtype), self._wire_dtype
+        dtype, wire = np.dtype(dtype), self._narrowest
         narrows = wire is not None and dtype.kind == "f"
         return wire if narrows and wire.itemsize < dtype.itemsize else dtype
 

@@ -237,8 +237,8 @@ WIRE: dict[str, WireDtype] = dict(
 )
 
 
-#: Names of the same numbers in NumPy.
-_NAMES_IN_NUMPY = {"float32": "fp32", "float16": "fp16"}
+#: Dtypes of NumPy with the same numbers.
+IN_NUMPY = {"fp32": np.dtype("f4"), "fp16": np.dtype("f2")}
 
 
 def check_wire_dtype(
@@ -266,10 +266,10 @@ def check_wire_dtype(
     if isinstance(name, str) and name in names:
         return
     try:
-        known = _NAMES_IN_NUMPY.get(np.dtype(name).name)
+        same = [known for known in names if IN_NUMPY.get(known) == np.dtype(name)]
     except (TypeError, ValueError):
-        known = None
-    cure = f": give the name {known!r}" if known in names else ""
+        same = []
+    cure = f": give the name {same[0]!r}" if same else ""
     raise ValueError(
         f"{argument} must be one of {', '.join(names)}, not {shown(name)}{cure}"
     )

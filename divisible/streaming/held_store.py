@@ -152,7 +152,7 @@ class HeldStore:
                 f" are to be held there: {size} bytes of this process are there"
                 f" already, {shutil.disk_usage(self.directory).free} are free"
                 f" ({error.strerror}). Give another directory, hold less (more ranks,"
-                f" fewer microbatches in flight) or recompute it (checkpoint)",
+                f" fewer microbatches in flight) or recompute it (recompute='always')",
             ) from error
 
     def _wait(self, entry: _Entry, event: threading.Event | None = None) -> None:
@@ -184,7 +184,7 @@ class HeldStore:
         if isinstance(error, MemoryError):
             return MemoryError(
                 f"{lost}: there is no memory to read them into: hold less (more ranks,"
-                f" fewer microbatches in flight) or recompute it (checkpoint)"
+                f" fewer microbatches in flight) or recompute it (recompute='always')"
             )
         return RuntimeError(f"{lost}: {type(error).__name__}: {error}")
 

@@ -83,8 +83,8 @@ if __name__ == "__main__":
     comm = MPI.COMM_WORLD
     online, target = stage_of(comm), stage_of(comm)
     optimizer = chainer.optimizers.Adam(0.003).setup(online)
-    pipe = Pipeline(online, comm, 2, lossfun=lossfun, accfun=None)
-    target_pipe = Pipeline(target, comm, 2, lossfun=lossfun, accfun=None)
+    pipe = Pipeline(online, comm, n_microbatches=2, lossfun=lossfun, accfun=None)
+    target_pipe = Pipeline(target, comm, n_microbatches=2, lossfun=lossfun, accfun=None)
 
     def step(x, t):
         loss = pipe.step(x, t)["loss"]

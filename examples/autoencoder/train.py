@@ -49,11 +49,11 @@ def main() -> None:
     pipe = Pipeline(
         model,
         comm,
-        args.microbatches,
-        args.schedule,
+        n_microbatches=args.microbatches,
+        schedule=args.schedule,
         lossfun=F.mean_squared_error,
         accfun=None,
-        checkpoint=args.checkpoint,
+        recompute=args.recompute,
         seed=args.seed,
     )
     del model
@@ -101,7 +101,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--batchsize", type=int, default=64, help="samples of a minibatch")
     add("--microbatches", type=int, default=4, help="of a minibatch")
     add("--schedule", choices=schedules.NAMES, default="1f1b")
-    add("--checkpoint", choices=RECOMPUTATIONS, default="never")
+    add("--recompute", choices=RECOMPUTATIONS, default="never")
     add("--units", type=int, default=128, help="of the layer in between")
     add("--code", type=int, default=8, help="numbers for each digit")
     add("--every", type=int, default=10, help="epochs between two lines")

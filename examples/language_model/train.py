@@ -1,7 +1,7 @@
 """Trains a small language model, whose embedding is tied to its output layer.
 
     mpiexec -n 2 python examples/language_model/train.py
-    mpiexec -n 3 python examples/language_model/train.py --checkpoint except_last
+    mpiexec -n 3 python examples/language_model/train.py --recompute except_last
     mpiexec -n 2 python examples/language_model/train.py --plan auto
     mpiexec -n 2 python examples/language_model/train.py --lstm
 
@@ -91,7 +91,7 @@ def planned(args: argparse.Namespace, train: data.Samples) -> dict:
     return {
         "n_microbatches": args.microbatches,
         "schedule": args.schedule,
-        "checkpoint": args.checkpoint,
+        "recompute": args.recompute,
     }
 
 
@@ -111,7 +111,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--batchsize", type=int, default=32, help="samples of a minibatch")
     add("--microbatches", type=int, default=4, help="of a minibatch")
     add("--schedule", choices=schedules.NAMES, default="1f1b")
-    add("--checkpoint", choices=RECOMPUTATIONS, default="never")
+    add("--recompute", choices=RECOMPUTATIONS, default="never")
     add("--plan", help="file of a plan, instead of these three; auto: measure and plan")
     add("--words", type=int, default=1000, help="size of the vocabulary at most")
     add("--positions", type=int, default=24, help="words of a sample")

@@ -66,7 +66,7 @@ def main() -> None:
     stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
     del model
     optimizer = chainer.optimizers.SGD(args.learning_rate).setup(stage)
-    pipe = Pipeline(stage, comm, args.microbatches)
+    pipe = Pipeline(stage, comm, n_microbatches=args.microbatches)
 
     losses = []
     shuffle = np.random.RandomState(args.seed)

@@ -67,7 +67,7 @@ def main() -> None:
     model = Network()
     stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
     optimizer = chainer.optimizers.MomentumSGD(0.02).setup(stage)
-    pipe = Pipeline(stage, comm, args.microbatches)
+    pipe = Pipeline(stage, comm, n_microbatches=args.microbatches)
 
     x, t = load_digits(return_X_y=True)
     x, t = (x / 16).astype(np.float32).reshape(-1, 1, 8, 8), t.astype(np.int32)

@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         add("--microbatches", type=int, default=4, help="of a minibatch")
         add("--schedule", choices=schedules.NAMES, default="1f1b")
         add(
-            "--checkpoint",
+            "--recompute",
             choices=RECOMPUTATIONS,
             default="never",
             help="which microbatches' activations to compute again for the backward",
@@ -159,7 +159,7 @@ def planned(
         cut(args, model, train, per_rank * comm.size).cuts,
         n_microbatches=args.microbatches,
         schedule=args.schedule,
-        recompute=args.checkpoint,
+        recompute=args.recompute,
         stages_per_rank=per_rank,
     )
     return {"plan": plan}

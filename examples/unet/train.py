@@ -1,7 +1,7 @@
 """Trains a U-Net that finds handwritten digits on photographs, pixel by pixel.
 
     mpiexec -n 3 python examples/unet/train.py
-    mpiexec -n 2 python examples/unet/train.py --checkpoint always
+    mpiexec -n 2 python examples/unet/train.py --recompute always
 
 The model's skip connections lead past the layers in between, from the rank that stashes
 a tensor directly to the rank that pops it. Digits and photographs are those that come
@@ -43,10 +43,10 @@ def main() -> None:
     pipe = Pipeline(
         model,
         comm,
-        args.microbatches,
-        args.schedule,
+        n_microbatches=args.microbatches,
+        schedule=args.schedule,
         accfun=intersection_over_union,
-        checkpoint=args.checkpoint,
+        recompute=args.recompute,
         seed=args.seed,
     )
     del model
@@ -94,7 +94,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--batchsize", type=int, default=8, help="samples of a minibatch")
     add("--microbatches", type=int, default=2, help="of a minibatch")
     add("--schedule", choices=schedules.NAMES, default="1f1b")
-    add("--checkpoint", choices=RECOMPUTATIONS, default="never")
+    add("--recompute", choices=RECOMPUTATIONS, default="never")
     add("--samples", type=int, default=400, help="training images")
     add("--width", type=int, default=8, help="channels of the first level")
     add("--seed", type=int, default=0, help="of weights and order of samples")

@@ -155,7 +155,7 @@ def wait_for_snapshot(pipeline: Pipeline) -> None:
         >>> from pipeline import Pipeline, latest_snapshot, save_snapshot
         >>> stage = Divisible(L.Linear(2, 3))
         >>> optimizer = chainer.optimizers.Adam().setup(stage)
-        >>> pipe = Pipeline(stage, MPI.COMM_SELF, 1)
+        >>> pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=1)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_snapshot(f'{folder}/1', pipe, optimizer, background=True)
         ...     stage.cleargrads()        # and so on; later

@@ -106,7 +106,7 @@ def save_snapshot(
         >>> from pipeline import load_snapshot
         >>> stage = Divisible(L.Linear(2, 3))
         >>> optimizer = chainer.optimizers.Adam().setup(stage)
-        >>> pipe = Pipeline(stage, MPI.COMM_SELF, 1)
+        >>> pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=1)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_snapshot(f'{folder}/1', pipe, optimizer, values={'epoch': 7})
         ...     load_snapshot(f'{folder}/1', pipe, optimizer).values

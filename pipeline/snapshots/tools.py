@@ -78,7 +78,7 @@ def repartition(
         >>> from pipeline import Pipeline, save_snapshot
         >>> model = Divisible(*(L.Linear(2, 2) for _ in range(5)))
         >>> optimizer = chainer.optimizers.Adam().setup(model)
-        >>> pipe = Pipeline(model, MPI.COMM_SELF, 1)
+        >>> pipe = Pipeline(model, MPI.COMM_SELF, n_microbatches=1)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_snapshot(f'{folder}/1', pipe, optimizer)
         ...     path = repartition(f'{folder}/1', 2, f'{folder}/1_on_2_stages')
@@ -181,7 +181,7 @@ def export_npz(
         >>> from pipeline import Pipeline, save_snapshot
         >>> model, serial = Divisible(L.Linear(2, 2)), Divisible(L.Linear(2, 2))
         >>> optimizer = chainer.optimizers.Adam().setup(model)
-        >>> pipe = Pipeline(model, MPI.COMM_SELF, 1)
+        >>> pipe = Pipeline(model, MPI.COMM_SELF, n_microbatches=1)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_snapshot(f'{folder}/1', pipe, optimizer)
         ...     export_npz(f'{folder}/1', f'{folder}/model.npz')

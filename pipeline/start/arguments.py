@@ -15,6 +15,7 @@ import numpy as np
 from divisible import Divisible
 from divisible.carried_state import carrying
 from divisible.communication.errors import check_timeout
+from divisible.communication.wire import IN_NUMPY, check_wire_dtype
 from divisible.number_lists import as_list
 from divisible.planning.plan_fields import HOLD_IN
 from divisible.schedules.recomputation import check_recomputation
@@ -38,14 +39,13 @@ class Arguments(NamedTuple):
     lossfun: Callable
     accfun: Callable | None
     transport: str
-    wire_dtype: Any
+    message_dtype: str | None
     timeout: float
-    checkpoint: str
+    recompute: str
     seed: int
     deferred_batch_norm: bool
     loss_scale: Any
-    hold_in: str
-    hold_directory: str | os.PathLike | None
+    hold_in: str | os.PathLike
     fuse: str | Sequence[Span]
 
     def checked(self) -> Arguments:
@@ -56,11 +56,11 @@ class Arguments(NamedTuple):
             ValueError: If one is out of range.
         """
         stages = check_stages(self.stages)
-        check_transport(self.transport, self.wire_dtype, stages[0].device)
+        check_transport(self.transport, self.message_dtype, stages[0].device)
         check_losses(self.lossfun, self.accfun)
         check_loss_scale(self.loss_scale)
-        check_recomputation("checkpoint", self.checkpoint)
-        check_hold(self.hold_in, self.hold_directory, stages[0].device)
+        check_recomputation("recompute", self.recompute)
+        check_hold(self.hold_in, stages[0].device)
         check_timeout(self.timeout)
         return self._replace(
             stages=stages,
@@ -75,13 +75,13 @@ class Arguments(NamedTuple):
         Args:
             loss_names: What ``lossfun`` and ``accfun`` give.
         """
-        scale, narrow = self.loss_scale, self.wire_dtype
+        scale = self.loss_scale
         return {
             "n_microbatches": str(self.n_microbatches),
-            "checkpoint": self.checkpoint,
+            "recompute": self.recompute,
             "schedule": str(self.schedule),
             "transport": self.transport,
-            "wire_dtype": str(narrow and np.dtype(narrow)),
+            "message_dtype": str(self.message_dtype),
             "seed": str(self.seed),
             "deferred_batch_norm": str(bool(self.deferred_batch_norm)),
             "what lossfun and accfun give": ", ".join(loss_names),
@@ -130,9 +130,9 @@ def _keeps_state(layer: Any) -> bool:
 
 
 def check_transport(
-    transport: str, wire_dtype: Any, device: chainer.backend.Device
+    transport: str, message_dtype: str | None, device: chainer.backend.Device
 ) -> None:
-    """Refuses transports and wire dtypes that do not exist or do not go together."""
+    """Refuses transports and message dtypes that do not exist or do not go together."""
     if transport not in ("mpi", "chainermn"):
         raise ValueError(f"transport must be 'mpi' or 'chainermn', not {transport!r}")
     if transport == "chainermn" and device.xp is not np:
@@ -140,37 +140,48 @@ def check_transport(
             f"the stage is on {device}, but the transport 'chainermn' is for host"
             f" memory only: use 'mpi'"
         )
-    if wire_dtype is None:
+    if message_dtype is None:
         return
     if transport != "mpi":
-        raise ValueError("wire_dtype needs the transport 'mpi'")
-    if np.dtype(wire_dtype).kind != "f":
-        raise ValueError(f"wire_dtype must be a floating-point type, not {wire_dtype}")
+        raise ValueError("message_dtype needs the transport 'mpi'")
+    check_wire_dtype("message_dtype", message_dtype, tuple(IN_NUMPY))
 
 
-def check_hold(hold_in: str, directory: Any, device: chainer.backend.Device) -> None:
+def check_hold(hold_in: str | os.PathLike, device: chainer.backend.Device) -> None:
     """Refuses places to hold microbatches that do not exist, or cannot be written."""
+    if hold_in == "memory":
+        return
     if hold_in == "host":
         raise ValueError(
             f"hold_in='host' is for what a GPU has computed, in the memory of its host;"
             f" it is not there yet. The stage is on {device}: use 'memory' or, with"
             f" NumPy's arrays, 'disk'"
         )
-    if hold_in not in HOLD_IN:
-        places = " or ".join(map(repr, HOLD_IN))
-        raise ValueError(f"hold_in must be {places}, not {hold_in!r}")
-    if hold_in == "memory":
-        if directory is not None:
-            raise ValueError(
-                f"hold_directory is {directory!r}, but hold_in is 'memory': use 'disk'"
-            )
-        return
+    is_path = isinstance(hold_in, os.PathLike)
+    # A word that is no directory is one of the words, misspelt.
+    if not is_path and not (isinstance(hold_in, str) and _names_a_place(hold_in)):
+        places = ", ".join(map(repr, HOLD_IN))
+        raise ValueError(f"hold_in must be {places} or a directory, not {hold_in!r}")
     if device.xp is not np:
         raise ValueError(
-            f"the stage is on {device}, but hold_in='disk' is for stages in host memory"
-            f" only: use 'memory'"
+            f"the stage is on {device}, but hold_in={str(hold_in)!r} is for stages in"
+            f" host memory only: use 'memory'"
         )
-    check_directory(directory)
+    check_directory(directory_of(hold_in))
+
+
+def _names_a_place(hold_in: str) -> bool:
+    return hold_in in HOLD_IN or os.sep in hold_in or os.path.isdir(hold_in)
+
+
+def directory_of(hold_in: str | os.PathLike | None) -> str | os.PathLike | None:
+    """Returns the directory that ``hold_in`` is; ``None`` if it is another word."""
+    return None if hold_in is None or hold_in in HOLD_IN else hold_in
+
+
+def place_of(hold_in: str | os.PathLike) -> str:
+    """Returns ``'memory'`` or ``'disk'``, as plans say it."""
+    return "memory" if hold_in == "memory" else "disk"
 
 
 def check_seed(seed: int) -> int:

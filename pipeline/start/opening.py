@@ -25,7 +25,7 @@ from divisible import Divisible, Machine, Plan
 from divisible.planning.units import count
 from divisible.user_warnings import warn_user
 from pipeline.calls.replicas import world_of
-from pipeline.start.arguments import Arguments
+from pipeline.start.arguments import Arguments, directory_of
 from pipeline.start.found_machine import find_machine
 from pipeline.start.plan_agreement import (
     PlanFacts,
@@ -48,7 +48,7 @@ from pipeline.start.versions import told
 #: Values of arguments that neither a script nor a plan gives.
 DEFAULTS = {
     "schedule": "1f1b",
-    "checkpoint": "never",
+    "recompute": "never",
     "fuse": "none",
     "hold_in": "memory",
 }
@@ -119,7 +119,7 @@ def open_plan(comm: Any, arguments: Arguments, wish: PlanWish) -> Opening:
     given = Given(
         arguments.n_microbatches,
         arguments.schedule,
-        arguments.checkpoint,
+        arguments.recompute,
         arguments.fuse,
     )
     if wish.plan is not None:
@@ -154,7 +154,7 @@ def _by_plan(comm: Any, arguments: Arguments, wish: PlanWish, given: Given) -> O
         facts = PlanFacts.of(
             known,
             _settings(wish, given),
-            arguments.hold_in,
+            _given_place(arguments),
             socket.gethostname(),
             arguments.stages,
         )
@@ -181,7 +181,8 @@ def _by_plan(comm: Any, arguments: Arguments, wish: PlanWish, given: Given) -> O
         comm.shares = plan.shares
     place = _place(comm, world.rank, n_pipeline)
     with refusing(world):
-        stages = divided(model, found, place, arguments.hold_directory)
+        directory = directory_of(arguments.hold_in)
+        stages = divided(model, found, place, directory)
     arguments = _options(arguments, found, stages, place)
     return Opening(arguments, comm, found.plan, grid, found.changes)
 
@@ -191,17 +192,26 @@ def _options(
 ) -> Arguments:
     """Returns the arguments of a rank by a plan in force."""
     plan = found.plan
-    hold_in = arguments.hold_in or plan.hold_in[place]
+    hold_in = plan.hold_in[place]
+    if hold_in == "disk":
+        hold_in = arguments.hold_in or hold_in
     return arguments._replace(
         stages=stages,
         n_microbatches=plan.n_microbatches,
         schedule=found.schedule,
-        checkpoint=plan.recompute,
+        recompute=plan.recompute,
         fuse=found.fuse,
         hold_in=hold_in,
-        # For streamed layers as well, which a rank may have that holds in memory.
-        hold_directory=arguments.hold_directory if hold_in == "disk" else None,
     )
+
+
+def _given_place(arguments: Arguments) -> str | None:
+    """Returns the place that is given in the stead of what the plan says, if any.
+
+    A directory only says where a plan's disk is.
+    """
+    hold_in = arguments.hold_in
+    return None if directory_of(hold_in) is not None else hold_in
 
 
 def _known(
@@ -237,8 +247,6 @@ def _check_besides(arguments: Arguments, wish: PlanWish, n_ranks: int) -> None:
     completed = _completed(arguments)
     if arguments.n_microbatches is None and isinstance(completed.schedule, str):
         completed = completed._replace(n_microbatches=1)
-    if arguments.hold_in is None:
-        completed = completed._replace(hold_directory=None)
     completed.checked()
     if not wish.is_auto:
         unused = [name for name in wish._fields[1:] if getattr(wish, name) is not None]
@@ -320,7 +328,7 @@ def _chosen(
                 given,
                 machine,
                 replicas,
-                arguments.hold_directory,
+                directory_of(arguments.hold_in),
             ),
             goes_on,
         )

@@ -23,7 +23,7 @@ from divisible.user_warnings import warn_user
 from pipeline.calls.replicas import replicas_of, world_of
 from pipeline.stages.loss import Loss
 from pipeline.start.agreement import Announcement, Refusal, Start, agree, warnings_of
-from pipeline.start.arguments import Arguments
+from pipeline.start.arguments import Arguments, place_of
 from pipeline.start.replicas import agree_on_replicas, without_draws
 from pipeline.start.versions import told
 
@@ -58,7 +58,7 @@ def agree_on_start(comm: Any, arguments: Arguments) -> Start:
             **arguments.to_compare(loss.names),
         }
         mine = Announcement.of(
-            arguments.stages, loss.params(), settings, arguments.hold_in
+            arguments.stages, loss.params(), settings, place_of(arguments.hold_in)
         )
     said = told(comm, (mine, announcement()), arguments.timeout)
     words = [word for word, _ in said]

@@ -48,18 +48,18 @@ class CurrentSchedule:
     evaluation: RankProgram
 
     def __init__(self, arguments: Arguments, stage_ranks: Sequence[int]) -> None:
-        n_microbatches, checkpoint = arguments.n_microbatches, arguments.checkpoint
+        n_microbatches, when = arguments.n_microbatches, arguments.recompute
         self.trial: Trial | None = None
         if isinstance(arguments.schedule, Schedule):
             schedule = arguments.schedule
         elif arguments.schedule == AUTO:
             schedule = first_schedule(stage_ranks, n_microbatches)
-            self.trial = Trial(stage_ranks, n_microbatches, checkpoint)
+            self.trial = Trial(stage_ranks, n_microbatches, when)
         else:
             n_stages, n_ranks = len(stage_ranks), len(set(stage_ranks))
             schedule = create(arguments.schedule, n_stages, n_microbatches, n_ranks)
         check_placement(schedule, stage_ranks)
-        self.schedule: Schedule = recompute(schedule, checkpoint)
+        self.schedule: Schedule = recompute(schedule, when)
 
     def prepare(self, runner: Runner) -> None:
         """Makes the programs of a runner; once more when layers have moved.

@@ -25,7 +25,7 @@ from pipeline.hooks.update_agreement import UpdateAgreement
 from pipeline.stages.held_elsewhere import HeldElsewhere
 from pipeline.stages.stage import Stage
 from pipeline.start.agreement import Start
-from pipeline.start.arguments import Arguments
+from pipeline.start.arguments import Arguments, directory_of
 from pipeline.step.runner import Runner
 
 
@@ -103,7 +103,7 @@ def make_runner(start: Start, stages: Mapping[int, Stage], ranks: Ranks) -> Runn
     arguments = start.arguments
     if arguments.transport == "mpi":
         xp = arguments.stages[0].device.xp
-        transport = Transport(ranks.comm, ranks.timeout, xp, arguments.wire_dtype)
+        transport = Transport(ranks.comm, ranks.timeout, xp, arguments.message_dtype)
     else:
         # ChainerMN is slow to load, and needed for this transport only.
         from pipeline.chainermn import ChainerMNTransport
@@ -125,7 +125,7 @@ def _make_elsewhere(arguments: Arguments) -> HeldElsewhere | None:
     """Returns the store for microbatches between forward and backward, if wanted."""
     if arguments.hold_in == "memory":
         return None
-    return HeldElsewhere(HeldStore(arguments.hold_directory, arguments.timeout))
+    return HeldElsewhere(HeldStore(directory_of(arguments.hold_in), arguments.timeout))
 
 
 def warn_of_early_draws(stage: Stage, ranks: Ranks) -> None:

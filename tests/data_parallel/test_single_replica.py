@@ -209,7 +209,9 @@ def test_oyama2017_rounds_the_gradient_of_one_replica():
 def make_pipeline(is_wrapped):
     np.random.seed(0)
     model = Divisible(L.Linear(10, 8), F.relu, L.Linear(8, 5))
-    pipe = Pipeline(model, MPI.COMM_SELF, 2, lossfun=F.softmax_cross_entropy)
+    pipe = Pipeline(
+        model, MPI.COMM_SELF, n_microbatches=2, lossfun=F.softmax_cross_entropy
+    )
     options = {"pipeline": pipe} if is_wrapped else {}
     return model, pipe, make("Adam", model, is_wrapped, **options)
 

@@ -166,7 +166,7 @@ def test_train_resumes_on_other_ranks(tmp_path):
         ["--model", "mlp", "--layers", "32", "--units", "16", *QUICK],
         ["--model", "vgg16", *QUICK],
         [
-            *("--model", "resnet50", "--cut-inside-blocks", "--checkpoint", "always"),
+            *("--model", "resnet50", "--cut-inside-blocks", "--recompute", "always"),
             *(*QUICK, "--samples", "10"),
         ],
     ],
@@ -309,7 +309,7 @@ def test_examples_learn_the_same_on_any_number_of_ranks(name, tmp_path):
     assert len(table) == 2
     # The losses, of training and of test.
     assert (table[1, :2] < table[0, :2]).all()
-    output = run(3, [*argv, "--checkpoint", "except_last", "--schedule", "zb_h1"])
+    output = run(3, [*argv, "--recompute", "except_last", "--schedule", "zb_h1"])
     assert "Warning" not in output
     for actual, expected in zip(figures(output), (table, last)):
         np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=1e-3)

@@ -48,7 +48,7 @@ def test_a_snapshot_that_is_refused_leaves_the_few_values(tmp_path):
         np.random.seed(0)
         stage = Divisible(L.Linear(4, 6), F.relu, L.Linear(6, 2)).divide()
         optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
-        with Pipeline(stage, MPI.COMM_SELF, 2) as pipe:
+        with Pipeline(stage, MPI.COMM_SELF, n_microbatches=2) as pipe:
             compress = Compress(plan, optimizer, pipeline=pipe, shrink=shrink)
             update(pipe, optimizer)
             compress.advance(1, 0.0)

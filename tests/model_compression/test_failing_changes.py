@@ -49,7 +49,7 @@ class Run:
         self.pipe = Pipeline(
             self.stage,
             MPI.COMM_SELF,
-            2,
+            n_microbatches=2,
             lossfun=float32_loss(F.softmax_cross_entropy),
             loss_scale=8.0,
         )

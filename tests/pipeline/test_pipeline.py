@@ -28,7 +28,7 @@ def test_a_loss_whose_parameters_no_stage_has():
     pipe = Pipeline(
         stage,
         MPI.COMM_SELF,
-        2,
+        n_microbatches=2,
         lossfun=lambda y, t: F.softmax_cross_entropy(head(y), t),
         accfun=None,
         loss_scale=8,
@@ -48,7 +48,7 @@ def test_a_loss_whose_parameters_no_stage_has():
 
 def test_the_number_of_classes_may_vary():
     model = Divisible(lambda x: x * 2)
-    pipe = Pipeline(model, MPI.COMM_SELF, 2)
+    pipe = Pipeline(model, MPI.COMM_SELF, n_microbatches=2)
     for n_classes in (3, 5, 2):
         x = np.ones((4, n_classes), np.float32)
         t = np.full(4, n_classes - 1, np.int32)
@@ -63,7 +63,7 @@ def test_an_accuracy_that_ignores_a_label_is_that_of_the_minibatch():
     t = np.array([-1, -1, -1, 0, 1, 2, 0, -1], np.int32)
     accfun = functools.partial(F.accuracy, ignore_label=-1)
     expected = float(accfun(model(X), t).array)
-    pipe = Pipeline(model, MPI.COMM_SELF, 2, accfun=accfun)
+    pipe = Pipeline(model, MPI.COMM_SELF, n_microbatches=2, accfun=accfun)
     assert pipe.step(X, t)["accuracy"] == pytest.approx(expected)
     assert pipe.n_counted == {"loss": 4, "accuracy": 4}
     iterator = chainer.iterators.SerialIterator(
@@ -84,13 +84,13 @@ def test_an_accuracy_that_ignores_a_label_is_that_of_the_minibatch():
     ],
 )
 def test_bad_input_is_refused_before_anything_is_computed(x, t, message):
-    pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, 2)
+    pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, n_microbatches=2)
     with pytest.raises(ValueError, match=message):
         pipe.step(x, t)
 
 
 def test_a_closed_pipeline_says_so():
-    pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, 2)
+    pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, n_microbatches=2)
     pipe.close()
     pipe.close()
     for call in (pipe.step, pipe.evaluate):
@@ -100,7 +100,7 @@ def test_a_closed_pipeline_says_so():
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "bool"])
 def test_labels_of_another_type_are_refused(dtype):
-    pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, 2)
+    pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, n_microbatches=2)
     with pytest.raises(TypeError, match=f"t is of dtype {dtype}, but class labels"):
         pipe.step(X, T.astype(dtype))
 
@@ -109,7 +109,7 @@ def test_targets_may_be_probabilities():
     model = Divisible(L.Linear(4, 3))
     t = np.random.RandomState(0).dirichlet([1, 1, 1], 8).astype(np.float32)
     expected = float(F.softmax_cross_entropy(model(X), t).array)
-    pipe = Pipeline(model, MPI.COMM_SELF, 2, accfun=None)
+    pipe = Pipeline(model, MPI.COMM_SELF, n_microbatches=2, accfun=None)
     assert pipe.step(X, t)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
@@ -122,7 +122,7 @@ def test_targets_may_be_probabilities():
 )
 def test_losses_that_cannot_be_called_are_refused(options, message):
     with pytest.raises(TypeError, match=message):
-        Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, 2, **options)
+        Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, n_microbatches=2, **options)
 
 
 @pytest.mark.parametrize(
@@ -134,13 +134,15 @@ def test_losses_that_cannot_be_called_are_refused(options, message):
     ],
 )
 def test_what_does_not_fit_the_loss_is_said(last, options, message):
-    pipe = Pipeline(Divisible(L.Linear(4, 3), last), MPI.COMM_SELF, 2, **options)
+    pipe = Pipeline(
+        Divisible(L.Linear(4, 3), last), MPI.COMM_SELF, n_microbatches=2, **options
+    )
     with pytest.raises(RuntimeError, match=message):
         pipe.step(X, T)
 
 
 def test_prediction_needs_samples():
-    pipe = Pipeline(Divisible(L.Linear(4, 3), F.sum), MPI.COMM_SELF, 2)
+    pipe = Pipeline(Divisible(L.Linear(4, 3), F.sum), MPI.COMM_SELF, n_microbatches=2)
     with pytest.raises(TypeError, match="returned a scalar for a microbatch"):
         pipe.predict(X)
 
@@ -149,7 +151,7 @@ def test_prediction_needs_samples():
     "kind", [chainer.iterators.SerialIterator, chainer.iterators.MultithreadIterator]
 )
 def test_predictions_and_evaluations_need_an_end(kind):
-    pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, 2)
+    pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, n_microbatches=2)
     with pytest.raises(ValueError, match=f"{kind.__name__} to predict from repeats"):
         predict(pipe, kind(list(X), 4))
     with pytest.raises(ValueError, match=f"{kind.__name__} to evaluate repeats"):
@@ -158,7 +160,7 @@ def test_predictions_and_evaluations_need_an_end(kind):
 
 def test_training_needs_samples():
     stage = Divisible(L.Linear(4, 3))
-    pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+    pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
     optimizer = chainer.optimizers.SGD().setup(stage)
     iterator = chainer.iterators.SerialIterator([], 4)
     with pytest.raises(ValueError, match="the SerialIterator is empty"):
@@ -173,7 +175,7 @@ def test_a_subclass_of_the_updater_may_do_more():
 
     stage = Divisible(L.Linear(4, 3))
     optimizer = chainer.optimizers.SGD(0.1).setup(stage)
-    pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+    pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
     updater = Twice(samples(), optimizer, pipe)
     updater.update()
     assert (updater.iteration, optimizer.t, pipe.n_steps) == (1, 2, 2)
@@ -182,7 +184,7 @@ def test_a_subclass_of_the_updater_may_do_more():
 def test_an_updater_without_targets_is_refused():
     stage = Divisible(L.Linear(4, 3))
     optimizer = chainer.optimizers.SGD(0.1).setup(stage)
-    pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+    pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
     with pytest.raises(ValueError, match=r"label_key is \(\) on rank 0"):
         PipelineUpdater(samples(), optimizer, pipe, label_key=())
 
@@ -210,7 +212,7 @@ class StatefulSteps(Steps):
 )
 def test_layers_that_keep_a_state_between_calls_are_refused(layer):
     with pytest.raises(TypeError, match="layer 1, .* has a method reset_state"):
-        Pipeline(Divisible(F.relu, layer).divide(), MPI.COMM_SELF, 2)
+        Pipeline(Divisible(F.relu, layer).divide(), MPI.COMM_SELF, n_microbatches=2)
 
 
 def test_sequences_in_microbatches():
@@ -218,8 +220,10 @@ def test_sequences_in_microbatches():
     t = np.array([0, 1, 2, 0, 1, 2], np.int32)
     model = Divisible(Steps())
     loss = float(F.softmax_cross_entropy(model(x), t).array)
-    for checkpoint in ("never", "always"):
-        pipe = Pipeline(model.divide(), MPI.COMM_SELF, 3, checkpoint=checkpoint)
+    for recompute in ("never", "always"):
+        pipe = Pipeline(
+            model.divide(), MPI.COMM_SELF, n_microbatches=3, recompute=recompute
+        )
         assert pipe.step(x, t)["loss"] == pytest.approx(loss, rel=1e-5)
 
 
@@ -232,13 +236,13 @@ def test_chainermns_transport_is_for_host_memory():
 
 def test_close_is_safe_after_an_error_and_after_itself():
     stage = Divisible(L.Linear(4, 3))
-    pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+    pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
     with pytest.raises(TypeError):
         pipe.step(X, None)
     pipe.close()
     # Messages may be under way, which hold on to it.
     assert pipe.ranks.comm != MPI.COMM_NULL
-    with Pipeline(stage, MPI.COMM_SELF, 2) as pipe:
+    with Pipeline(stage, MPI.COMM_SELF, n_microbatches=2) as pipe:
         pipe.close()
     assert pipe.ranks.comm == MPI.COMM_NULL
 
@@ -252,11 +256,11 @@ def test_close_is_safe_after_an_error_and_after_itself():
     ],
 )
 def test_inputs_of_layers_that_are_sized_later(layer):
-    pipe = Pipeline(Divisible(layer()), MPI.COMM_SELF, 2)
+    pipe = Pipeline(Divisible(layer()), MPI.COMM_SELF, n_microbatches=2)
     with pytest.raises(TypeError, match="x is float64 and the parameters are float32"):
         pipe.step(X.astype(np.float64), T)
     assert np.isfinite(
-        Pipeline(Divisible(layer()), MPI.COMM_SELF, 2).step(X, T)["loss"]
+        Pipeline(Divisible(layer()), MPI.COMM_SELF, n_microbatches=2).step(X, T)["loss"]
     )
 
 
@@ -269,7 +273,9 @@ def test_a_layer_may_report_what_is_no_number():
         chainer.report({"size": len(x.array), "each": np.zeros(3), "none": None})
         return x
 
-    result = Pipeline(Divisible(L.Linear(4, 3), layer), MPI.COMM_SELF, 2).step(X, T)
+    result = Pipeline(
+        Divisible(L.Linear(4, 3), layer), MPI.COMM_SELF, n_microbatches=2
+    ).step(X, T)
     assert set(result) == {"loss", "accuracy", "size"}
     assert result["size"] == 4
 
@@ -292,7 +298,11 @@ def test_mixed_precision_of_several_stages_with_the_updater():
     stages = [to_float16(stage) for stage in two_stages()]
     optimizer = MixedPrecision(chainer.optimizers.SGD(0.1)).setup(stages)
     pipe = Pipeline(
-        stages, MPI.COMM_SELF, 2, "interleaved", loss_scale=optimizer.loss_scale
+        stages,
+        MPI.COMM_SELF,
+        n_microbatches=2,
+        schedule="interleaved",
+        loss_scale=optimizer.loss_scale,
     )
     updater = PipelineUpdater(samples(), optimizer, pipe)
     before = [param.array.copy() for stage in stages for param in stage.params()]
@@ -307,7 +317,13 @@ def test_two_mixed_precisions_on_a_rank_are_refused():
         MixedPrecision(chainer.optimizers.SGD(0.1), loss_scale=scale).setup(stage)
         for stage in stages
     ]
-    pipe = Pipeline(stages, MPI.COMM_SELF, 2, "interleaved", loss_scale=scale)
+    pipe = Pipeline(
+        stages,
+        MPI.COMM_SELF,
+        n_microbatches=2,
+        schedule="interleaved",
+        loss_scale=scale,
+    )
     with pytest.raises(ValueError, match="main, main_1 .* make one for all stages"):
         PipelineUpdater(samples(), optimizers, pipe)
 
@@ -315,7 +331,7 @@ def test_two_mixed_precisions_on_a_rank_are_refused():
 def trained(optimizer=None):
     """Returns an updater of a model in one process, and samples."""
     stage = Divisible(L.Linear(4, 3))
-    pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+    pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
     iterator = chainer.iterators.SerialIterator([*zip(X, T)], 4)
     optimizer = optimizer or chainer.optimizers.SGD(0.1).setup(stage)
     return PipelineUpdater(iterator, optimizer, pipe)

@@ -34,7 +34,7 @@ class SmallRun:
         model = Divisible(L.Linear(3, 4), L.Linear(4, 2))
         self.stage = model.divide(*Plan.uniform(2, comm.size).range(comm.rank))
         self.optimizer = chainer.optimizers.MomentumSGD().setup(self.stage)
-        self.pipe = Pipeline(self.stage, comm, 2, timeout=20)
+        self.pipe = Pipeline(self.stage, comm, n_microbatches=2, timeout=20)
         iterator = SerialIterator(list(zip(X, T)), 2) if self.pipe.is_first else None
         updater = PipelineUpdater(iterator, self.optimizer, self.pipe)
         self.trainer = Trainer(updater)

@@ -69,7 +69,9 @@ class Run:
         self.optimizers = [make_optimizer().setup(stage) for stage in self.stages]
         for optimizer in self.optimizers:
             optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-3))
-        self.pipe = Pipeline(self.stages, comm, 4, schedule=schedule, timeout=timeout)
+        self.pipe = Pipeline(
+            self.stages, comm, n_microbatches=4, schedule=schedule, timeout=timeout
+        )
 
     def step(self, i):
         x, t = BATCHES[i % len(BATCHES)]
@@ -129,7 +131,7 @@ def small_trainer(comm, out, stop):
     )
     stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
     optimizer = chainer.optimizers.Adam(0.01).setup(stage)
-    pipe = Pipeline(stage, comm, 4, timeout=60)
+    pipe = Pipeline(stage, comm, n_microbatches=4, timeout=60)
     ((x, t),) = make_batches([50])
     iterator = None
     if pipe.is_first:

@@ -287,7 +287,9 @@ def overflow_on_one_stage(comm):
     optimizer = MixedPrecision(sgd, loss_scale=loss_scale, comm=comm, timeout=20).setup(
         stage
     )
-    with Pipeline(stage, comm, 2, loss_scale=loss_scale, timeout=20) as pipe:
+    with Pipeline(
+        stage, comm, n_microbatches=2, loss_scale=loss_scale, timeout=20
+    ) as pipe:
         for step, (x, t) in enumerate(make_batches([8] * 3)):
             poison.factor = np.inf if step == 1 else 1.0
             before = [param.array.copy() for param in stage.params()]
@@ -357,13 +359,21 @@ def float16_stage(comm):
 
 
 def different_scales_of_the_pipeline(comm):
-    Pipeline(float16_stage(comm), comm, 2, loss_scale=2 + comm.rank, timeout=20)
+    Pipeline(
+        float16_stage(comm),
+        comm,
+        n_microbatches=2,
+        loss_scale=2 + comm.rank,
+        timeout=20,
+    )
 
 
 def different_scales_in_a_step(comm):
     """As after an overflow that one rank has not told the others."""
     scale = DynamicLossScale(2**15)
-    pipe = Pipeline(float16_stage(comm), comm, 2, loss_scale=scale, timeout=20)
+    pipe = Pipeline(
+        float16_stage(comm), comm, n_microbatches=2, loss_scale=scale, timeout=20
+    )
     x, t = np.ones((4, 4), np.float32), np.zeros(4, np.int32)
     pipe.step(x, t)
     if comm.rank == 0:
@@ -380,7 +390,9 @@ def no_communicator_and_stage_within(comm):
     stage = float16_stage(comm)
     optimizer = MixedPrecision(chainer.optimizers.SGD(0.1))
     optimizer.setup(chainer.ChainList(chainer.ChainList(stage)))
-    pipe = Pipeline(stage, comm, 2, loss_scale=optimizer.loss_scale, timeout=20)
+    pipe = Pipeline(
+        stage, comm, n_microbatches=2, loss_scale=optimizer.loss_scale, timeout=20
+    )
     samples = [(np.ones(4, np.float32), np.int32(0))] * 4
     PipelineUpdater(chainer.iterators.SerialIterator(samples, 2), optimizer, pipe)
 
@@ -421,7 +433,9 @@ def test_what_is_refused_and_why(function, words):
 def warned(comm, loss_scale):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with Pipeline(float16_stage(comm), comm, 2, loss_scale=loss_scale) as pipe:
+        with Pipeline(
+            float16_stage(comm), comm, n_microbatches=2, loss_scale=loss_scale
+        ) as pipe:
             # Inputs of any floating-point dtype are cast.
             x, t = np.ones((4, 4), np.float64), np.zeros(4, np.int32)
             assert np.isfinite(pipe.step(x, t)["loss"])
@@ -441,7 +455,12 @@ def test_float16_without_mixed_precision_gets_a_warning():
 )
 def test_bad_loss_scale(loss_scale, error):
     with pytest.raises(error, match="loss_scale must be"):
-        Pipeline(Divisible(L.Linear(2, 2)), MPI.COMM_SELF, 1, loss_scale=loss_scale)
+        Pipeline(
+            Divisible(L.Linear(2, 2)),
+            MPI.COMM_SELF,
+            n_microbatches=1,
+            loss_scale=loss_scale,
+        )
 
 
 def test_pipeline_with_a_plain_optimizer():
@@ -450,7 +469,9 @@ def test_pipeline_with_a_plain_optimizer():
     for loss_scale in (None, 8.0):
         model = Divisible(L.Linear(6, 4, initialW=0))
         optimizer = chainer.optimizers.SGD(0.5).setup(model)
-        with Pipeline(model, MPI.COMM_SELF, 2, loss_scale=loss_scale) as pipe:
+        with Pipeline(
+            model, MPI.COMM_SELF, n_microbatches=2, loss_scale=loss_scale
+        ) as pipe:
             for x, t in make_batches([8] * 2):
                 pipe.step(x, t)
                 optimizer.update()

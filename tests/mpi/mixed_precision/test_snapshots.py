@@ -45,7 +45,7 @@ class Run:
         self.pipe = Pipeline(
             self.stages,
             comm,
-            4,
+            n_microbatches=4,
             schedule="1f1b" if one else "interleaved",
             loss_scale=self.scale,
             timeout=20,

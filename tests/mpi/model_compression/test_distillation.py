@@ -84,8 +84,16 @@ def learns_as_serially(comm, cuts, schedule, of_teacher):
     learn = lossfun()
     dense = build(1, dropout=0.5).divide(*Plan(of_teacher).range(comm.rank))
     data = chainer.datasets.TupleDataset(*samples())
-    pipe = Pipeline(stages, comm, 3, schedule, learn, learn.accuracy, timeout=30)
-    teacher = Pipeline(dense, comm, 2, timeout=30)
+    pipe = Pipeline(
+        stages,
+        comm,
+        n_microbatches=3,
+        schedule=schedule,
+        lossfun=learn,
+        accfun=learn.accuracy,
+        timeout=30,
+    )
+    teacher = Pipeline(dense, comm, n_microbatches=2, timeout=30)
     with pipe, teacher:
         iterator = chainer.iterators.SerialIterator(data, BATCH, shuffle=False)
         updater = Taught(iterator, optimizers, pipe)

@@ -113,8 +113,8 @@ class Run:
         self.pipe = Pipeline(
             self.stages,
             comm if grid is None else grid,
-            4,
-            schedule,
+            n_microbatches=4,
+            schedule=schedule,
             loss_scale=128.0 if half else None,
             lossfun=float32_loss(F.softmax_cross_entropy),
             timeout=30,
@@ -383,7 +383,7 @@ def without_a_pipeline(comm):
     compress = Compress(PLAN, optimizer)
     with pytest.raises(RuntimeError, match="pipeline=pipe"):
         compress.advance(1, 0.0)
-    with Pipeline(stage, comm, 2, timeout=30) as pipe:
+    with Pipeline(stage, comm, n_microbatches=2, timeout=30) as pipe:
         optimizer = chainer.optimizers.SGD().setup(stage)
         compress = Compress(PLAN, optimizer, pipeline=pipe)
         for param in stage.params():
@@ -443,7 +443,7 @@ def test_channels_need_the_pipeline():
     assert_on_ranks(2, channels_of_a_stage)
 
 
-def ranges_of_recomputed(comm, checkpoint, marked):
+def ranges_of_recomputed(comm, recompute, marked):
     model, rng = Divisible(), np.random.default_rng(0)
     for _ in range(2):
         layer = L.Linear(6, 6, nobias=True, initialW=np.eye(6))
@@ -455,7 +455,9 @@ def ranges_of_recomputed(comm, checkpoint, marked):
         [Quantize("int8", layers="/2", targets="input", percentile=95)]
     )
     expected = []
-    with Pipeline(stage, comm, 4, "gpipe", checkpoint=checkpoint, timeout=30) as pipe:
+    with Pipeline(
+        stage, comm, n_microbatches=4, schedule="gpipe", recompute=recompute, timeout=30
+    ) as pipe:
         compress = Compress(plan, optimizer, pipeline=pipe)
         compress.advance(0, 0.0)
         for iteration in range(1, 4):
@@ -472,11 +474,11 @@ def ranges_of_recomputed(comm, checkpoint, marked):
 
 
 @pytest.mark.parametrize(
-    "checkpoint, marked",
+    "recompute, marked",
     [("never", False), ("never", True), ("always", False), ("except_last", False)],
 )
-def test_ranges_count_a_recomputed_microbatch_once(checkpoint, marked):
-    assert_on_ranks(2, ranges_of_recomputed, checkpoint, marked)
+def test_ranges_count_a_recomputed_microbatch_once(recompute, marked):
+    assert_on_ranks(2, ranges_of_recomputed, recompute, marked)
 
 
 def ranges_of_replicas(comm, overflows):
@@ -505,7 +507,7 @@ def ranges_of_replicas(comm, overflows):
     scale = optimizer.actual_optimizer.loss_scale
     options = {"lossfun": float32_loss(F.softmax_cross_entropy), "loss_scale": scale}
     seen = []
-    with Pipeline(model, grid, 2, **options, timeout=30) as pipe:
+    with Pipeline(model, grid, n_microbatches=2, **options, timeout=30) as pipe:
         compress = Compress(plan, optimizer, pipeline=pipe)
         compress.advance(0, 0.0)
         for iteration in range(1, 12):

@@ -91,8 +91,8 @@ class Run:
         self.pipe = Pipeline(
             self.stages,
             comm if grid is None else grid,
-            4,
-            schedule,
+            n_microbatches=4,
+            schedule=schedule,
             loss_scale=128.0 if self.half else None,
             lossfun=float32_loss(F.softmax_cross_entropy),
             timeout=30,
@@ -447,7 +447,7 @@ def beside_an_unsized_layer(comm, folder):
         )
         stage = model.divide()
         optimizer = chainer.optimizers.Adam().setup(stage)
-        with Pipeline(stage, comm, 2) as pipe:
+        with Pipeline(stage, comm, n_microbatches=2) as pipe:
             plan = CompressionPlan(
                 [Prune("l2", layers="/0", to=0.5, granularity="channel")]
             )

@@ -57,7 +57,7 @@ def predicts_as_one_rank(comm, cuts, n_microbatches):
         # Ranks that measured differently.
         choose_all(comm.rank % 2 == 0)
         stage = model.divide(*Plan(cuts).range(comm.rank))
-        with Pipeline(stage, comm, n_microbatches, timeout=30) as pipe:
+        with Pipeline(stage, comm, n_microbatches=n_microbatches, timeout=30) as pipe:
             found = pipe.predict(x if pipe.is_first else None)
     if found is not None:
         np.testing.assert_array_equal(found, expected)

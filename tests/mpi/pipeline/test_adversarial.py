@@ -125,8 +125,8 @@ def make_pipelines(comm):
         name: Pipeline(
             stage,
             comm,
-            4,
-            schedules.get(name, "1f1b"),
+            n_microbatches=4,
+            schedule=schedules.get(name, "1f1b"),
             lossfun=losses_of[name],
             accfun=None,
             timeout=30,

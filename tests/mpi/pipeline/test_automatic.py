@@ -27,7 +27,7 @@ def trains_as_ever(comm, transport):
     # Smaller minibatches while it is tried out and later.
     batches = make_batches([8, 8, 5, 8, 2, 8, 5, 2])
     assert len(batches) > N_TRIAL
-    for per_rank, checkpoint in ((1, "never"), (2, "never"), (2, "always")):
+    for per_rank, recompute in ((1, "never"), (2, "never"), (2, "always")):
         check_equal(
             comm,
             deep_mlp,
@@ -36,7 +36,7 @@ def trains_as_ever(comm, transport):
             n_microbatches=4,
             schedule="auto",
             transport=transport,
-            checkpoint=checkpoint,
+            recompute=recompute,
         )
 
 
@@ -59,7 +59,7 @@ def changes_once(comm):
     n = len(model)
     stage = model.divide(*Plan.uniform(n, comm.size).range(comm.rank))
     (x, t), *_ = make_batches([8])
-    with Pipeline(stage, comm, 4, schedule="auto", timeout=20) as pipe:
+    with Pipeline(stage, comm, n_microbatches=4, schedule="auto", timeout=20) as pipe:
         first, seen = pipe.schedule, []
         for _ in range(N_TRIAL + 2):
             seen.append(str(pipe.schedule))
@@ -88,7 +88,7 @@ def compiles_before_it_times(comm):
     t = random.randint(0, 4, 16).astype(np.int32)
     with (
         kernels.loops_used() as used,
-        Pipeline(stage, comm, 4, schedule="auto", timeout=60) as pipe,
+        Pipeline(stage, comm, n_microbatches=4, schedule="auto", timeout=60) as pipe,
     ):
         counts = [0]
         for _ in range(N_TRIAL):
@@ -104,9 +104,17 @@ def test_no_compilation_is_timed():
 def some_choose(comm):
     model = deep_mlp()
     stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
-    first = Pipeline(stage, comm, 4, schedule="auto", timeout=20).schedule
+    first = Pipeline(
+        stage, comm, n_microbatches=4, schedule="auto", timeout=20
+    ).schedule
     with pytest.raises(DisagreementError, match="schedule"):
-        Pipeline(stage, comm, 4, "auto" if comm.rank else first, timeout=20)
+        Pipeline(
+            stage,
+            comm,
+            n_microbatches=4,
+            schedule="auto" if comm.rank else first,
+            timeout=20,
+        )
 
 
 def test_all_ranks_choose_or_none():

@@ -30,32 +30,32 @@ T = np.zeros(6, np.int32)
 
 
 def slice_out_of_range(comm):
-    Pipeline(model().divide(comm.rank, comm.rank + 3), comm, 2)
+    Pipeline(model().divide(comm.rank, comm.rank + 3), comm, n_microbatches=2)
 
 
 def layers_left_out(comm):
-    Pipeline(model().divide(2 * comm.rank, 2 * comm.rank + 1), comm, 2)
+    Pipeline(model().divide(2 * comm.rank, 2 * comm.rank + 1), comm, n_microbatches=2)
 
 
 def layers_twice(comm):
-    Pipeline(model().divide(comm.rank, comm.rank + 3), comm, 2)
+    Pipeline(model().divide(comm.rank, comm.rank + 3), comm, n_microbatches=2)
 
 
 def different_models(comm):
-    Pipeline(stage_of(comm, model(3 + comm.rank)), comm, 2)
+    Pipeline(stage_of(comm, model(3 + comm.rank)), comm, n_microbatches=2)
 
 
 def different_depths(comm):
     whole = model()
     if comm.rank:
         whole.append(F.relu)
-    Pipeline(stage_of(comm, whole), comm, 2)
+    Pipeline(stage_of(comm, whole), comm, n_microbatches=2)
 
 
 def different_versions(comm):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(versions, "version", lambda: f"divisible {comm.rank}")
-        Pipeline(stage_of(comm), comm, 2)
+        Pipeline(stage_of(comm), comm, n_microbatches=2)
 
 
 class Moved:
@@ -69,91 +69,102 @@ def versions_of_other_classes(comm):
         else:
             # An older version pickled classes of its own.
             patch.setattr(versions, "sealed", lambda words: Moved())
-        Pipeline(stage_of(comm), comm, 2)
+        Pipeline(stage_of(comm), comm, n_microbatches=2)
 
 
 def different_microbatches(comm):
-    Pipeline(stage_of(comm), comm, 2 + comm.rank)
+    Pipeline(stage_of(comm), comm, n_microbatches=2 + comm.rank)
 
 
 def different_schedules(comm):
-    Pipeline(stage_of(comm), comm, 2, schedule=["gpipe", "1f1b"][comm.rank])
+    Pipeline(
+        stage_of(comm), comm, n_microbatches=2, schedule=["gpipe", "1f1b"][comm.rank]
+    )
 
 
 def different_transports(comm):
-    Pipeline(stage_of(comm), comm, 2, transport=["mpi", "chainermn"][comm.rank])
+    Pipeline(
+        stage_of(comm),
+        comm,
+        n_microbatches=2,
+        transport=["mpi", "chainermn"][comm.rank],
+    )
 
 
 def different_widths(comm):
-    Pipeline(stage_of(comm), comm, 2, wire_dtype=[None, "float16"][comm.rank])
+    Pipeline(
+        stage_of(comm), comm, n_microbatches=2, message_dtype=[None, "fp16"][comm.rank]
+    )
 
 
 def different_accuracies(comm):
-    Pipeline(stage_of(comm), comm, 2, accfun=[None, F.accuracy][comm.rank])
+    Pipeline(
+        stage_of(comm), comm, n_microbatches=2, accfun=[None, F.accuracy][comm.rank]
+    )
 
 
 def unknown_schedule(comm):
-    Pipeline(stage_of(comm), comm, 2, schedule="2f2b")
+    Pipeline(stage_of(comm), comm, n_microbatches=2, schedule="2f2b")
 
 
 def no_microbatches(comm):
-    Pipeline(stage_of(comm), comm, 0)
+    Pipeline(stage_of(comm), comm, n_microbatches=0)
 
 
 def not_a_stage(comm):
-    Pipeline(chainer.Sequential(F.relu), comm, 2)
+    Pipeline(chainer.Sequential(F.relu), comm, n_microbatches=2)
 
 
 def not_a_communicator(comm):
-    Pipeline(stage_of(comm), "world", 2)
+    Pipeline(stage_of(comm), "world", n_microbatches=2)
 
 
 def missing_x(comm):
-    Pipeline(stage_of(comm), comm, 2).step(None, T)
+    Pipeline(stage_of(comm), comm, n_microbatches=2).step(None, T)
 
 
 def missing_t(comm):
-    Pipeline(stage_of(comm), comm, 2).step(X, None)
+    Pipeline(stage_of(comm), comm, n_microbatches=2).step(X, None)
 
 
 def empty_batch(comm):
-    Pipeline(stage_of(comm), comm, 2).step(X[:0], T[:0])
+    Pipeline(stage_of(comm), comm, n_microbatches=2).step(X[:0], T[:0])
 
 
 def untrainable_dtype(comm):
-    Pipeline(stage_of(comm), comm, 2).step(X.astype(np.complex64), T)
+    Pipeline(stage_of(comm), comm, n_microbatches=2).step(X.astype(np.complex64), T)
 
 
 def double_into_single(comm):
-    Pipeline(stage_of(comm), comm, 2).step(X.astype(np.float64), T)
+    Pipeline(stage_of(comm), comm, n_microbatches=2).step(X.astype(np.float64), T)
 
 
 def label_too_large(comm):
-    Pipeline(stage_of(comm), comm, 2).step(X, T + 3)
+    Pipeline(stage_of(comm), comm, n_microbatches=2).step(X, T + 3)
 
 
 def label_negative(comm):
-    pipe = Pipeline(stage_of(comm), comm, 2)
+    pipe = Pipeline(stage_of(comm), comm, n_microbatches=2)
     pipe.step(X, T - 1)  # -1 is the label to ignore
     pipe.step(X, T - 2)
 
 
 def fewer_targets(comm):
-    Pipeline(stage_of(comm), comm, 2).step(X, T[:4])
+    Pipeline(stage_of(comm), comm, n_microbatches=2).step(X, T[:4])
 
 
 def fewer_samples_than_microbatches(comm):
-    Pipeline(stage_of(comm), comm, 4).step(X[:2], T[:3])
+    Pipeline(stage_of(comm), comm, n_microbatches=4).step(X[:2], T[:3])
 
 
 def different_calls(comm):
-    pipe = Pipeline(stage_of(comm), comm, 2)
+    pipe = Pipeline(stage_of(comm), comm, n_microbatches=2)
     pipe.step(X, T)
     (pipe.evaluate if comm.rank == 0 else pipe.step)(X, T)
 
 
 def timeline_of_one_rank(comm):
-    pipe = Pipeline(stage_of(comm), comm, 2)
+    pipe = Pipeline(stage_of(comm), comm, n_microbatches=2)
     pipe.step(X, T)
     pipe.timeline()
     if comm.rank == 0:
@@ -162,7 +173,7 @@ def timeline_of_one_rank(comm):
 
 
 def left_out_call(comm):
-    pipe = Pipeline(stage_of(comm), comm, 2)
+    pipe = Pipeline(stage_of(comm), comm, n_microbatches=2)
     for i in range(3):
         if i == 1 and pipe.is_last:
             # It refuses its targets, and its script goes on as if nothing had been.
@@ -174,7 +185,7 @@ def left_out_call(comm):
 
 
 def after_a_caught_error(comm):
-    pipe = Pipeline(stage_of(comm), comm, 2)
+    pipe = Pipeline(stage_of(comm), comm, n_microbatches=2)
     pipe.step(X, T)
     try:
         pipe.step(X, None if pipe.is_last else T)
@@ -183,36 +194,38 @@ def after_a_caught_error(comm):
 
 
 def integer_wire(comm):
-    Pipeline(stage_of(comm), comm, 2, wire_dtype="int8")
+    Pipeline(stage_of(comm), comm, n_microbatches=2, message_dtype="int8")
 
 
 def repeated_averages(comm):
     norm = L.BatchNormalization(4)
-    Pipeline(stage_of(comm, Divisible(norm, F.relu, norm, F.relu)), comm, 2)
+    Pipeline(
+        stage_of(comm, Divisible(norm, F.relu, norm, F.relu)), comm, n_microbatches=2
+    )
 
 
-def wrong_checkpoint(comm):
-    Pipeline(stage_of(comm), comm, 2, checkpoint="often")
+def wrong_recomputation(comm):
+    Pipeline(stage_of(comm), comm, n_microbatches=2, recompute="often")
 
 
 def other_seed(comm):
-    Pipeline(stage_of(comm), comm, 2, seed=comm.rank)
+    Pipeline(stage_of(comm), comm, n_microbatches=2, seed=comm.rank)
 
 
 def negative_seed(comm):
-    Pipeline(stage_of(comm), comm, 2, seed=-1)
+    Pipeline(stage_of(comm), comm, n_microbatches=2, seed=-1)
 
 
 def popped_before(comm):
     layers = pop("a", F.add), L.Linear(4, 4), stash("a"), L.Linear(4, 4)
-    Pipeline(stage_of(comm, Divisible(*layers)), comm, 2)
+    Pipeline(stage_of(comm, Divisible(*layers)), comm, n_microbatches=2)
 
 
 def unequal_skips(comm):
     layers = [stash("a"), L.Linear(4, 4), pop("a", F.add), L.Linear(4, 4)]
     if comm.rank == 1:
         layers[:3] = [L.Linear(4, 4), F.relu, F.relu]
-    Pipeline(stage_of(comm, Divisible(*layers)), comm, 2)
+    Pipeline(stage_of(comm, Divisible(*layers)), comm, n_microbatches=2)
 
 
 def unequal_ties(comm):
@@ -220,27 +233,27 @@ def unequal_ties(comm):
     model.tie("/0/W", "/2/W", transpose=comm.rank == 0)
     if comm.rank == 1:
         model[2].b = model[0].b
-    Pipeline(stage_of(comm, model), comm, 2)
+    Pipeline(stage_of(comm, model), comm, n_microbatches=2)
 
 
 def shared_without_shape(comm):
     linear = L.Linear(None, 4)
     stage = Divisible(F.relu, linear, linear).divide(comm.rank, comm.rank + 1)
-    Pipeline(stage, comm, 2)
+    Pipeline(stage, comm, n_microbatches=2)
 
 
 def closure(comm):
     """A weight of the first stage, used in the second one."""
     first = L.Linear(4, 4)
     model = Divisible(first, F.relu, L.Linear(4, 4), lambda x: F.linear(x, first.W))
-    pipe = Pipeline(stage_of(comm, model), comm, 2)
+    pipe = Pipeline(stage_of(comm, model), comm, n_microbatches=2)
     pipe.step(np.ones((4, 4), np.float32), np.zeros(4, np.int32))
 
 
 def closure_of_the_loss(comm):
     loss = chainer.Chain(first=L.Linear(4, 4))
     model = Divisible(loss.first, F.relu, L.Linear(4, 4), F.relu)
-    Pipeline(stage_of(comm, model), comm, 2, lossfun=loss)
+    Pipeline(stage_of(comm, model), comm, n_microbatches=2, lossfun=loss)
 
 
 def own_forward(comm):
@@ -248,12 +261,12 @@ def own_forward(comm):
         def forward(self, x):
             return 2 * super().forward(x)
 
-    Pipeline(Doubled(*model()), comm, 2)
+    Pipeline(Doubled(*model()), comm, n_microbatches=2)
 
 
 def unfit_skip(comm):
     layers = stash("a"), L.Linear(4, 3), pop("a", F.add), L.Linear(3, 4)
-    pipe = Pipeline(stage_of(comm, Divisible(*layers)), comm, 2)
+    pipe = Pipeline(stage_of(comm, Divisible(*layers)), comm, n_microbatches=2)
     pipe.step(np.ones((4, 4), np.float32), np.zeros(4, np.int32))
 
 
@@ -266,7 +279,7 @@ def subclass_returned(comm):
         return x, np.ma.masked_less(x.array, 0)
 
     model = Divisible(L.Linear(4, 5), layer, lambda x, y: x, L.Linear(5, 3))
-    Pipeline(stage_of(comm, model), comm, 2).step(X, T)
+    Pipeline(stage_of(comm, model), comm, n_microbatches=2).step(X, T)
 
 
 def subclass_in_a_variable(comm):
@@ -274,7 +287,7 @@ def subclass_in_a_variable(comm):
         return chainer.Variable(np.asmatrix(x.array))
 
     model = Divisible(L.Linear(4, 5), layer, F.relu, L.Linear(5, 3))
-    Pipeline(stage_of(comm, model), comm, 2).step(X, T)
+    Pipeline(stage_of(comm, model), comm, n_microbatches=2).step(X, T)
 
 
 def subclass_skipped(comm):
@@ -282,7 +295,7 @@ def subclass_skipped(comm):
         return chainer.as_array(x).view(Tagged)
 
     model = Divisible(layer, stash("a"), np.asarray, F.relu, F.relu, pop("a", F.add))
-    Pipeline(stage_of(comm, model), comm, 2).predict(X)
+    Pipeline(stage_of(comm, model), comm, n_microbatches=2).predict(X)
 
 
 def list_skipped(comm):
@@ -291,7 +304,7 @@ def list_skipped(comm):
 
     rest = F.relu, F.relu, pop("a", lambda x, y: x)
     model = Divisible(layer, stash("a"), lambda x: x[0], *rest)
-    Pipeline(stage_of(comm, model), comm, 2).predict(X)
+    Pipeline(stage_of(comm, model), comm, n_microbatches=2).predict(X)
 
 
 def subclass_of_gradient(comm):
@@ -306,7 +319,7 @@ def subclass_of_gradient(comm):
         return Scaled().apply((x,))[0]
 
     model = Divisible(L.Linear(4, 5), F.relu, layer, L.Linear(5, 3))
-    Pipeline(stage_of(comm, model), comm, 2).step(X, T)
+    Pipeline(stage_of(comm, model), comm, n_microbatches=2).step(X, T)
 
 
 def subclass_as_target(comm):
@@ -314,18 +327,18 @@ def subclass_as_target(comm):
         return X, np.ma.masked_less(T, 0)
 
     iterator = chainer.iterators.SerialIterator(list(zip(X, T)), 6)
-    pipe = Pipeline(stage_of(comm), comm, 2)
+    pipe = Pipeline(stage_of(comm), comm, n_microbatches=2)
     MinibatchReader(pipe, masked).next(iterators_of_rank(iterator, pipe)["main"])
 
 
 def nothing_returned(comm):
     model = Divisible(L.Linear(4, 5), lambda x: (), L.Linear(5, 5), L.Linear(5, 3))
-    Pipeline(stage_of(comm, model), comm, 2).step(X, T)
+    Pipeline(stage_of(comm, model), comm, n_microbatches=2).step(X, T)
 
 
 def nothing_returned_in_the_end(comm):
     model = Divisible(L.Linear(4, 5), F.relu, F.relu, lambda x: ())
-    Pipeline(stage_of(comm, model), comm, 2).predict(X)
+    Pipeline(stage_of(comm, model), comm, n_microbatches=2).predict(X)
 
 
 def none_before_a_cut(comm):
@@ -333,7 +346,7 @@ def none_before_a_cut(comm):
         return F.dropout(x, return_mask=True)
 
     model = Divisible(L.Linear(4, 5), layer, lambda x, mask: x, L.Linear(5, 3))
-    Pipeline(stage_of(comm, model), comm, 2).evaluate(X, T)
+    Pipeline(stage_of(comm, model), comm, n_microbatches=2).evaluate(X, T)
 
 
 def no_backward(comm):
@@ -341,21 +354,25 @@ def no_backward(comm):
 
 
 def other_rank_first(comm):
-    Pipeline(model().divide(*Plan([0, 2, 4]).range(1 - comm.rank)), comm, 2)
+    Pipeline(
+        model().divide(*Plan([0, 2, 4]).range(1 - comm.rank)), comm, n_microbatches=2
+    )
 
 
 def not_an_array(comm):
     whole = Divisible(lambda x: {"y": x}, L.Linear(4, 3))
-    Pipeline(stage_of(comm, whole), comm, 2).step(X, T)
+    Pipeline(stage_of(comm, whole), comm, n_microbatches=2).step(X, T)
 
 
 def not_a_loss(comm):
-    pipe = Pipeline(stage_of(comm), comm, 2, lossfun=lambda y, t: y, accfun=None)
+    pipe = Pipeline(
+        stage_of(comm), comm, n_microbatches=2, lossfun=lambda y, t: y, accfun=None
+    )
     pipe.step(X, T)
 
 
 def wrong_width(comm):
-    Pipeline(stage_of(comm), comm, 2).step(X[:, :3], T)
+    Pipeline(stage_of(comm), comm, n_microbatches=2).step(X[:, :3], T)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +396,7 @@ def wrong_width(comm):
         (2, different_microbatches, ["n_microbatches differs"]),
         (2, different_schedules, ["schedule differs between rank 0 and rank 1"]),
         (2, different_transports, ["transport differs", "chainermn"]),
-        (2, different_widths, ["wire_dtype differs"]),
+        (2, different_widths, ["message_dtype differs"]),
         (2, different_accuracies, ["lossfun and accfun give differs"]),
         (2, unknown_schedule, ["2f2b", "1f1b"]),
         (2, no_microbatches, ["n_microbatches"]),
@@ -398,13 +415,13 @@ def wrong_width(comm):
         (2, timeline_of_one_rank, ["some ranks call step and others timeline"]),
         (3, left_out_call, ["a rank left a call out"]),
         (2, after_a_caught_error, ["an earlier call failed on rank 1"]),
-        (2, integer_wire, ["wire_dtype must be a floating-point type"]),
+        (2, integer_wire, ["message_dtype must be one of fp32, fp16, not 'int8'"]),
         (
             2,
             repeated_averages,
             ["the layers 0 and 2 have /0 in common", "running averages", "Cut so that"],
         ),
-        (2, wrong_checkpoint, ["checkpoint must be one of never", "not 'often'"]),
+        (2, wrong_recomputation, ["recompute must be one of never", "not 'often'"]),
         (2, other_seed, ["seed differs between rank 0 and rank 1"]),
         (2, negative_seed, ["seed must be from 0"]),
         (2, popped_before, ["layer 2: stash('a') is a skip into the earlier layer 0"]),
@@ -445,7 +462,7 @@ def test_a_bad_argument_of_one_rank_ends_all():
         "from pipeline import Pipeline\n"
         "from tests.mpi.pipeline.test_bad_input import stage_of\n"
         "comm = MPI.COMM_WORLD\n"
-        "Pipeline(stage_of(comm), comm, 2, seed=-comm.rank)\n"
+        "Pipeline(stage_of(comm), comm, n_microbatches=2, seed=-comm.rank)\n"
     )
     result = mpiexec(2, ["-c", program], timeout=DEADLINE)
     assert result.returncode != 0
@@ -462,13 +479,13 @@ def refusal(comm):
     for options in ({"seed": -1}, {"timeout": 0}, {"transport": "tcp"}):
         if comm.rank == 1:
             with pytest.raises(ValueError, match="must be") as caught:
-                Pipeline(stage_of(comm), comm, 2, **options)
+                Pipeline(stage_of(comm), comm, n_microbatches=2, **options)
             assert not isinstance(caught.value, DisagreementError)
         else:
             message = f"rank 1 refuses to start: ValueError: {next(iter(options))} must"
             with pytest.raises(DisagreementError, match=message):
-                Pipeline(stage_of(comm), comm, 2, timeout=100)
-    with Pipeline(stage_of(comm), comm, 2) as pipe:
+                Pipeline(stage_of(comm), comm, n_microbatches=2, timeout=100)
+    with Pipeline(stage_of(comm), comm, n_microbatches=2) as pipe:
         pipe.step(X, T)
 
 

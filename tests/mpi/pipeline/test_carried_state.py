@@ -89,7 +89,7 @@ class Run:
         numbers = range(comm.rank, n_stages, comm.size)
         self.stages = [model.divide(*cuts[i : i + 2]) for i in numbers]
         stages = self.stages if n_chunks > 1 else self.stages[0]
-        self.pipe = Pipeline(stages, comm, n_microbatches, **options)
+        self.pipe = Pipeline(stages, comm, n_microbatches=n_microbatches, **options)
         self.optimizers = [
             chainer.optimizers.Adam(0.05).setup(stage) for stage in self.stages
         ]
@@ -103,13 +103,13 @@ class Run:
         return losses
 
 
-def trains(comm, schedule, n_microbatches, checkpoint, n_chunks, kind):
+def trains(comm, schedule, n_microbatches, recompute, n_chunks, kind):
     kind = getattr(L, kind)
     batches = [*minibatches(6, 7)]
     wanted = Serial(kind).steps(batches)
     # What it would be if each began anew.
     assert abs(wanted[1] - fresh_loss(kind, batches)) > 1e-6
-    options = {"schedule": schedule, "checkpoint": checkpoint}
+    options = {"schedule": schedule, "recompute": recompute}
     run = Run(comm, n_microbatches, kind, n_chunks, **options)
     np.testing.assert_allclose(run.steps(batches), wanted, rtol=2e-5)
 
@@ -124,7 +124,7 @@ def fresh_loss(kind, batches):
 
 
 @pytest.mark.parametrize(
-    "n_ranks, schedule, n_microbatches, checkpoint, n_chunks, kind",
+    "n_ranks, schedule, n_microbatches, recompute, n_chunks, kind",
     [
         (1, "gpipe", 1, "never", 1, "StatefulGRU"),
         (2, "gpipe", 3, "always", 1, "LSTM"),
@@ -133,10 +133,10 @@ def fresh_loss(kind, batches):
     ],
 )
 def test_trains_as_a_serial_script(
-    n_ranks, schedule, n_microbatches, checkpoint, n_chunks, kind
+    n_ranks, schedule, n_microbatches, recompute, n_chunks, kind
 ):
     assert_on_ranks(
-        n_ranks, trains, schedule, n_microbatches, checkpoint, n_chunks, kind
+        n_ranks, trains, schedule, n_microbatches, recompute, n_chunks, kind
     )
 
 
@@ -225,7 +225,7 @@ def mixes(comm, n_replicas):
     serial, model = Serial(), model_of()
     rank, n = grid.pipeline.rank, grid.n_pipeline
     stage = model.divide(*CUTS[n][rank : rank + 2])
-    pipe = Pipeline(stage, grid, 2)
+    pipe = Pipeline(stage, grid, n_microbatches=2)
     optimizer = create_multi_node_optimizer(
         chainer.optimizers.Adam(0.05), grid.data, pipeline=pipe
     ).setup(stage)
@@ -235,7 +235,9 @@ def mixes(comm, n_replicas):
         optimizer.update()
     stage = to_float16(model_of().divide())
     optimizer = MixedPrecision(chainer.optimizers.Adam(0.05)).setup(stage)
-    with Pipeline(stage, MPI.COMM_SELF, 2, loss_scale=optimizer.loss_scale) as pipe:
+    with Pipeline(
+        stage, MPI.COMM_SELF, n_microbatches=2, loss_scale=optimizer.loss_scale
+    ) as pipe:
         found = []
         for x, t in batches:
             found.append(pipe.step(x, t)["loss"])
@@ -251,7 +253,7 @@ def test_replicas_and_mixed_precision():
 def replica_of(comm, n_replicas):
     """Returns a pipeline of one stage, its optimizer, and its part of a minibatch."""
     grid, stage = Grid(comm, 1), model_of().divide()
-    pipe = Pipeline(stage, grid, 2)
+    pipe = Pipeline(stage, grid, n_microbatches=2)
     optimizer = create_multi_node_optimizer(
         chainer.optimizers.Adam(0.05), grid.data, pipeline=pipe
     ).setup(stage)
@@ -390,7 +392,7 @@ def test_after_a_reset_a_larger_minibatch_begins_anew(tmp_path):
 
 @pytest.mark.parametrize("saved, loaded", [([4, 3], 7), ([5], 5), (None, None)])
 def test_samples_of_all_replicas_that_there_were_are_this_ones(saved, loaded):
-    with Pipeline(model_of().divide(), MPI.COMM_SELF, 2) as pipe:
+    with Pipeline(model_of().divide(), MPI.COMM_SELF, n_microbatches=2) as pipe:
         pipe.step(*next(minibatches(1, 8)))
         read = {"n_steps": np.array(1)}
         if saved is not None:
@@ -419,7 +421,7 @@ def goes_on_from_what_was_declared_late(comm):
     stage = Divisible(*layers).divide(*[(0, 2), (2, 3)][comm.rank])
     if comm.rank == 0:
         carry_state(layers[1])
-    pipe = Pipeline(stage, comm, 2)
+    pipe = Pipeline(stage, comm, n_microbatches=2)
     words = np.arange(4, dtype="i")
     losses = [pipe.step(words, words)["loss"] for _ in range(2)]
     assert losses[0] != losses[1]

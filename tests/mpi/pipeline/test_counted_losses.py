@@ -67,11 +67,11 @@ def every_schedule(comm):
     cases = [(schedule, "never", seen) for schedule in STAGES_PER_RANK]
     cases += [("1f1b", "always", told), ("zb_h1", "except_last", told)]
     cases += [("gpipe", "never", told), ("zb_v", "always", seen)]
-    for schedule, checkpoint, lossfun in cases:
+    for schedule, recompute, lossfun in cases:
         stages = stages_for(comm, schedule, net())
         options = {"lossfun": lossfun, "accfun": told_accuracy, "timeout": 20}
-        options.update(schedule=schedule, checkpoint=checkpoint)
-        with Pipeline(stages, comm, 4, **options) as pipe:
+        options.update(schedule=schedule, recompute=recompute)
+        with Pipeline(stages, comm, n_microbatches=4, **options) as pipe:
             for call in (pipe.step, pipe.evaluate):
                 result = call(X, T)
                 for name in expected:
@@ -91,7 +91,7 @@ def float16(comm):
     for each in (comm, MPI.COMM_SELF):
         stages = stages_for(each, "1f1b", to_float16(net()))
         options = {"lossfun": told, "accfun": None, "loss_scale": 64, "timeout": 20}
-        with Pipeline(stages, each, 4, **options) as pipe:
+        with Pipeline(stages, each, n_microbatches=4, **options) as pipe:
             pipe.step(X, T)
         gradients.append(dict(stages[0].namedparams()))
     mine, alone = gradients
@@ -116,7 +116,7 @@ def evaluator(comm):
         )
         (stage,) = stages_for(comm, "1f1b", net())
         options = {"lossfun": lossfun, "accfun": told_accuracy, "timeout": 20}
-        with Pipeline(stage, comm, 3, **options) as pipe:
+        with Pipeline(stage, comm, n_microbatches=3, **options) as pipe:
             for at_once in (1, 2):
                 result = PipelineEvaluator(iterator, pipe, at_once=at_once)()
                 for name in expected:
@@ -132,7 +132,7 @@ def warning(comm):
         return told(y, t)[0]
 
     (stage,) = stages_for(comm, "1f1b", net())
-    with Pipeline(stage, comm, 2, lossfun=masked, timeout=20) as pipe:
+    with Pipeline(stage, comm, n_microbatches=2, lossfun=masked, timeout=20) as pipe:
         pipe.step(X, T)
         pipe.step(X, T)
 

@@ -37,7 +37,7 @@ def pipeline_on(comm, n_stages, n_microbatches):
     grid = Grid(comm, n_stages)
     cuts = CUTS[n_stages]
     stage = model().divide(*cuts[grid.pipeline.rank : grid.pipeline.rank + 2])
-    return grid, Pipeline(stage, grid, n_microbatches, timeout=20)
+    return grid, Pipeline(stage, grid, n_microbatches=n_microbatches, timeout=20)
 
 
 def predicts(comm, n_stages):
@@ -108,7 +108,9 @@ def sizes(comm, n_stages, schedule):
     grid, cuts = Grid(comm, n_stages), CUTS[n_stages]
     stage = sized_at_first().divide(*cuts[grid.pipeline.rank : grid.pipeline.rank + 2])
     mine = Projection()
-    pipe = Pipeline(stage, grid, 2, schedule=schedule, lossfun=mine, accfun=None)
+    pipe = Pipeline(
+        stage, grid, n_microbatches=2, schedule=schedule, lossfun=mine, accfun=None
+    )
     parts = [stage, mine] if pipe.is_last else [stage]
     optimizers = [
         create_multi_node_optimizer(
@@ -149,7 +151,7 @@ def draws(comm):
         L.Linear(None, 4), L.BatchNormalization(axis=0), L.Linear(None, 3)
     )
     stage = stage.divide()
-    pipe = Pipeline(stage, grid, 1)
+    pipe = Pipeline(stage, grid, n_microbatches=1)
     optimizer = create_multi_node_optimizer(
         chainer.optimizers.SGD(0.1), grid.data, pipeline=pipe, check_every=1
     ).setup(stage)

@@ -54,7 +54,7 @@ def train(comm, how):
     stage = model.divide(2 * comm.rank, 2 * comm.rank + 2)
     optimizer = chainer.optimizers.SGD(0.1).setup(stage)
     timeout = 1 if how == "stall" else PATIENCE
-    pipe = Pipeline(stage, comm, 3, timeout=60)
+    pipe = Pipeline(stage, comm, n_microbatches=3, timeout=60)
     for i in range(5):
         if i == 3 and how != "end":
             pipe.ranks.calls._timeout = pipe.body.runner._transport.timeout = timeout

@@ -74,7 +74,10 @@ def folds_on_any_cut(comm):
         results = []
         for fuse in ("none", "auto"):
             stage = trained().divide(*cuts[comm.rank : comm.rank + 2])
-            with Counted() as counted, Pipeline(stage, comm, 2, fuse=fuse) as pipe:
+            with (
+                Counted() as counted,
+                Pipeline(stage, comm, n_microbatches=2, fuse=fuse) as pipe,
+            ):
                 y = pipe.predict(X)
                 n = sum(pipe.gather(counted.take(), "save"))
                 # Both microbatches have the same weights.
@@ -105,7 +108,7 @@ class Run:
         cuts = BEGUN[comm.size]
         self.stage = trained().divide(*cuts[comm.rank : comm.rank + 2])
         self.optimizer = chainer.optimizers.MomentumSGD(0.05).setup(self.stage)
-        self.pipe = Pipeline(self.stage, comm, 2, fuse=fuse, timeout=30)
+        self.pipe = Pipeline(self.stage, comm, n_microbatches=2, fuse=fuse, timeout=30)
 
     def step(self):
         self.pipe.step(X, T)

@@ -30,7 +30,9 @@ def train(comm, chains, schedule="1f1b"):
     optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
     x, t = np.random.randn(8, 6).astype("f"), np.arange(8, dtype="i") % 3
     losses = []
-    with Pipeline(stage, comm, 4, schedule, checkpoint="except_last") as pipe:
+    with Pipeline(
+        stage, comm, n_microbatches=4, schedule=schedule, recompute="except_last"
+    ) as pipe:
         for _ in range(3):
             losses.append(np.float64(pipe.step(x, t)["loss"]))
             optimizer.update()
@@ -51,7 +53,7 @@ def test_training_has_the_same_bits_as_without(chains, schedule):
     assert_on_ranks(2, same_bits, chains, schedule)
 
 
-def train_normalized(comm, fuse, checkpoint):
+def train_normalized(comm, fuse, recompute):
     """Returns losses, weights and running averages of layers with normalizations.
 
     And the loss of an evaluation, which folds these.
@@ -69,7 +71,9 @@ def train_normalized(comm, fuse, checkpoint):
     optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
     x, t = np.random.randn(8, 3, 6, 6).astype("f"), np.arange(8, dtype="i") % 3
     losses = []
-    with Pipeline(stage, comm, 2, "1f1b", checkpoint=checkpoint) as pipe:
+    with Pipeline(
+        stage, comm, n_microbatches=2, schedule="1f1b", recompute=recompute
+    ) as pipe:
         for _ in range(3):
             losses.append(np.float64(pipe.step(x, t)["loss"]))
             optimizer.update()
@@ -87,23 +91,23 @@ def train_normalized(comm, fuse, checkpoint):
 CUTS_OF_NORMALIZED = {1: [(0, 7)], 2: [(0, 3), (3, 7)]}
 
 
-def normalizes_alike(comm, checkpoint):
-    found, evaluated = train_normalized(comm, True, checkpoint)
-    expected, evaluated_one_by_one = train_normalized(comm, False, checkpoint)
+def normalizes_alike(comm, recompute):
+    found, evaluated = train_normalized(comm, True, recompute)
+    expected, evaluated_one_by_one = train_normalized(comm, False, recompute)
     assert_same_bits(found, expected)
     assert evaluated == pytest.approx(evaluated_one_by_one, rel=1e-5)
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2])
-@pytest.mark.parametrize("checkpoint", ["never", "always"])
-def test_a_normalization_and_its_activation_have_the_same_bits(n_ranks, checkpoint):
-    assert_on_ranks(n_ranks, normalizes_alike, checkpoint)
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_a_normalization_and_its_activation_have_the_same_bits(n_ranks, recompute):
+    assert_on_ranks(n_ranks, normalizes_alike, recompute)
 
 
 CUTS_OF_SHORTCUTS = {1: [(0, 12)], 2: [(0, 4), (4, 12)]}
 
 
-def train_shortcuts(comm, fuse, schedule, checkpoint):
+def train_shortcuts(comm, fuse, schedule, recompute):
     """Returns losses and weights of two blocks with shortcuts around them."""
     np.random.seed(0)
     model = Divisible(L.Convolution2D(3, 8, 3, pad=1))
@@ -117,7 +121,9 @@ def train_shortcuts(comm, fuse, schedule, checkpoint):
     optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
     x, t = np.random.randn(8, 3, 6, 6).astype("f"), np.arange(8, dtype="i") % 3
     losses = []
-    with Pipeline(stage, comm, 2, schedule, checkpoint=checkpoint) as pipe:
+    with Pipeline(
+        stage, comm, n_microbatches=2, schedule=schedule, recompute=recompute
+    ) as pipe:
         for _ in range(3):
             losses.append(np.float64(pipe.step(x, t)["loss"]))
             optimizer.update()
@@ -136,13 +142,13 @@ def shortcuts_alike(comm, *how):
 
 @pytest.mark.parametrize("n_ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("schedule", "checkpoint"),
+    ("schedule", "recompute"),
     [("1f1b", "never"), ("gpipe", "always"), ("zb_h1", "never")],
 )
 def test_what_is_added_past_other_layers_has_the_same_bits(
-    n_ranks, schedule, checkpoint
+    n_ranks, schedule, recompute
 ):
-    assert_on_ranks(n_ranks, shortcuts_alike, schedule, checkpoint)
+    assert_on_ranks(n_ranks, shortcuts_alike, schedule, recompute)
 
 
 WIDE = [(200, 300), F.tanh, F.relu, (300, 3), F.sigmoid, F.tanh]
@@ -162,7 +168,7 @@ def step(comm, fuse, n=3, before=None, after=None):
     optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
     x = np.random.default_rng(0).normal(size=(800, 6)).astype(np.float32)
     t = np.arange(800, dtype=np.int32) % 3
-    with Pipeline(stage, comm, 2, fuse=fuse, timeout=30) as pipe:
+    with Pipeline(stage, comm, n_microbatches=2, fuse=fuse, timeout=30) as pipe:
         if before:
             load_snapshot(before, pipe, optimizer)
         losses = []
@@ -221,7 +227,7 @@ def sized_at_the_first_call(comm):
     layers = [L.Linear(None, 400), F.relu, F.tanh, L.Linear(None, 3)]
     stage = Divisible(*layers).divide(*[(0, 3), (3, 4)][comm.rank])
     x, t = np.ones((500, 6), np.float32), np.zeros(500, np.int32)
-    with Pipeline(stage, comm, 1, fuse="auto") as pipe:
+    with Pipeline(stage, comm, n_microbatches=1, fuse="auto") as pipe:
         pipe.step(x, t)
         assert str(pipe.fusion) == "the first minibatches choose what is fused"
         pipe.step(x, t)
@@ -256,7 +262,7 @@ def what_is_chosen_runs(comm):
     x, t = np.ones((800, 6), np.float32), np.zeros(800, np.int32)
     with (
         mock.patch.object(fusing, "measured", always),
-        Pipeline(stage, comm, 2, fuse="auto", timeout=30) as pipe,
+        Pipeline(stage, comm, n_microbatches=2, fuse="auto", timeout=30) as pipe,
     ):
         for has_chosen in (False, True):
             with Labels() as hook:
@@ -288,4 +294,4 @@ def test_ranks_that_fuse_differently_are_refused():
 @pytest.mark.parametrize("wrong", ["all", [(3, 1)], [(1, 2, 3)], 5, [("a", 2)]])
 def test_what_is_no_chain_is_refused(wrong):
     with pytest.raises(ValueError, match="fuse must be 'auto', 'none' or chains"):
-        Pipeline(Divisible(F.relu), MPI.COMM_SELF, 2, fuse=wrong)
+        Pipeline(Divisible(F.relu), MPI.COMM_SELF, n_microbatches=2, fuse=wrong)

@@ -36,7 +36,14 @@ def train(comm, device, dtype, schedule):
     optimizers = [chainer.optimizers.SGD(0.1).setup(stage) for stage in stages]
     for optimizer in optimizers:
         optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.1))
-    pipe = Pipeline(stages, comm, 3, schedule, F.softmax_cross_entropy, timeout=20)
+    pipe = Pipeline(
+        stages,
+        comm,
+        n_microbatches=3,
+        schedule=schedule,
+        lossfun=F.softmax_cross_entropy,
+        timeout=20,
+    )
     pipe.global_hooks(optimizers)
     rng = np.random.RandomState(0)
     losses = []

@@ -153,7 +153,9 @@ def clips_ties_once(comm, is_mixed):
         stage = model.divide(*Plan([0, 3, 5]).range(grid.pipeline.rank))
         optimizer = clipped(exchanged(optimizer_of(grid.world), grid).setup(stage))
         scale = optimizer.loss_scale if is_mixed else None
-        with Pipeline(stage, grid, 2, timeout=TIMEOUT, loss_scale=scale) as pipe:
+        with Pipeline(
+            stage, grid, n_microbatches=2, timeout=TIMEOUT, loss_scale=scale
+        ) as pipe:
             pipe.global_hooks(optimizer)
             for batch in batches:
                 pipe.step(*part(grid, batch, [2, 1]))
@@ -192,7 +194,7 @@ def clips_several_by_one_norm(comm, is_told, overlap):
         model = four_layers()
         stages = [model.divide(i, i + 1) for i in range(grid.pipeline.rank, 4, 2)]
         options = {"schedule": "interleaved", "timeout": TIMEOUT}
-        with Pipeline(stages, grid, 2, **options) as pipe:
+        with Pipeline(stages, grid, n_microbatches=2, **options) as pipe:
             options = {"pipeline": pipe, "overlap": overlap} if is_told else {}
             optimizers = [
                 clipped(
@@ -228,7 +230,7 @@ def one_replica_loads(comm, is_mixed):
         model = mlp()
         stages = [model.divide(*Plan([0, 2, 5]).range(i)) for i in range(2)]
         options = {"schedule": "looped_bfs", "timeout": TIMEOUT}
-        with Pipeline(stages, grid, 2, **options) as pipe:
+        with Pipeline(stages, grid, n_microbatches=2, **options) as pipe:
 
             def made():
                 groups = [stages] if is_mixed else stages
@@ -272,7 +274,7 @@ def ties_are_coded_otherwise(comm, options):
         model = Divisible(L.Linear(6, 8), F.tanh, L.Linear(8, 8), L.Linear(8, 8))
         model.tie("/2/W", "/3/W")
         stage = model.divide(*Plan([0, 3, 4]).range(grid.pipeline.rank))
-        with Pipeline(stage, grid, 2, timeout=TIMEOUT) as pipe:
+        with Pipeline(stage, grid, n_microbatches=2, timeout=TIMEOUT) as pipe:
             optimizer = exchanged(
                 chainer.optimizers.MomentumSGD(0.1),
                 grid,
@@ -320,7 +322,9 @@ def decays_ties_once(comm, is_backwards, exchange_dtype):
     with Grid(comm, 2) as grid:
         model, plan, rank = make_model(), Plan([0, 1, 2, 4, 6]), grid.pipeline.rank
         stages = [model.divide(*plan.range(i)) for i in (rank, rank + 2)]
-        with Pipeline(stages, grid, 2, "looped_bfs", timeout=TIMEOUT) as pipe:
+        with Pipeline(
+            stages, grid, n_microbatches=2, schedule="looped_bfs", timeout=TIMEOUT
+        ) as pipe:
             optimizers = []
             for stage in stages:
                 inner = chainer.optimizers.MomentumSGD(0.1)
@@ -359,7 +363,7 @@ def overflows_on_one(comm):
         mixed = MixedPrecision(rule, comm=grid.world)
         optimizer = exchanged(mixed, grid).setup(stage)
         with Pipeline(
-            stage, grid, 2, timeout=TIMEOUT, loss_scale=mixed.loss_scale
+            stage, grid, n_microbatches=2, timeout=TIMEOUT, loss_scale=mixed.loss_scale
         ) as pipe:
             for i, batch in enumerate(make_batches([8] * 3)):
                 before = {p: param.array.copy() for p, param in stage.namedparams()}
@@ -393,7 +397,12 @@ def several_stages_in_float16(comm):
             rule = chainer.optimizers.MomentumSGD(0.1)
             mixed = MixedPrecision(rule, comm=grid.world)
             with Pipeline(
-                stages, grid, 2, schedule, timeout=TIMEOUT, loss_scale=mixed.loss_scale
+                stages,
+                grid,
+                n_microbatches=2,
+                schedule=schedule,
+                timeout=TIMEOUT,
+                loss_scale=mixed.loss_scale,
             ) as pipe:
                 optimizer = exchanged(mixed, grid, pipeline=pipe).setup(stages)
                 losses = []
@@ -434,7 +443,9 @@ def averages_move_alike(comm, sizes):
     if 1 in sizes:
         return
     np.random.seed(3)
-    with Pipeline(normalizing_model(), MPI.COMM_SELF, 4, timeout=TIMEOUT) as whole:
+    with Pipeline(
+        normalizing_model(), MPI.COMM_SELF, n_microbatches=4, timeout=TIMEOUT
+    ) as whole:
         (model,) = whole.stages.values()
         optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
         for x, t in batches:
@@ -485,7 +496,7 @@ def trains_by_trainer(comm, shares, folder):
         stage = stage_on(grid)
         rule = chainer.optimizers.MomentumSGD(0.1)
         optimizer = exchanged(rule, grid).setup(stage)
-        pipe = Pipeline(stage, grid, 2, timeout=TIMEOUT)
+        pipe = Pipeline(stage, grid, n_microbatches=2, timeout=TIMEOUT)
         data, validation = Counting(SAMPLES), Counting(SAMPLES[:13])
         reads = [None, None]
         if pipe.is_first:
@@ -541,9 +552,9 @@ def differs(comm, what):
         if what == "seed":
             options["seed"] = grid.replica
         if what == "one refuses" and comm.rank == 3:
-            options["checkpoint"] = "seldom"
+            options["recompute"] = "seldom"
         where = comm if what == "no grid" and comm.rank == 2 else grid
-        Pipeline(stage, where, 2, timeout=5, **options)
+        Pipeline(stage, where, n_microbatches=2, timeout=5, **options)
 
 
 @pytest.mark.parametrize(
@@ -609,10 +620,10 @@ def goes_wrong(comm, how):
         optimizer = exchanged(chainer.optimizers.SGD(0.1), grid).setup(stage)
         batches = make_batches([8] * 1000)
         # What the first step loads may take longer than others are to wait.
-        with Pipeline(stage, grid, 2, timeout=60) as pipe:
+        with Pipeline(stage, grid, n_microbatches=2, timeout=60) as pipe:
             pipe.step(*part(grid, batches[0]))
             optimizer.update()
-        pipe = Pipeline(stage, grid, 2, timeout=8)
+        pipe = Pipeline(stage, grid, n_microbatches=2, timeout=8)
         for i, batch in enumerate(batches):
             if i == 3 and comm.rank == 3:
                 stage[0].does = {

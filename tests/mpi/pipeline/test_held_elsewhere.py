@@ -44,7 +44,7 @@ def trained(comm, is_narrow=False, per_rank=1, **arguments):
     for optimizer, stage in zip(optimizers, stages):
         optimizer.setup(stage)
     losses = []
-    with Pipeline(stages, comm, N_MICROBATCHES, **arguments) as pipe:
+    with Pipeline(stages, comm, n_microbatches=N_MICROBATCHES, **arguments) as pipe:
         for x, t in BATCHES:
             losses.append(pipe.step(x, t)["loss"])
             for optimizer in optimizers:
@@ -57,7 +57,7 @@ def on_disk_as_in_memory(comm):
     cases = [
         {"schedule": "gpipe"},
         {"schedule": "1f1b"},
-        {"schedule": "gpipe", "checkpoint": "always"},
+        {"schedule": "gpipe", "recompute": "always"},
         {"schedule": "zb_h1"},
         {"schedule": "interleaved", "per_rank": 2},
         {"schedule": "1f1b", "is_narrow": True},
@@ -84,7 +84,9 @@ def a_disk_fills(comm):
     """On rank 0, between two microbatches of the first step."""
     layers = model()
     stage = layers.divide(*Plan.uniform(len(layers), comm.size).range(comm.rank))
-    with Pipeline(stage, comm, N_MICROBATCHES, "gpipe", hold_in="disk") as pipe:
+    with Pipeline(
+        stage, comm, n_microbatches=N_MICROBATCHES, schedule="gpipe", hold_in="disk"
+    ) as pipe:
         if comm.rank == 0:
             limits = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, limits[1]))
@@ -107,7 +109,13 @@ def a_disk_breaks(comm):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "preadv", broken)
-        pipe = Pipeline(model().divide(), comm, N_MICROBATCHES, "gpipe", hold_in="disk")
+        pipe = Pipeline(
+            model().divide(),
+            comm,
+            n_microbatches=N_MICROBATCHES,
+            schedule="gpipe",
+            hold_in="disk",
+        )
         with pytest.raises(ActionError) as caught:
             pipe.step(X, T)
     words = r"stage 0 with the layers 0 to 17\): OSError: .* of the file in /.* \(EIO\)"

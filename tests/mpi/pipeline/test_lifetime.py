@@ -22,10 +22,10 @@ def stage_of(comm, n=300):
 def many(comm):
     stage = stage_of(comm, 4)
     for _ in range(2100):  # MPICH has 2,048 communicators
-        with Pipeline(stage, comm, 2, timeout=20) as pipe:
+        with Pipeline(stage, comm, n_microbatches=2, timeout=20) as pipe:
             pass
     x, t = np.ones((4, 4), np.float32), np.zeros(4, np.int32)
-    with Pipeline(stage, comm, 2, timeout=20) as pipe:
+    with Pipeline(stage, comm, n_microbatches=2, timeout=20) as pipe:
         pipe.step(x, t)
 
 
@@ -40,7 +40,7 @@ def many_that_are_dropped(comm):
     # Of earlier cases there may be some that are never freed.
     before = len(communicators._held), len(communicators._dropped)
     for i in range(300):
-        pipe = Pipeline(stage, comm, 2, timeout=20)
+        pipe = Pipeline(stage, comm, n_microbatches=2, timeout=20)
         if i % 2 == comm.rank:
             pipe.itself = pipe
     x, t = np.ones((4, 4), np.float32), np.zeros(4, np.int32)
@@ -51,7 +51,7 @@ def many_that_are_dropped(comm):
     del pipe
     gc.collect()
     assert other() is None
-    with Pipeline(stage, comm, 2, timeout=20) as pipe:
+    with Pipeline(stage, comm, n_microbatches=2, timeout=20) as pipe:
         pipe.step(x, t)
     n_dropped = len(communicators._dropped) - before[1]
     assert most - sum(before) < 290 and n_dropped < 10, (before, most, n_dropped)
@@ -69,7 +69,7 @@ def too_many(comm):
             raise MPI.Exception(MPI.ERR_OTHER)
 
     with pytest.raises(RuntimeError, match=r"Close those .* pipe.close\(\)"):
-        Pipeline(stage_of(comm, 4), Full(comm), 2, timeout=20)
+        Pipeline(stage_of(comm, 4), Full(comm), n_microbatches=2, timeout=20)
 
 
 def test_what_to_close_is_said():
@@ -90,7 +90,7 @@ def outputs(comm):
     most = []
     model = Divisible(L.Linear(4, 4), Watched(4, 4))
     stage = model.divide(*Plan.uniform(2, comm.size).range(comm.rank))
-    pipe = Pipeline(stage, comm, 16, timeout=20)
+    pipe = Pipeline(stage, comm, n_microbatches=16, timeout=20)
     pipe.step(np.ones((32, 4), np.float32), np.zeros(32, np.int32))
     if pipe.is_last:
         assert len(most) == 16 and max(most) <= 2
@@ -103,7 +103,7 @@ def test_1f1b_holds_few_outputs():
 def overwritten(comm):
     """Messages that come after an error do not land in memory used again."""
     stage = stage_of(comm)
-    pipe = Pipeline(stage, comm, 2, timeout=2)
+    pipe = Pipeline(stage, comm, n_microbatches=2, timeout=2)
     x, t = np.ones((80, 300), np.float32), np.zeros(80, np.int32)
     pipe.step(x, t)
     # Rank 0 comes too late for rank 1, which goes on without the pipeline.
@@ -125,7 +125,7 @@ def overwritten(comm):
 
 def test_what_was_refused_is_freed():
     """On one rank nothing can be under way."""
-    pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, 2)
+    pipe = Pipeline(Divisible(L.Linear(4, 3)), MPI.COMM_SELF, n_microbatches=2)
     with pytest.raises(TypeError, match="t is None"):
         pipe.step(np.ones((4, 4), np.float32), None)
     alive = weakref.ref(pipe)

@@ -76,7 +76,7 @@ def equal_to_serial(comm, name, schedule):
     optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
     losses = []
     options = {"lossfun": LOSSES[name], "accfun": None, "timeout": 30}
-    with Pipeline(stage, comm, 4, schedule, **options) as pipe:
+    with Pipeline(stage, comm, n_microbatches=4, schedule=schedule, **options) as pipe:
         assert not pipe.loss.needs_targets
         for x in minibatches():
             losses.append(pipe.step(x if pipe.is_first else None)["loss"])
@@ -111,7 +111,9 @@ def trained_by_a_trainer(comm, n_pipeline):
         optimizer = create_multi_node_optimizer(optimizer, grid.data)
     optimizer.setup(stage)
     data = np.concatenate(minibatches()[:2])
-    with Pipeline(stage, grid, 2, lossfun=spread, accfun=None, timeout=30) as pipe:
+    with Pipeline(
+        stage, grid, n_microbatches=2, lossfun=spread, accfun=None, timeout=30
+    ) as pipe:
         iterators = None, None
         if pipe.is_first:
             make = chainer.iterators.SerialIterator
@@ -149,12 +151,12 @@ def test_a_trainer_reads_samples_without_targets(n, n_pipeline):
 
 def test_a_loss_with_targets_needs_them():
     model, x = build(), minibatches()[0]
-    with Pipeline(model, MPI.COMM_SELF, 2) as pipe:
+    with Pipeline(model, MPI.COMM_SELF, n_microbatches=2) as pipe:
         assert pipe.loss.needs_targets
         with pytest.raises(TypeError, match="t is None on rank 0"):
             pipe.step(x)
     model = build()
-    with Pipeline(model, MPI.COMM_SELF, 2, lossfun=spread) as pipe:
+    with Pipeline(model, MPI.COMM_SELF, n_microbatches=2, lossfun=spread) as pipe:
         # F.accuracy does.
         with pytest.raises(TypeError, match="t is None on rank 0"):
             pipe.step(x)

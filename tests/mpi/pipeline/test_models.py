@@ -192,7 +192,7 @@ def test_combinations(schedule, n_ranks, transport, name):
 
 
 def some_combinations(comm, name):
-    for schedule, checkpoint in (
+    for schedule, recompute in (
         ("1f1b", "always"),
         ("gpipe", "except_last"),
         ("zb_v", "never"),
@@ -204,7 +204,7 @@ def some_combinations(comm, name):
             n_stages,
             n_microbatches=2,
             schedule=schedule,
-            checkpoint=checkpoint,
+            recompute=recompute,
         )
 
 
@@ -215,7 +215,7 @@ def test_real_networks(name):
 
 def all_combinations(comm, name, schedule):
     n_stages = STAGES_PER_RANK[schedule] * comm.size
-    for checkpoint in RECOMPUTATIONS:
+    for recompute in RECOMPUTATIONS:
         # More would leave batch normalization single samples.
         for n_microbatches in (1, 2) if "resnet50" in name else (1, 4):
             check(
@@ -224,7 +224,7 @@ def all_combinations(comm, name, schedule):
                 n_stages,
                 n_microbatches=n_microbatches,
                 schedule=schedule,
-                checkpoint=checkpoint,
+                recompute=recompute,
             )
 
 

@@ -95,7 +95,13 @@ def options_win(comm):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         pipe = Pipeline(
-            make_model(), comm, 3, "1f1b", checkpoint="never", plan=plan, hold_in="disk"
+            make_model(),
+            comm,
+            n_microbatches=3,
+            schedule="1f1b",
+            recompute="never",
+            plan=plan,
+            hold_in="disk",
         )
     said = [
         str(each.message) for each in caught if "the plan is not" in str(each.message)
@@ -119,7 +125,7 @@ def test_options_win_with_a_word():
 def model_divided_equally(comm):
     """Without a plan, by any schedule; a model that is not deferred as well."""
     for schedule in ("1f1b", "zb_v", "auto"):
-        with Pipeline(make_model(), comm, 2, schedule) as pipe:
+        with Pipeline(make_model(), comm, n_microbatches=2, schedule=schedule) as pipe:
             optimizer = pipe.setup(chainer.optimizers.MomentumSGD(0.1))
             losses = []
             for _ in range(2):
@@ -128,7 +134,7 @@ def model_divided_equally(comm):
         assert_close(losses, serial_losses(6, 12), rtol=1e-5)
         assert pipe.plan.stages_per_rank == (2 if schedule == "zb_v" else 1)
     made = Divisible(*[L.Linear(4, 4) for _ in range(5)])
-    with Pipeline(made, comm, 2) as pipe:
+    with Pipeline(made, comm, n_microbatches=2) as pipe:
         (stage,) = pipe.stages.values()
         assert stage.layer_range == [(0, 3), (3, 5)][comm.rank]
         assert stage[0] is made[stage.layer_range[0]]

@@ -43,7 +43,7 @@ def states(comm):
     # As many samples in a microbatch as there are layers; fewer samples; one part.
     for n_microbatches, axis in ((4, 1), (20, (1, -2)), (1, 1)):
         stage = make().divide(*bounds[comm.rank : comm.rank + 2])
-        with Pipeline(stage, comm, n_microbatches, timeout=20) as pipe:
+        with Pipeline(stage, comm, n_microbatches=n_microbatches, timeout=20) as pipe:
             outputs = [
                 pipe.predict(X, axis),
                 predict(pipe, iterator(2), axis=axis),
@@ -57,7 +57,7 @@ def states(comm):
             with pytest.raises(ValueError, match=message):
                 # On every rank, and nobody waits.
                 predict(pipe, iterator(2))
-        with Pipeline(stage, comm, n_microbatches, timeout=20) as pipe:
+        with Pipeline(stage, comm, n_microbatches=n_microbatches, timeout=20) as pipe:
             if n_microbatches > 1:
                 with pytest.raises(ValueError, match=message):
                     pipe.predict(X)
@@ -70,5 +70,5 @@ def test_samples_along_the_second_axis(n_ranks):
 
 def test_rows_of_each_sample_stay():
     model = Divisible(lambda x: x.reshape(-1, 4))
-    with Pipeline(model, MPI.COMM_SELF, 3) as pipe:
+    with Pipeline(model, MPI.COMM_SELF, n_microbatches=3) as pipe:
         np.testing.assert_array_equal(pipe.predict(X), X.reshape(-1, 4))

@@ -129,7 +129,7 @@ MODELS = {
 }
 
 
-def check(comm, name, schedule, checkpoint, n_microbatches=3, transport="mpi"):
+def check(comm, name, schedule, recompute, n_microbatches=3, transport="mpi"):
     make = MODELS[name]
     np.random.seed(3)
     n_layers = len(make())
@@ -145,13 +145,13 @@ def check(comm, name, schedule, checkpoint, n_microbatches=3, transport="mpi"):
         frozen=["/2"] if name == "frozen" else [],
         n_microbatches=n_microbatches,
         schedule=schedule,
-        checkpoint=checkpoint,
+        recompute=recompute,
         transport=transport,
     )
 
 
 def some_combinations(comm, name):
-    for schedule, checkpoint in (
+    for schedule, recompute in (
         ("1f1b", "never"),
         ("1f1b", "always"),
         ("gpipe", "except_last"),
@@ -159,7 +159,7 @@ def some_combinations(comm, name):
         ("zb_v", "never"),
         ("interleaved", "always"),
     ):
-        check(comm, name, schedule, checkpoint)
+        check(comm, name, schedule, recompute)
 
 
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
@@ -170,9 +170,9 @@ def test_models(name, n_ranks):
 
 def all_combinations(comm, name, transport):
     for schedule in STAGES_PER_RANK:
-        for checkpoint in RECOMPUTATIONS:
+        for recompute in RECOMPUTATIONS:
             for n_microbatches in (1, 3, 4):
-                check(comm, name, schedule, checkpoint, n_microbatches, transport)
+                check(comm, name, schedule, recompute, n_microbatches, transport)
 
 
 @pytest.mark.matrix
@@ -224,7 +224,7 @@ def graphs(draw):
         ),
         "recomputed": sorted(draw(st.sets(st.integers(0, n - 1)))),
         "schedule": schedule,
-        "checkpoint": draw(st.sampled_from(RECOMPUTATIONS)),
+        "recompute": draw(st.sampled_from(RECOMPUTATIONS)),
         "n_microbatches": draw(st.integers(1, 5)),
         "cuts": draw(
             st.lists(st.integers(1, n_layers - 1), min_size=7, max_size=7, unique=True)
@@ -269,7 +269,7 @@ def random_graphs(comm, cases):
             serially_in_microbatches=True,
             n_microbatches=case["n_microbatches"],
             schedule=case["schedule"],
-            checkpoint=case["checkpoint"],
+            recompute=case["recompute"],
             seed=case["seed"],
         )
 
@@ -369,14 +369,14 @@ def averages(model):
     }
 
 
-def batch_statistics(comm, checkpoint):
+def batch_statistics(comm, recompute):
     batches = make_batches([12] * 20)
     for cuts in Plan.uniform(7, comm.size).cuts, [0, *range(1, comm.size), 7]:
         np.random.seed(0)
         stage = normalizing().divide(*Plan(cuts).range(comm.rank))
         optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
         with Pipeline(
-            stage, comm, n_microbatches=4, checkpoint=checkpoint, timeout=20
+            stage, comm, n_microbatches=4, recompute=recompute, timeout=20
         ) as pipe:
             for x, t in batches:
                 pipe.step(x, t)
@@ -396,14 +396,14 @@ def batch_statistics(comm, checkpoint):
                 assert_close(averages(stage)[path], average, rtol=1e-5, what=path)
 
 
-@pytest.mark.parametrize("checkpoint", RECOMPUTATIONS)
+@pytest.mark.parametrize("recompute", RECOMPUTATIONS)
 @pytest.mark.parametrize("n_ranks", [1, 2, 3])
-def test_running_averages_move_once_a_minibatch(n_ranks, checkpoint):
+def test_running_averages_move_once_a_minibatch(n_ranks, recompute):
     """torchgpipe #9 and #14, chainermn #203."""
-    assert_on_ranks(n_ranks, batch_statistics, checkpoint)
+    assert_on_ranks(n_ranks, batch_statistics, recompute)
 
 
-def undeferred(comm, checkpoint):
+def undeferred(comm, recompute):
     """Each microbatch moves them, as in a serial loop over microbatches."""
     batches = make_batches([12] * 3)
     np.random.seed(0)
@@ -414,7 +414,7 @@ def undeferred(comm, checkpoint):
         stage,
         comm,
         n_microbatches=4,
-        checkpoint=checkpoint,
+        recompute=recompute,
         deferred_batch_norm=False,
         timeout=20,
     ) as pipe:
@@ -431,9 +431,9 @@ def undeferred(comm, checkpoint):
         assert_close(average, expected[path], rtol=1e-5, atol=1e-6, what=path)
 
 
-@pytest.mark.parametrize("checkpoint", ["never", "always"])
-def test_statistics_of_each_microbatch(checkpoint):
-    assert_on_ranks(2, undeferred, checkpoint)
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_statistics_of_each_microbatch(recompute):
+    assert_on_ranks(2, undeferred, recompute)
 
 
 def multi_node(comm, schedule):
@@ -449,7 +449,9 @@ def multi_node(comm, schedule):
         chainermn.links.MultiNodeBatchNormalization(6, between), L.Linear(6, CLASSES)
     )
     stage = model.divide(line.rank, line.rank + 1)
-    with Pipeline(stage, line, 2, schedule, checkpoint="always", timeout=20) as pipe:
+    with Pipeline(
+        stage, line, n_microbatches=2, schedule=schedule, recompute="always", timeout=20
+    ) as pipe:
         replica = slice(comm.rank // 2, None, 2)
         pipe.step(x[replica], t[replica])
     if line.rank == 0:
@@ -494,7 +496,7 @@ class Counting(chainer.Link):
 def side_effects(comm):
     """Recomputation finds what the forward found, and leaves no trace."""
     gradients, states = [], []
-    for checkpoint in ("never", "always"):
+    for recompute in ("never", "always"):
         np.random.seed(0)
         normalize = L.BatchRenormalization(5, rmax=1.5, dmax=0.5)
         mean, variance = np.zeros(5, np.float32), np.ones(5, np.float32)
@@ -515,9 +517,9 @@ def side_effects(comm):
             with Pipeline(
                 stage,
                 comm,
-                4,
-                "gpipe",
-                checkpoint=checkpoint,
+                n_microbatches=4,
+                schedule="gpipe",
+                recompute=recompute,
                 deferred_batch_norm=deferred,
                 timeout=20,
             ) as pipe:
@@ -554,7 +556,7 @@ def reports(comm):
     optimizer = chainer.optimizers.SGD(0.1).setup(loss)
     x, t = BATCHES[2]
     with Pipeline(
-        stage, comm, 3, lossfun=loss, checkpoint="always", timeout=20
+        stage, comm, n_microbatches=3, lossfun=loss, recompute="always", timeout=20
     ) as pipe:
         for _ in range(2):
             result = pipe.step(x, t)
@@ -594,10 +596,10 @@ def reports_of_others(comm):
     model = Divisible(only_in_training, L.Linear(6, CLASSES))
     stage = model.divide(*Plan.uniform(2, comm.size).range(comm.rank))
     observation = {}
-    options = {"lossfun": loss, "checkpoint": "always", "timeout": 20}
+    options = {"lossfun": loss, "recompute": "always", "timeout": 20}
     with (
         chainer.Reporter().scope(observation),
-        Pipeline(stage, comm, 2, **options) as pipe,
+        Pipeline(stage, comm, n_microbatches=2, **options) as pipe,
     ):
         for _ in range(3):
             assert pipe.step(*BATCHES[0])["trains"] == 1.0
@@ -615,7 +617,7 @@ def test_reports_of_links_outside_of_the_model():
 def without_backprop(comm):
     """A step is a step: it computes gradients, whatever the configuration."""
     model = Divisible(L.Linear(6, CLASSES))
-    with Pipeline(model, comm, 2, timeout=20) as pipe:
+    with Pipeline(model, comm, n_microbatches=2, timeout=20) as pipe:
         pipe.step(*BATCHES[0])
         expected = model[0].W.grad.copy()
         with chainer.no_backprop_mode():
@@ -635,7 +637,7 @@ def scalars(comm):
         L.Linear(5, CLASSES),
     )
     stage = model.divide(*Plan.uniform(4, comm.size).range(comm.rank))
-    with Pipeline(stage, comm, 2, timeout=20) as pipe:
+    with Pipeline(stage, comm, n_microbatches=2, timeout=20) as pipe:
         assert pipe.step(*BATCHES[0])["loss"] > 0
 
 
@@ -660,7 +662,9 @@ def configuration(comm):
     stage = model.divide(*Plan.uniform(4, comm.size).range(comm.rank))
     x, t = BATCHES[0]
     chainer.global_config.mine = "global"
-    with Pipeline(stage, comm, 1, checkpoint="always", timeout=20) as pipe:
+    with Pipeline(
+        stage, comm, n_microbatches=1, recompute="always", timeout=20
+    ) as pipe:
         with chainer.using_config("mine", "local"):
             with chainer.using_config("dtype", np.dtype(np.float64)):
                 pipe.evaluate(x, t)

@@ -61,7 +61,9 @@ def as_serially(comm, schedule, n_microbatches):
     optimizer = chainer.optimizers.Adam(0.01).setup(stage)
     options = {"lossfun": lossfun, "accfun": None, "timeout": 30}
     losses = []
-    with Pipeline(stage, comm, n_microbatches, schedule, **options) as pipe:
+    with Pipeline(
+        stage, comm, n_microbatches=n_microbatches, schedule=schedule, **options
+    ) as pipe:
         for source, reads, says in minibatches():
             losses.append(pipe.step((source, reads), says)["loss"])
             optimizer.update()

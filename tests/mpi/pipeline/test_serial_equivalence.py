@@ -103,7 +103,7 @@ def narrow_wire(comm):
         rtol=1e-3,
         atol=1e-3,
         n_microbatches=3,
-        wire_dtype="float16",
+        message_dtype="fp16",
     )
 
 

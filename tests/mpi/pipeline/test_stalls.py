@@ -51,7 +51,7 @@ def make(comm, *layers, **options):
         rule = chainer.optimizers.SGD(0.1)
         optimizer = MixedPrecision(rule, comm=comm, timeout=60).setup(stage)
         options["loss_scale"] = optimizer.loss_scale
-    pipe = Pipeline(stage, comm, 2, timeout=60, **options)
+    pipe = Pipeline(stage, comm, n_microbatches=2, timeout=60, **options)
     pipe.step(X, T)
     return pipe, optimizer
 
@@ -80,7 +80,9 @@ def gather_after_the_call(comm, folder, is_late):
 def start(comm, folder, is_late):
     pipe, _ = make(comm)
     stage = next(iter(pipe.stages.values()))
-    return None if is_late else lambda: Pipeline(stage, comm, 2, timeout=60)
+    return (
+        None if is_late else lambda: Pipeline(stage, comm, n_microbatches=2, timeout=60)
+    )
 
 
 def step(comm, folder, is_late):

@@ -54,7 +54,7 @@ def train(comm, kind):
             iterator = iterators.MultiprocessIterator(
                 Bad(), 4, shuffle=False, n_processes=2
             )
-    pipe = Pipeline(stage, comm, 2, timeout=PATIENCE)
+    pipe = Pipeline(stage, comm, n_microbatches=2, timeout=PATIENCE)
     updater = PipelineUpdater(iterator, optimizer, pipe)
     while True:
         updater.update()
@@ -137,7 +137,7 @@ def is_missing(comm):
     if comm.rank == 1:
         threading.Event().wait()
     stage = model.divide(*Plan.uniform(2, 2).range(min(comm.rank, 1)))
-    Pipeline(stage, comm, 2, timeout=1)
+    Pipeline(stage, comm, n_microbatches=2, timeout=1)
 
 
 def test_who_waits_names_the_rank_that_is_missing():

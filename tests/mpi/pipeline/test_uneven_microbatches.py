@@ -206,7 +206,7 @@ def as_in_microbatches(comm, n_stages, name, schedule, sizes, options):
     pipe = Pipeline(
         stages,
         grid if n_replicas > 1 else comm,
-        n_microbatches,
+        n_microbatches=n_microbatches,
         schedule=schedule,
         timeout=20,
         **options,
@@ -243,8 +243,8 @@ CASES = [
 ]
 OPTIONS = [
     {},
-    {"checkpoint": "always"},
-    {"checkpoint": "except_last", "hold_in": "disk"},
+    {"recompute": "always"},
+    {"recompute": "except_last", "hold_in": "disk"},
 ]
 
 

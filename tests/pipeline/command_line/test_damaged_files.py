@@ -80,7 +80,7 @@ class Run:
         self.out = out
         self.model = undivided()
         self.optimizer = chainer.optimizers.Adam().setup(self.model)
-        self.pipe = Pipeline(self.model, MPI.COMM_SELF, 2)
+        self.pipe = Pipeline(self.model, MPI.COMM_SELF, n_microbatches=2)
         iterator = chainer.iterators.SerialIterator(SAMPLES, 4)
         updater = PipelineUpdater(iterator, self.optimizer, self.pipe)
         self.trainer = Trainer(updater, (2, "iteration"), str(out))

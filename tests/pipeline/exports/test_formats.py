@@ -42,7 +42,7 @@ def trained(tmp_path):
     optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(8, *SHAPE)).astype(np.float32)
-    with Pipeline(model, MPI.COMM_SELF, 2) as pipe:
+    with Pipeline(model, MPI.COMM_SELF, n_microbatches=2) as pipe:
         for _ in range(3):
             pipe.step(x, np.arange(8, dtype=np.int32) % 5)
             optimizer.update()
@@ -76,7 +76,7 @@ def test_what_was_written_is_the_model(name, trained, tmp_path):
 def save(model, x, folder):
     optimizer = chainer.optimizers.SGD(0.1).setup(model)
     functions = {"lossfun": lambda y, t: F.sum(y), "accfun": None}
-    with Pipeline(model, MPI.COMM_SELF, 2, **functions) as pipe:
+    with Pipeline(model, MPI.COMM_SELF, n_microbatches=2, **functions) as pipe:
         pipe.step(x, np.zeros(len(x), np.int32))
         optimizer.update()
         pipe.reset_states()

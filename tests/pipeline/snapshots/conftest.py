@@ -24,7 +24,7 @@ def save(background, monkeypatch):
     # Whatever other tests have taken at their peak, and whatever the machine has.
     monkeypatch.setattr(free_memory, "claims", lambda n_bytes: {})
     stage = Divisible(L.Linear(2, 3))
-    pipe = Pipeline(stage, MPI.COMM_SELF, 1)
+    pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=1)
     optimizer = optimizers.SGD().setup(stage)
 
     def start(path, **options):

@@ -83,7 +83,7 @@ FILES = ("manifest.json", "stage-0.npz", "common.npz")
 @pytest.fixture
 def arguments():
     stage = Divisible(L.Linear(2, 3))
-    pipe = Pipeline(stage, MPI.COMM_SELF, 1)
+    pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=1)
     return pipe, optimizers.SGD().setup(stage)
 
 

@@ -149,7 +149,7 @@ def test_two_saves_in_a_row(tmp_path, monkeypatch):
         lambda n: found.append(reckoned(n, peaks=free_memory.PEAKS)) or {},
     )
     stage = Divisible(L.Linear(1 << 12, 1 << 11))
-    pipe = Pipeline(stage, MPI.COMM_SELF, 1)
+    pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=1)
     for _ in range(3):
         save_snapshot(tmp_path / "1", pipe, [], background=True)
         wait_for_snapshot(pipe)

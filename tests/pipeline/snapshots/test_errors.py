@@ -29,7 +29,9 @@ BATCHES = make_batches([6, 6, 5, 6])
 
 def run_of(*layers, optimizer=optimizers.MomentumSGD, **options):
     stage = Divisible(*layers)
-    pipe = Pipeline(stage, MPI.COMM_SELF, 2, **{"accfun": None, **options})
+    pipe = Pipeline(
+        stage, MPI.COMM_SELF, n_microbatches=2, **{"accfun": None, **options}
+    )
     return pipe, optimizer().setup(stage)
 
 
@@ -282,7 +284,9 @@ def test_mixed_precision_into_plain_and_back(tmp_path):
         optimizer = optimizers.MomentumSGD()
         if mixed:
             optimizer = MixedPrecision(optimizer, loss_scale=8.0, comm=MPI.COMM_SELF)
-        pipe = Pipeline(stage, MPI.COMM_SELF, 2, accfun=None, loss_scale=8.0)
+        pipe = Pipeline(
+            stage, MPI.COMM_SELF, n_microbatches=2, accfun=None, loss_scale=8.0
+        )
         return pipe, optimizer.setup(stage)
 
     message = refusal(saved(tmp_path, run(True)), run(False))
@@ -397,7 +401,7 @@ def test_layers_of_deferred_init_are_drawn_again(tmp_path, is_called):
         with deferred_init(seed=3):
             model = Divisible(DrawsAtFirstCall(), L.Linear(5, 4))
         stage = model.divide()
-        pipe = Pipeline(stage, MPI.COMM_SELF, 2, accfun=None)
+        pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2, accfun=None)
         return pipe, optimizers.Adam().setup(stage)
 
     first, resumed = make(), make()

@@ -66,7 +66,7 @@ def make_trainer(out, n_epochs, seed=3, make_iterator=serial_iterator, **options
     np.random.seed(seed)
     stage = Divisible(L.Linear(6, 8), F.dropout, F.tanh, L.Linear(8, 4))
     optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
-    pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+    pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
     ((x, t),) = make_batches([26])
     data = chainer.datasets.TupleDataset(x, t)
     updater = Updater(make_iterator(data, seed), optimizer, pipe)

@@ -29,7 +29,9 @@ def set_clock(monkeypatch):
 
 def make_run():
     model = Divisible(L.Linear(3, 2))
-    return Pipeline(model, MPI.COMM_SELF, 2), optimizers.SGD().setup(model)
+    return Pipeline(model, MPI.COMM_SELF, n_microbatches=2), optimizers.SGD().setup(
+        model
+    )
 
 
 def make_trainer(out, n_iterations, **options):

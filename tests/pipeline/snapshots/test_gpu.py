@@ -19,7 +19,7 @@ def make_run(device, seed):
     stage = Divisible(L.Linear(None, 5), L.BatchNormalization(axis=0), L.Linear(5, 4))
     stage.to_device(device)
     optimizer = chainer.optimizers.Adam().setup(stage)
-    return Pipeline(stage, MPI.COMM_SELF, 2), optimizer
+    return Pipeline(stage, MPI.COMM_SELF, n_microbatches=2), optimizer
 
 
 def step(pipe, optimizer, seed):

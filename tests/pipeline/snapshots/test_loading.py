@@ -56,7 +56,7 @@ class Run:
         random.seed(seed)
         self.layers = Layer(3, 4), Layer(4, 2)
         stage = Divisible(*self.layers)
-        self.pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+        self.pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
         self.optimizer = optimizers.Adam().setup(stage)
         self.notes = Notes()
         order = ShuffleOrderSampler(np.random.RandomState(seed))
@@ -144,7 +144,7 @@ def test_a_trainer_that_has_not_run_gets_its_state_back(tmp_path):
     def run(seed, n_iterations):
         np.random.seed(seed)
         model = Divisible(L.Linear(3, 4), L.Linear(4, 2))
-        pipe = Pipeline(model, MPI.COMM_SELF, 2)
+        pipe = Pipeline(model, MPI.COMM_SELF, n_microbatches=2)
         optimizer = optimizers.MomentumSGD().setup(model)
         iterator = SerialIterator(list(zip(X, T)), 2)
         updater = PipelineUpdater(iterator, optimizer, pipe)
@@ -211,7 +211,7 @@ def test_what_code_of_others_reads_is_not_foretold(tmp_path):
         optimizer = optimizers.SGD().setup(stage)
         hook = Growing()
         optimizer.add_hook(hook)
-        pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+        pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
         return (pipe, optimizer), hook, stage[0].growing
 
     first, *grown = run()
@@ -239,7 +239,9 @@ class Own(L.Linear):
 def test_layers_that_a_dry_run_cannot_read_are_loaded(tmp_path):
     def run(optimizer):
         stage = Divisible(Own(3, 2))
-        return Pipeline(stage, MPI.COMM_SELF, 2), optimizer().setup(stage)
+        return Pipeline(stage, MPI.COMM_SELF, n_microbatches=2), optimizer().setup(
+            stage
+        )
 
     pipe, optimizer = run(optimizers.SGD)
     pipe.stages[0][0].extra = np.arange(3.0)

@@ -50,7 +50,7 @@ def make_run(optimizer, seed=1, dtype=np.float32):
         stage = Divisible(L.Linear(6, 5), F.tanh, L.Linear(5, 4))
     optimizer.setup(stage)
     # With a scale, because Pipeline warns of float16 without one.
-    return Pipeline(stage, MPI.COMM_SELF, 2, loss_scale=1), optimizer
+    return Pipeline(stage, MPI.COMM_SELF, n_microbatches=2, loss_scale=1), optimizer
 
 
 def step(pipe, optimizer, i):
@@ -169,7 +169,9 @@ def test_hooks_with_a_state(tmp_path, for_each):
 def test_layers_that_have_no_shape_yet(tmp_path):
     def run():
         stage = Divisible(L.Linear(None, 5), L.Linear(None, 4))
-        return Pipeline(stage, MPI.COMM_SELF, 2), optimizers.Adam().setup(stage)
+        return Pipeline(
+            stage, MPI.COMM_SELF, n_microbatches=2
+        ), optimizers.Adam().setup(stage)
 
     pipe, optimizer = run()
     save_snapshot(tmp_path / "before", pipe, optimizer)
@@ -195,7 +197,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
 
     wider = Divisible(L.Linear(6, 7), F.tanh, L.Linear(7, 4))
     sgd = optimizers.MomentumSGD().setup(wider)
-    pipe = Pipeline(wider, MPI.COMM_SELF, 2)
+    pipe = Pipeline(wider, MPI.COMM_SELF, n_microbatches=2)
     check_refused(tmp_path, pipe, sgd, r"0/[bW] was saved with shape \(5")
 
     half = make_run(optimizers.MomentumSGD(), dtype=np.float16)
@@ -203,7 +205,7 @@ def test_what_does_not_fit_is_refused(tmp_path):
 
     shorter = Divisible(L.Linear(6, 5), L.Linear(5, 4))
     sgd = optimizers.MomentumSGD().setup(shorter)
-    pipe = Pipeline(shorter, MPI.COMM_SELF, 2)
+    pipe = Pipeline(shorter, MPI.COMM_SELF, n_microbatches=2)
     check_refused(tmp_path, pipe, sgd, "a model of 3 layers, but this one has 2")
 
     pipe, optimizer = make_run(optimizers.MomentumSGD())
@@ -245,7 +247,7 @@ class Projected(chainer.Chain):
 def run_with_loss(seed):
     np.random.seed(seed)
     stage, loss = Divisible(L.Linear(6, 5), F.tanh, L.Linear(5, 4)), Projected()
-    pipe = Pipeline(stage, MPI.COMM_SELF, 2, lossfun=loss, accfun=None)
+    pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2, lossfun=loss, accfun=None)
     return pipe, [chainer.optimizers.Adam().setup(link) for link in (stage, loss)]
 
 

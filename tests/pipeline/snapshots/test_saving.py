@@ -19,7 +19,7 @@ MOST_MODULES, MOST_CALLS = 26, 700
 def test_a_save_passes_few_modules(tmp_path):
     model = Divisible(L.Linear(4, 4), F.relu, L.Linear(4, 3))
     optimizer = chainer.optimizers.SGD(0.1).setup(model)
-    pipe = Pipeline(model, MPI.COMM_SELF, 2)
+    pipe = Pipeline(model, MPI.COMM_SELF, n_microbatches=2)
     for number in range(3):
         pipe.step(X, T)
         optimizer.update()

@@ -36,7 +36,7 @@ class Run:
             if streamed:
                 layer = Streamed(layer, segment=64)
             self.stage = Divisible(layer, L.Linear(N_BYTES // 4096, 3)).divide()
-        self.pipe = Pipeline(self.stage, MPI.COMM_SELF, 2)
+        self.pipe = Pipeline(self.stage, MPI.COMM_SELF, n_microbatches=2)
         self.optimizer = optimizer().setup(self.stage)
 
     def step(self):

@@ -176,7 +176,9 @@ def test_a_loss_is_that_of_the_undivided_minibatch(name, n_microbatches):
     function, t = EXACT[name]
     expected = serial(function, t)
     options = {"lossfun": function, "accfun": None}
-    with Pipeline(net().divide(), MPI.COMM_SELF, n_microbatches, **options) as pipe:
+    with Pipeline(
+        net().divide(), MPI.COMM_SELF, n_microbatches=n_microbatches, **options
+    ) as pipe:
         check_equal(pipe, t, *expected)
 
 
@@ -184,7 +186,7 @@ def test_a_loss_is_that_of_the_undivided_minibatch(name, n_microbatches):
 def test_a_loss_that_cannot_be_seen_through_is_warned_of_once(name):
     function, t = UNKNOWN[name]
     options = {"lossfun": function, "accfun": None}
-    with Pipeline(net().divide(), MPI.COMM_SELF, 3, **options) as pipe:
+    with Pipeline(net().divide(), MPI.COMM_SELF, n_microbatches=3, **options) as pipe:
         with pytest.warns(UserWarning, match="lossfun, .*'return loss, n'") as found:
             pipe.step(X, t)
         assert found[0].filename == __file__
@@ -206,7 +208,7 @@ def test_an_accuracy_is_that_of_the_undivided_minibatch(accfun, t):
     expected = accfun(net()(X), t)
     expected = expected[0] if isinstance(expected, tuple) else expected
     options = {"lossfun": lambda y, t: F.mean(y), "accfun": accfun}
-    with Pipeline(net().divide(), MPI.COMM_SELF, 3, **options) as pipe:
+    with Pipeline(net().divide(), MPI.COMM_SELF, n_microbatches=3, **options) as pipe:
         for call in (pipe.step, pipe.evaluate):
             result = call(X, t)["accuracy"]
             assert result == pytest.approx(float(chainer.as_array(expected)))
@@ -214,7 +216,7 @@ def test_an_accuracy_is_that_of_the_undivided_minibatch(accfun, t):
 
 def test_an_accuracy_without_functions_of_chainer_is_warned_of():
     options = {"accfun": numpy_accuracy}
-    with Pipeline(net().divide(), MPI.COMM_SELF, 3, **options) as pipe:
+    with Pipeline(net().divide(), MPI.COMM_SELF, n_microbatches=3, **options) as pipe:
         pipe.evaluate(X, np.abs(T))
         with pytest.warns(UserWarning, match="accfun, numpy_accuracy, seems to leave"):
             pipe.evaluate(X, T)
@@ -226,7 +228,7 @@ def test_an_accuracy_without_functions_of_chainer_is_warned_of():
 )
 def test_where_nothing_counts_the_gradients_are_zero(function):
     options = {"lossfun": function, "accfun": None}
-    with Pipeline(net().divide(), MPI.COMM_SELF, 3, **options) as pipe:
+    with Pipeline(net().divide(), MPI.COMM_SELF, n_microbatches=3, **options) as pipe:
         check_equal(pipe, NOTHING, *serial(function, NOTHING))
 
 
@@ -242,7 +244,7 @@ def test_a_classifier_and_what_it_reports():
     loss.backward()
     lossfun = make()
     with Pipeline(
-        net().divide(), MPI.COMM_SELF, 3, lossfun=lossfun, accfun=None
+        net().divide(), MPI.COMM_SELF, n_microbatches=3, lossfun=lossfun, accfun=None
     ) as pipe:
         for call in (pipe.step, pipe.evaluate):
             result = call(X, T)
@@ -263,7 +265,7 @@ def test_evaluation_is_the_mean_over_the_data_set(name, at_once):
         list(zip(X, t)), 2, repeat=False, shuffle=False
     )
     options = {"lossfun": function, "accfun": None}
-    with Pipeline(net().divide(), MPI.COMM_SELF, 2, **options) as pipe:
+    with Pipeline(net().divide(), MPI.COMM_SELF, n_microbatches=2, **options) as pipe:
         result = PipelineEvaluator(iterator, pipe, at_once=at_once)()
     assert result["main/loss"] == pytest.approx(expected, rel=1e-5)
 
@@ -281,7 +283,7 @@ def test_evaluation_is_the_mean_over_the_data_set(name, at_once):
 )
 def test_numbers_of_samples_that_are_none_are_refused(n, message):
     options = {"lossfun": lambda y, t: (F.mean(y), n), "accfun": None}
-    pipe = Pipeline(net().divide(), MPI.COMM_SELF, 3, **options)
+    pipe = Pipeline(net().divide(), MPI.COMM_SELF, n_microbatches=3, **options)
     with pytest.raises(RuntimeError, match=message):
         pipe.step(X, T)
 
@@ -290,7 +292,7 @@ def test_a_loss_says_its_number_always_or_never():
     def sometimes(y, t):
         return (F.mean(y), 3) if len(y) == 3 else F.mean(y)
 
-    pipe = Pipeline(net().divide(), MPI.COMM_SELF, 3, lossfun=sometimes)
+    pipe = Pipeline(net().divide(), MPI.COMM_SELF, n_microbatches=3, lossfun=sometimes)
     with pytest.raises(RuntimeError, match="or for none: it does for microbatch 1"):
         pipe.step(X, T)
 

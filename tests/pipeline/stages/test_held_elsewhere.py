@@ -2,6 +2,7 @@
 
 import gc
 import tracemalloc
+from pathlib import Path
 
 import chainer
 import chainer.functions as F
@@ -59,7 +60,9 @@ def trained(recomputed=(), **arguments):
     layers = model(recomputed)
     optimizer = chainer.optimizers.MomentumSGD(0.01).setup(layers)
     results = []
-    with Pipeline(layers.divide(), MPI.COMM_SELF, 6, **arguments) as pipe:
+    with Pipeline(
+        layers.divide(), MPI.COMM_SELF, n_microbatches=6, **arguments
+    ) as pipe:
         # The last minibatch is smaller, and one microbatch of it is empty.
         for n in (33, 33, 5):
             results.append(pipe.step(X[:n], T[:n]))
@@ -71,14 +74,13 @@ def trained(recomputed=(), **arguments):
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(
-    "checkpoint, recomputed",
+    "recompute, recomputed",
     [("never", ()), ("always", ()), ("never", (1, 2, 6, 7)), ("except_last", (5, 6))],
 )
-def test_the_result_is_the_same_bit_for_bit(schedule, checkpoint, recomputed, tmp_path):
-    arguments = {"schedule": schedule, "checkpoint": checkpoint}
+def test_the_result_is_the_same_bit_for_bit(schedule, recompute, recomputed, tmp_path):
+    arguments = {"schedule": schedule, "recompute": recompute}
     results, predicted, params = trained(recomputed, **arguments)
-    on_disk = {"hold_in": "disk", "hold_directory": tmp_path}
-    found, outputs, others = trained(recomputed, **arguments, **on_disk)
+    found, outputs, others = trained(recomputed, **arguments, hold_in=tmp_path)
     assert found == results
     np.testing.assert_array_equal(outputs, predicted)
     for path, array in params.items():
@@ -89,7 +91,9 @@ def peak_of_a_step(**arguments):
     np.random.seed(0)
     layers = Divisible(*(f for _ in range(8) for f in (L.Linear(64, 64), F.tanh)))
     x, t = np.ones((8192, 64), np.float32), np.zeros(8192, np.int32)
-    with Pipeline(layers.divide(), MPI.COMM_SELF, 8, "gpipe", **arguments) as pipe:
+    with Pipeline(
+        layers.divide(), MPI.COMM_SELF, n_microbatches=8, schedule="gpipe", **arguments
+    ) as pipe:
         pipe.step(x, t)
         gc.collect()
         tracemalloc.start()
@@ -109,11 +113,12 @@ def test_the_memory_is_free_meanwhile():
     "arguments, words",
     [
         ({"hold_in": "host"}, "a GPU has computed"),
-        ({"hold_in": "tape"}, "'memory' or 'disk', not 'tape'"),
-        ({"hold_directory": "."}, "hold_in is 'memory'"),
-        ({"hold_in": "disk", "hold_directory": "/absent"}, "no file can be made"),
+        ({"hold_in": "tape"}, "'memory', 'disk' or a directory, not 'tape'"),
+        ({"hold_in": 3}, "'memory', 'disk' or a directory, not 3"),
+        ({"hold_in": "/absent"}, "no file can be made in '/absent'"),
+        ({"hold_in": Path("absent")}, "no file can be made in 'absent'"),
     ],
 )
 def test_places_that_are_none_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
-        Pipeline(model().divide(), MPI.COMM_SELF, 2, **arguments)
+        Pipeline(model().divide(), MPI.COMM_SELF, n_microbatches=2, **arguments)

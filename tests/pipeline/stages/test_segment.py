@@ -54,7 +54,7 @@ def test_what_passes_serially_passes_between_them(name, marked):
     whole.cleargrads()
     loss.backward()
     model = model_of(*CASES[name], marked)
-    with Pipeline(model.divide(), MPI.COMM_SELF, 1) as pipe:
+    with Pipeline(model.divide(), MPI.COMM_SELF, n_microbatches=1) as pipe:
         assert pipe.step(X, T)["loss"] == pytest.approx(float(loss.array))
         for path, param in whole.namedparams():
             actual = dict(model.namedparams())[path].grad
@@ -79,14 +79,16 @@ def test_skips_between_them():
     whole.cleargrads()
     loss.backward()
     part = model((3, 4))
-    with Pipeline(part.divide(), MPI.COMM_SELF, 2) as pipe:
+    with Pipeline(part.divide(), MPI.COMM_SELF, n_microbatches=2) as pipe:
         assert pipe.step(X, T)["loss"] == pytest.approx(float(loss.array))
     np.testing.assert_allclose(part[0].W.grad, whole[0].W.grad, rtol=1e-5, atol=1e-6)
 
 
 def test_other_things_are_refused_by_the_layer():
     pipe = Pipeline(
-        model_of(lambda x: {1}, lambda x: x, (2,)).divide(), MPI.COMM_SELF, 2
+        model_of(lambda x: {1}, lambda x: x, (2,)).divide(),
+        MPI.COMM_SELF,
+        n_microbatches=2,
     )
     with pytest.raises(RuntimeError, match="in layer 1, .* not set: mark both"):
         pipe.step(X, T)
@@ -95,6 +97,6 @@ def test_other_things_are_refused_by_the_layer():
 def test_an_empty_tuple_at_the_end_is_the_layers_fault():
     model = model_of(lambda x: x, lambda x: x, ())
     model.append(lambda x: ())
-    pipe = Pipeline(model.divide(), MPI.COMM_SELF, 2)
+    pipe = Pipeline(model.divide(), MPI.COMM_SELF, n_microbatches=2)
     with pytest.raises(RuntimeError, match="in layer 4, .* returned an empty tuple"):
         pipe.step(X, T)

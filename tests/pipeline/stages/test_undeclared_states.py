@@ -134,7 +134,7 @@ STATEFUL = {
 
 def make_pipeline(layer, n_microbatches=3, **options):
     stage = Divisible(L.Linear(4, 4), layer, L.Linear(4, 3)).divide()
-    return Pipeline(stage, MPI.COMM_SELF, n_microbatches, **options)
+    return Pipeline(stage, MPI.COMM_SELF, n_microbatches=n_microbatches, **options)
 
 
 @pytest.mark.parametrize("name", STATEFUL)
@@ -167,7 +167,7 @@ def test_a_recomputed_forward_does_not_begin_from_the_first_ones_state():
     model = Divisible()
     for layer in (L.Linear(4, 4), Cell(L.LSTM(4, 4)), L.Linear(4, 3)):
         model.append(layer, recompute=isinstance(layer, Cell))
-    pipe = Pipeline(model.divide(), MPI.COMM_SELF, 1)
+    pipe = Pipeline(model.divide(), MPI.COMM_SELF, n_microbatches=1)
     with pytest.raises(
         RuntimeError, match="in layer 1, Cell: .*runs its forward again"
     ):
@@ -179,10 +179,10 @@ def reset(rnn):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("checkpoint", ["never", "always"])
-def test_layers_that_reset_themselves_train_as_in_serial(when, checkpoint):
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_layers_that_reset_themselves_train_as_in_serial(when, recompute):
     layer = Cell(L.LSTM(4, 4), **{when: reset})
-    pipe = make_pipeline(layer, checkpoint=checkpoint)
+    pipe = make_pipeline(layer, recompute=recompute)
     (model,) = pipe.stages.values()
     for _ in range(2):
         expected = float(F.softmax_cross_entropy(model(X), T).array)
@@ -217,7 +217,7 @@ def test_whole_minibatches_may_go_on_from_each_other_without_their_graphs():
         return step
 
     def pipelined(model):
-        pipe = Pipeline(model, MPI.COMM_SELF, 1)
+        pipe = Pipeline(model, MPI.COMM_SELF, n_microbatches=1)
         return lambda: pipe.step(X, T)["loss"]
 
     assert list(losses(pipelined)) == pytest.approx(list(losses(serial)), rel=1e-5)

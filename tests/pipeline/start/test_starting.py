@@ -69,7 +69,12 @@ def test_a_rank_that_is_alone_says_so(
     comm = MPI.COMM_SELF if is_meant else MPI.COMM_WORLD
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        Pipeline(stages, comm, 2, "gpipe" if n_stages == 1 else "interleaved").close()
+        Pipeline(
+            stages,
+            comm,
+            n_microbatches=2,
+            schedule="gpipe" if n_stages == 1 else "interleaved",
+        ).close()
     texts = [str(warning.message) for warning in caught]
     if message is None or is_meant:
         assert texts == []
@@ -81,7 +86,7 @@ def test_a_rank_that_is_alone_says_so(
 def test_a_part_of_a_model_asks_for_the_others():
     stage = Divisible(L.Linear(3, 3), L.Linear(3, 2)).divide(0, 1)
     with pytest.raises(DisagreementError, match="the only one: was mpiexec forgotten"):
-        Pipeline(stage, MPI.COMM_WORLD, 2)
+        Pipeline(stage, MPI.COMM_WORLD, n_microbatches=2)
 
 
 def test_a_refusal_takes_one_gather(comm, monkeypatch):

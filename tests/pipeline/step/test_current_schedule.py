@@ -26,10 +26,10 @@ class Programs:
         return str(schedule)
 
 
-def arguments(schedule, checkpoint="never"):
+def arguments(schedule, recompute="never"):
     stage = Divisible(L.Linear(2, 2))
     given = [stage], 4, schedule, F.softmax_cross_entropy, None, "mpi", None, 300.0
-    return Arguments(*given, checkpoint, 0, True, None, "memory", None, "none")
+    return Arguments(*given, recompute, 0, True, None, "memory", "none")
 
 
 def uneven(schedule):
@@ -69,7 +69,7 @@ def test_programs_are_made_anew_for_another_runner():
 
 
 def test_recomputation_is_part_of_the_schedule():
-    current = CurrentSchedule(arguments("1f1b", checkpoint="always"), [0, 1])
+    current = CurrentSchedule(arguments("1f1b", recompute="always"), [0, 1])
     assert "R" in str(current.schedule)
 
 

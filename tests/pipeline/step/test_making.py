@@ -21,7 +21,9 @@ def two_stages(is_tied=False):
 
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_only_shared_parameters_are_exchanged(is_tied):
-    with Pipeline(two_stages(is_tied), MPI.COMM_SELF, 2, "interleaved") as pipe:
+    with Pipeline(
+        two_stages(is_tied), MPI.COMM_SELF, n_microbatches=2, schedule="interleaved"
+    ) as pipe:
         assert list(pipe.body.stages) == [0, 1]
         assert [stage.loss for stage in pipe.body.stages.values()] == [None, pipe.loss]
         assert (pipe.body.ties is not None) == is_tied
@@ -29,7 +31,9 @@ def test_only_shared_parameters_are_exchanged(is_tied):
 
 def test_parts_that_are_made_anew_go_on():
     stages = two_stages(is_tied=True)
-    with Pipeline(stages, MPI.COMM_SELF, 2, "interleaved") as pipe:
+    with Pipeline(
+        stages, MPI.COMM_SELF, n_microbatches=2, schedule="interleaved"
+    ) as pipe:
         loss = pipe.step(X, T)["loss"]
         grads = [param.grad.copy() for stage in stages for param in stage.params()]
         runner, hooks = pipe.body.runner, pipe.body.updates.hooks

@@ -55,7 +55,13 @@ def train(middle, n=4, **options):
     np.random.seed(0)
     with deferred_init(0):
         model = Divisible(*layers(middle())).divide(None, None)
-    pipe = Pipeline(model, MPI.COMM_SELF, n, lossfun=F.softmax_cross_entropy, **options)
+    pipe = Pipeline(
+        model,
+        MPI.COMM_SELF,
+        n_microbatches=n,
+        lossfun=F.softmax_cross_entropy,
+        **options,
+    )
     optimizer = chainer.optimizers.SGD(0.05).setup(model)
     found = []
     for _ in range(3):
@@ -77,9 +83,9 @@ MIDDLES = {
 @pytest.mark.parametrize("recompute", ["never", "always"])
 @pytest.mark.parametrize("middle", MIDDLES)
 def test_training_is_what_it_is_without(middle, recompute, monkeypatch):
-    found = train(MIDDLES[middle], checkpoint=recompute)
+    found = train(MIDDLES[middle], recompute=recompute)
     monkeypatch.setattr(step, "scope_for", lambda params: contextlib.nullcontext)
-    expected = train(MIDDLES[middle], checkpoint=recompute)
+    expected = train(MIDDLES[middle], recompute=recompute)
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
@@ -117,7 +123,9 @@ def test_a_step_needs_no_checksums(monkeypatch):
     )
     np.random.seed(0)
     model = Divisible(*layers(L.BatchNormalization(8)))
-    pipe = Pipeline(model, MPI.COMM_SELF, 4, lossfun=F.softmax_cross_entropy)
+    pipe = Pipeline(
+        model, MPI.COMM_SELF, n_microbatches=4, lossfun=F.softmax_cross_entropy
+    )
     pipe.step(X, T)
     sums.clear()
     pipe.step(X, T)

@@ -14,7 +14,7 @@ X, T = np.eye(4, 3, dtype=np.float32), np.arange(4, dtype=np.int32) % 3
 
 
 def pipeline(*layers, **options):
-    return Pipeline(Divisible(*layers), MPI.COMM_SELF, 2, **options)
+    return Pipeline(Divisible(*layers), MPI.COMM_SELF, n_microbatches=2, **options)
 
 
 def configuration(seen):

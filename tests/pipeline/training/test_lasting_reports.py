@@ -44,7 +44,7 @@ def make_trainer(out):
     """Returns a trainer with all that writes, and its model."""
     model = build()
     optimizer = chainer.optimizers.Adam().setup(model)
-    pipe = Pipeline(model, MPI.COMM_SELF, 2, seed=3)
+    pipe = Pipeline(model, MPI.COMM_SELF, n_microbatches=2, seed=3)
     iterator = chainer.iterators.SerialIterator(SAMPLES, 4, shuffle=False)
     updater = PipelineUpdater(iterator, optimizer, pipe)
     trainer = Trainer(updater, (6, "iteration"), str(out))

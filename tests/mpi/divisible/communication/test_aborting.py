@@ -52,7 +52,7 @@ def train(comm, rank, of, when, folder):
     model = Divisible(L.Linear(4, 4), Hungry(), L.Linear(4, 3), Hungry())
     stage = model.divide(2 * comm.rank, 2 * comm.rank + 2)
     optimizer = chainer.optimizers.SGD(0.1).setup(stage)
-    pipe = Pipeline(stage, comm, 2, timeout=PATIENCE)
+    pipe = Pipeline(stage, comm, n_microbatches=2, timeout=PATIENCE)
     for i in range(10):
         if i == 3 and comm.rank == rank:
             if when == "between":

@@ -28,7 +28,7 @@ from pipeline import Pipeline
 
 comm = MPI.COMM_WORLD
 stage = Divisible(L.Linear(4, 4), L.Linear(4, 3)).divide(comm.rank, comm.rank + 1)
-pipe = Pipeline(stage, comm, 2, timeout=1000)
+pipe = Pipeline(stage, comm, n_microbatches=2, timeout=1000)
 held = np.ones(50 << 20, np.uint8)
 for i in range(6):
     if i == 3 and comm.rank == 1:

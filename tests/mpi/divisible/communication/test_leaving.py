@@ -19,7 +19,7 @@ PATIENCE = 1000
 def train(comm, leaving):
     model = Divisible(*(L.Linear(4, 4) for _ in range(comm.size)))
     stage = model.divide(comm.rank, comm.rank + 1)
-    pipe = Pipeline(stage, comm, 2, timeout=PATIENCE)
+    pipe = Pipeline(stage, comm, n_microbatches=2, timeout=PATIENCE)
     for i in range(6):
         if i == 3 and comm.rank == leaving:
             os._exit(0)

@@ -45,7 +45,7 @@ class Run:
     def __init__(self, comm, segment, schedule):
         self.stage = model_of(segment).divide(*CUTS[comm.rank : comm.rank + 2])
         self.optimizer = chainer.optimizers.Adam().setup(self.stage)
-        self.pipe = Pipeline(self.stage, comm, 4, schedule=schedule)
+        self.pipe = Pipeline(self.stage, comm, n_microbatches=4, schedule=schedule)
 
     def steps(self, n, seed):
         random, losses = np.random.RandomState(seed), []
@@ -86,7 +86,7 @@ def embeds(comm, folder, schedule):
             model = Divisible(words, L.Linear(24, 10), F.tanh, L.Linear(10, 5))
         stage = model.divide(*[0, 1, 4][comm.rank : comm.rank + 2])
         optimizer = chainer.optimizers.Adam().setup(stage)
-        return Pipeline(stage, comm, 3, schedule=schedule), optimizer
+        return Pipeline(stage, comm, n_microbatches=3, schedule=schedule), optimizer
 
     def losses(run, seed):
         random, found = np.random.RandomState(seed), []
@@ -121,7 +121,11 @@ def mixes(comm, folder, hooks):
         for hook in hooks:
             optimizer.add_hook(hook)
         scale = optimizer.loss_scale
-        return Pipeline(stage, comm, 3, loss_scale=scale), optimizer, stage
+        return (
+            Pipeline(stage, comm, n_microbatches=3, loss_scale=scale),
+            optimizer,
+            stage,
+        )
 
     def losses(run, seed):
         random, found = np.random.RandomState(seed), []
@@ -205,7 +209,7 @@ class Replica:
         if streamed and self.grid.replica:
             for param in self.stage.params():
                 param.array[...] = 0
-        self.pipe = Pipeline(self.stage, self.grid, 2)
+        self.pipe = Pipeline(self.stage, self.grid, n_microbatches=2)
         self.optimizer = create_multi_node_optimizer(
             make(), self.grid.data, pipeline=self.pipe, **options
         ).setup(self.stage)
@@ -328,7 +332,7 @@ def streams_what_does_not_fit(comm):
     def losses(model):
         stage = model.divide(*plan.cuts[comm.rank : comm.rank + 2])
         optimizer = chainer.optimizers.MomentumSGD(0.01).setup(stage)
-        pipe, found = Pipeline(stage, comm, 2), []
+        pipe, found = Pipeline(stage, comm, n_microbatches=2), []
         random = np.random.RandomState(0)
         for _ in range(3):
             x = random.randn(8, 1100).astype("f")
@@ -409,7 +413,9 @@ def moves_in_float16(comm):
             chainer.optimizers.SGD(0.1), loss_scale=128, comm=comm
         ).setup(stage)
         random, losses = np.random.RandomState(0), []
-        with Pipeline(stage, comm, 2, loss_scale=optimizer.loss_scale) as pipe:
+        with Pipeline(
+            stage, comm, n_microbatches=2, loss_scale=optimizer.loss_scale
+        ) as pipe:
             for step in range(4):
                 x = random.normal(size=(8, 3)).astype("f")
                 t = random.randint(0, 4, 8).astype("i")

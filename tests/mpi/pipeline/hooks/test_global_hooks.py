@@ -113,7 +113,7 @@ def clipped(
     lossfun = F.softmax_cross_entropy if loss is None else loss
     losses = []
     options = {"timeout": 20, "loss_scale": 1, **options}
-    with Pipeline(stages, comm, n, lossfun=lossfun, **options) as pipe:
+    with Pipeline(stages, comm, n_microbatches=n, lossfun=lossfun, **options) as pipe:
         if loss is not None and pipe.is_last:
             optimizers.append(make_optimizer(loss, ()))
         freeze(stages, frozen)
@@ -234,7 +234,7 @@ def count_warnings(comm, hook, given, updater=False):
     optimizer.add_hook(hook, "my hook")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with Pipeline(stage, comm, 2, timeout=20) as pipe:
+        with Pipeline(stage, comm, n_microbatches=2, timeout=20) as pipe:
             if given:
                 pipe.global_hooks(optimizer)
             for x, t in BATCHES[:3]:
@@ -271,7 +271,7 @@ def set_up_another(comm):
     """An optimizer in the place of a given one is not given; one set up anew is."""
     model = line()
     stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
-    pipe = Pipeline(stage, comm, 2, timeout=20)
+    pipe = Pipeline(stage, comm, n_microbatches=2, timeout=20)
     optimizer = make_optimizer(stage, (0.4,))
     pipe.global_hooks(optimizer)
     with warnings.catch_warnings(record=True) as caught:
@@ -299,7 +299,7 @@ def unlike_hooks(comm, what):
     stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
     thresholds = {"one rank": [0.5] if comm.rank else [], "two": [0.5 + comm.rank]}
     optimizer = make_optimizer(stage, thresholds.get(what, [0.5]))
-    pipe = Pipeline(stage, comm, 2, timeout=20)
+    pipe = Pipeline(stage, comm, n_microbatches=2, timeout=20)
     if what != "not given" or comm.rank:
         pipe.global_hooks(optimizer)
     pipe.step(*BATCHES[0])
@@ -328,7 +328,7 @@ def noise_of_cut(comm, make_model):
     # The global generators of the ranks differ.
     np.random.seed(comm.rank)
     optimizer = make_optimizer(stage, (0.4,), [hooks.GradientNoise(0.3)])
-    with Pipeline(stage, comm, 2, timeout=20) as pipe:
+    with Pipeline(stage, comm, n_microbatches=2, timeout=20) as pipe:
         pipe.global_hooks(optimizer)
         for x, t in BATCHES:
             pipe.step(x, t)
@@ -349,7 +349,7 @@ def test_noise_does_not_depend_on_the_cut():
 
 def test_what_cannot_be_given_is_refused():
     stage = line()
-    pipe = Pipeline(stage, MPI.COMM_SELF, 2)
+    pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
     with pytest.raises(ValueError, match="SGD has no model: call optimizer.setup"):
         pipe.global_hooks(chainer.optimizers.SGD())
     with pytest.raises(TypeError, match="chainer.Optimizer, not Divisible"):
@@ -360,7 +360,7 @@ def test_optimizers_of_a_rank_that_clip_differently_are_refused():
     model = line()
     stages = [model.divide(0, 3), model.divide(3, 6)]
     optimizers = [make_optimizer(stage, (0.1 * i,)) for i, stage in enumerate(stages)]
-    pipe = Pipeline(stages, MPI.COMM_SELF, 2, "interleaved")
+    pipe = Pipeline(stages, MPI.COMM_SELF, n_microbatches=2, schedule="interleaved")
     pipe.global_hooks(optimizers)
     with pytest.raises(ValueError, match=r"rank 0 clip differently.*0\.0.*0\.1"):
         pipe.step(*BATCHES[0])
@@ -370,7 +370,7 @@ def skips_alone(comm):
     model = line()
     stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
     optimizer = make_optimizer(stage, ())
-    pipe = Pipeline(stage, comm, 2, timeout=20)
+    pipe = Pipeline(stage, comm, n_microbatches=2, timeout=20)
     pipe.global_hooks(optimizer)
     pipe.step(*BATCHES[0])
     optimizer.loss_scaling()
@@ -387,7 +387,7 @@ def one_updates(comm):
     model = line()
     stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
     optimizer = make_optimizer(stage, (0.4,))
-    pipe = Pipeline(stage, comm, 2, timeout=0.5)
+    pipe = Pipeline(stage, comm, n_microbatches=2, timeout=0.5)
     pipe.global_hooks(optimizer)
     pipe.step(*BATCHES[0])
     if comm.rank == 0:
@@ -408,7 +408,9 @@ def chainermn_optimizer(comm):
     optimizers = [make_optimizer(stage, (0.4,)) for stage in stages]
     alone = chainermn.create_communicator("naive", MPI.COMM_SELF)
     wrapped = [chainermn.create_multi_node_optimizer(o, alone) for o in optimizers]
-    with Pipeline(stages, MPI.COMM_SELF, 1, "interleaved") as pipe:
+    with Pipeline(
+        stages, MPI.COMM_SELF, n_microbatches=1, schedule="interleaved"
+    ) as pipe:
         pipe.global_hooks(wrapped)
         # Its first update copies weights only, and updates nothing.
         for x, t in BATCHES[:1] + BATCHES:
@@ -438,7 +440,7 @@ def mixed(comm):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         options = {"timeout": 20, "loss_scale": optimizer.loss_scale}
-        with Pipeline(stage, comm, 2, **options) as pipe:
+        with Pipeline(stage, comm, n_microbatches=2, **options) as pipe:
             for x, t in BATCHES:
                 pipe.step(x, t)
                 optimizer.update()

@@ -65,7 +65,7 @@ def test_one_that_exchanges():
 
 def stage_alone(comm):
     """Without replicas it is the user's own, set up with the stage."""
-    with Pipeline(make_model(), comm, 2, timeout=20) as pipe:
+    with Pipeline(make_model(), comm, n_microbatches=2, timeout=20) as pipe:
         (stage,) = pipe.stages.values()
         mixed = MixedPrecision(chainer.optimizers.SGD(0.1), comm=comm)
         assert pipe.setup(mixed) is mixed and mixed.target is stage

@@ -123,7 +123,7 @@ def train(comm, treat, given=True, n_steps=4, mixed=False, before=0):
         optimizer = MixedPrecision(optimizer, loss_scale=1, comm=comm, timeout=20)
         options["loss_scale"] = optimizer.loss_scale
     optimizer.setup(stage)
-    with Pipeline(stage, comm, 2, **options) as pipe:
+    with Pipeline(stage, comm, n_microbatches=2, **options) as pipe:
         if given:
             pipe.global_hooks(optimizer)
         for step in range(n_steps):
@@ -205,7 +205,7 @@ def two_copies_on_a_rank(comm):
     bounds = [(i, i + 1) for i in range(comm.rank, 4, 2)]
     stages = [model.divide(*pair) for pair in bounds]
     optimizers = [chainer.optimizers.SGD(0.1).setup(stage) for stage in stages]
-    pipe = Pipeline(stages, comm, 2, "interleaved", timeout=20)
+    pipe = Pipeline(stages, comm, n_microbatches=2, schedule="interleaved", timeout=20)
     samples = chainer.datasets.TupleDataset(*BATCH)
     iterator = chainer.iterators.SerialIterator(samples, 4, shuffle=False)
     updater = PipelineUpdater(iterator, optimizers, pipe)
@@ -236,7 +236,7 @@ def unequal_optimizers(comm, make, words):
     optimizer = make(comm).setup(stage)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with Pipeline(stage, comm, 2, timeout=20) as pipe:
+        with Pipeline(stage, comm, n_microbatches=2, timeout=20) as pipe:
             pipe.global_hooks(optimizer)
             for _ in range(3):
                 pipe.step(*BATCH)
@@ -274,6 +274,6 @@ def test_copies_of_stages_on_one_rank_must_be_updated_alike():
     for stage in stages:
         chainer.optimizers.SGD(0.1).setup(stage)
     stages[1].disable_update()
-    pipe = Pipeline(stages, MPI.COMM_SELF, 2, schedule="interleaved")
+    pipe = Pipeline(stages, MPI.COMM_SELF, n_microbatches=2, schedule="interleaved")
     with pytest.raises(DisagreementError, match="/0/W .* are not updated alike"):
         pipe.step(*BATCH)

@@ -46,7 +46,7 @@ def train(comm, out, end, *extensions):
     np.random.seed(1)
     stage = build().divide(*Plan.uniform(N_LAYERS, comm.size).range(comm.rank))
     optimizer = chainer.optimizers.SGD(0.01).setup(stage)
-    pipe = Pipeline(stage, comm, 2, timeout=60)
+    pipe = Pipeline(stage, comm, n_microbatches=2, timeout=60)
     iterator = None
     if pipe.is_first:
         ((x, t),) = make_batches([40], n_classes=6)

@@ -46,7 +46,7 @@ def train(comm, out, *extensions, end=END):
     model = build()
     stage = model.divide(*Plan.uniform(N_LAYERS, comm.size).range(comm.rank))
     optimizer = chainer.optimizers.Adam().setup(stage)
-    pipe = Pipeline(stage, comm, 4, timeout=30)
+    pipe = Pipeline(stage, comm, n_microbatches=4, timeout=30)
     ((x, t),) = make_batches([40], n_classes=6)
     iterator = None
     if pipe.is_first:
@@ -118,7 +118,7 @@ def goes_on(comm, out):
     stage = build().divide(*Plan.uniform(N_LAYERS, comm.size).range(comm.rank))
     optimizer = chainer.optimizers.Adam().setup(stage)
     ((x, t),) = make_batches([8], n_classes=6)
-    with Pipeline(stage, comm, 4, timeout=30) as pipe:
+    with Pipeline(stage, comm, n_microbatches=4, timeout=30) as pipe:
         load_snapshot(latest_snapshot(out), pipe, optimizer, strict=False)
         assert pipe.n_steps == END
         assert optimizer.t == END
@@ -209,7 +209,7 @@ def layers_shrink_at_each_check(comm, out):
     optimizer = chainer.optimizers.SGD(0.01).setup(stage)
     a_layer = LayerCost(SECONDS, SECONDS / 2, SECONDS / 2)
     watch = Rebalance(build, every=EVERY, profile=Profile([a_layer] * 8, n_samples=2))
-    with Pipeline(stage, comm, 4, timeout=30) as pipe:
+    with Pipeline(stage, comm, n_microbatches=4, timeout=30) as pipe:
         iterator = None
         if pipe.is_first:
             ((x, t),) = make_batches([40], n_classes=6)

@@ -35,7 +35,7 @@ def train(comm, moves, options):
     np.random.seed(2)
     with Grid(comm, n_pipeline=2) as grid:
         stage = build().divide(*Plan([0, 2, 5]).range(grid.pipeline.rank))
-        pipe = Pipeline(stage, grid, 2, timeout=PATIENCE)
+        pipe = Pipeline(stage, grid, n_microbatches=2, timeout=PATIENCE)
         optimizer = create_multi_node_optimizer(
             chainer.optimizers.MomentumSGD(0.1), grid.data, pipeline=pipe, **options
         ).setup(stage)
@@ -76,7 +76,7 @@ def residuals_move(comm):
     np.random.seed(2)
     with Grid(comm, n_pipeline=2) as grid:
         stage = build().divide(*Plan([0, 2, 5]).range(grid.pipeline.rank))
-        pipe = Pipeline(stage, grid, 2, timeout=PATIENCE)
+        pipe = Pipeline(stage, grid, n_microbatches=2, timeout=PATIENCE)
         optimizer = create_multi_node_optimizer(
             chainer.optimizers.MomentumSGD(0.1), grid.data, pipeline=pipe, **options
         ).setup(stage)
@@ -141,7 +141,7 @@ def replicas_are_measured(comm, out, is_watched):
         Slow.seconds = 0.005 * (1 + 2 * grid.replica)
         np.random.seed(2)
         stage = Divisible(Slow()).divide()
-        pipe = Pipeline(stage, grid, 2, timeout=PATIENCE)
+        pipe = Pipeline(stage, grid, n_microbatches=2, timeout=PATIENCE)
         optimizer = create_multi_node_optimizer(
             chainer.optimizers.SGD(0.1), grid.data, pipeline=pipe
         ).setup(stage)
@@ -184,7 +184,7 @@ def the_slowest_of_a_place_is_named(comm, out):
     slow_from, slow = 8, 2
     with Grid(comm, n_pipeline=2, placement="replicas_together") as grid:
         stage = build().divide(*Plan([0, 2, 5]).range(grid.pipeline.rank))
-        pipe = Pipeline(stage, grid, 2, timeout=PATIENCE)
+        pipe = Pipeline(stage, grid, n_microbatches=2, timeout=PATIENCE)
         optimizer = create_multi_node_optimizer(
             chainer.optimizers.SGD(0.1), grid.data, pipeline=pipe
         ).setup(stage)

@@ -65,7 +65,12 @@ class Run:
             optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-3))
             optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.3))
         self.pipe = Pipeline(
-            self.stages, comm, 4, schedule=schedule, timeout=30, loss_scale=scale
+            self.stages,
+            comm,
+            n_microbatches=4,
+            schedule=schedule,
+            timeout=30,
+            loss_scale=scale,
         )
         self.pipe.global_hooks(self.optimizers)
 
@@ -260,7 +265,7 @@ def a_repeated_link_moves(comm):
     optimizer = chainer.optimizers.Adam(0.01).setup(stage)
     # Both of its positions on one rank, and on two; its first one moves, or its second.
     moves = [[0, 3, 7], [0, 5, 7], [0, 2, 7], [0, 4, 7], [0, 6, 7], [0, 3, 7]]
-    with Pipeline(stage, comm, 2, timeout=30) as pipe:
+    with Pipeline(stage, comm, n_microbatches=2, timeout=30) as pipe:
         for (x, t), cuts in zip(BATCHES, [*moves, None]):
             losses.append(pipe.step(x, t)["loss"])
             optimizer.update()

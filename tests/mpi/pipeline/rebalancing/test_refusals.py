@@ -38,7 +38,7 @@ class Run:
         stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
         self.stage = stage
         self.optimizer = make_optimizer().setup(stage)
-        self.pipe = Pipeline(stage, comm, 2, timeout=20, **options)
+        self.pipe = Pipeline(stage, comm, n_microbatches=2, timeout=20, **options)
 
     def step(self):
         loss = self.pipe.step(X, T)["loss"]

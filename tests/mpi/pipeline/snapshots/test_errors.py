@@ -38,7 +38,7 @@ class Run:
             L.Linear(None, 4, nobias=nobias),
         )
         model = model.divide(*Plan.uniform(4, comm.size).range(comm.rank))
-        self.pipe = Pipeline(model, comm, 2, timeout=20)
+        self.pipe = Pipeline(model, comm, n_microbatches=2, timeout=20)
         self.optimizer = optimizer().setup(model)
 
     def step(self):

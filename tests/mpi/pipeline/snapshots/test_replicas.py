@@ -50,7 +50,7 @@ def run_on(comm, n_pipeline, options, make_model=noisy_model):
     optimizer = create_multi_node_optimizer(
         chainer.optimizers.MomentumSGD(0.05), grid.data, timeout=TIMEOUT, **options
     ).setup(stage)
-    pipe = Pipeline(stage, grid, 2, timeout=TIMEOUT, seed=5)
+    pipe = Pipeline(stage, grid, n_microbatches=2, timeout=TIMEOUT, seed=5)
     iterator = None
     if pipe.is_first:
         serial = chainer.iterators.SerialIterator(SAMPLES, 8)

@@ -109,7 +109,9 @@ def loss_with_parameters(comm, folder, ranks):
         model = Divisible(*(L.Linear(6, 6) for _ in range(4)))
         loss = L.Classifier(L.Linear(6, 4))
         stage = model.divide(*Plan.uniform(4, n).range(comm.rank))
-        pipe = Pipeline(stage, group, 2, lossfun=loss, accfun=None, timeout=20)
+        pipe = Pipeline(
+            stage, group, n_microbatches=2, lossfun=loss, accfun=None, timeout=20
+        )
         # As a script does, on every rank; only the last one's loss is trained.
         optimizers = [chainer.optimizers.Adam().setup(link) for link in (stage, loss)]
 

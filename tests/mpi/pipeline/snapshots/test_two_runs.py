@@ -32,7 +32,7 @@ from tests.support.snapshot_training import names_in
 def make():
     stage = Divisible(L.Linear(64, 64))
     optimizer = chainer.optimizers.SGD().setup(stage)
-    return Pipeline(stage, MPI.COMM_SELF, 1), optimizer
+    return Pipeline(stage, MPI.COMM_SELF, n_microbatches=1), optimizer
 
 
 def save_together(comm, folder, n_rounds):

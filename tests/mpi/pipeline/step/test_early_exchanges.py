@@ -193,7 +193,7 @@ CASES = {
         mlp,
         [12] * 3,
         ALIKE,
-        {"checkpoint": "always"},
+        {"recompute": "always"},
         {},
         False,
         ALL,
@@ -241,7 +241,7 @@ def is_on_the_timeline(comm, path):
     x, t = np.ones((4, 6), "f"), np.zeros(4, "i")
     with Grid(comm, 2) as grid:
         (stage,) = stages_of(mlp(), grid, 2, None)
-        with Pipeline(stage, grid, 2, timeout=TIMEOUT) as pipe:
+        with Pipeline(stage, grid, n_microbatches=2, timeout=TIMEOUT) as pipe:
             optimizer = optimizer_on(grid, pipe).setup(stage)
             for i in range(3):
                 pipe.step(x, t)
@@ -313,7 +313,9 @@ def overflows_on_one(comm):
         (stage,) = stages_of(gated(), grid, 2, None)
         rule = MixedPrecision(chainer.optimizers.MomentumSGD(0.1), comm=grid.world)
         scale = rule.loss_scale
-        with Pipeline(stage, grid, 2, timeout=TIMEOUT, loss_scale=scale) as pipe:
+        with Pipeline(
+            stage, grid, n_microbatches=2, timeout=TIMEOUT, loss_scale=scale
+        ) as pipe:
             optimizer = optimizer_on(grid, pipe, rule).setup(stage)
             x, t = np.ones((4, 6), "f"), np.zeros(4, "i")
             for i in range(4):
@@ -339,7 +341,7 @@ def fails_in_a_step(comm):
     """Lets a layer fail when the exchange of others has begun."""
     with Grid(comm, 2) as grid:
         (stage,) = stages_of(gated(), grid, 2, None)
-        pipe = Pipeline(stage, grid, 2, timeout=5)
+        pipe = Pipeline(stage, grid, n_microbatches=2, timeout=5)
         optimizer = optimizer_on(grid, pipe).setup(stage)
         x, t = np.ones((4, 6), "f"), np.zeros(4, "i")
         n_backwards = 0
@@ -369,7 +371,7 @@ def leaves_updates_out(comm):
     x, t = np.ones((4, 6), "f"), np.zeros(4, "i")
     with Grid(comm, 2) as grid:
         (stage,) = stages_of(mlp(), grid, 2, None)
-        with Pipeline(stage, grid, 2, timeout=TIMEOUT) as pipe:
+        with Pipeline(stage, grid, n_microbatches=2, timeout=TIMEOUT) as pipe:
             optimizer = optimizer_on(grid, pipe).setup(stage)
             for n_steps in (1, 2, 1):
                 for _ in range(n_steps):
@@ -411,7 +413,7 @@ def forgets_later(comm):
     """Writes to a gradient that is under way already."""
     with Grid(comm, 2) as grid:
         (stage,) = stages_of(gated(), grid, 2, None)
-        pipe = Pipeline(stage, grid, 2, timeout=5)
+        pipe = Pipeline(stage, grid, n_microbatches=2, timeout=5)
         optimizer = optimizer_on(grid, pipe).setup(stage)
         for i in range(3):
             if i == 2 and pipe.is_last:

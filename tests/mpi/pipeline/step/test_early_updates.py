@@ -46,7 +46,9 @@ class Run:
         if name == "with decay":
             for param in self.stage.params():
                 param.update_rule.add_hook(WeightDecay(0.01))
-        self.pipe = Pipeline(self.stage, comm, n_microbatches, schedule=schedule)
+        self.pipe = Pipeline(
+            self.stage, comm, n_microbatches=n_microbatches, schedule=schedule
+        )
 
     def steps(self, n, seed, early):
         random, losses = np.random.RandomState(seed), []
@@ -134,7 +136,7 @@ def does_not_know_its_mean(comm):
     losses = []
     for early in (True, False):
         run = Run(comm, "1f1b", 2, "SGD")
-        pipe = Pipeline(run.stage, comm, 2, lossfun=lossfun)
+        pipe = Pipeline(run.stage, comm, n_microbatches=2, lossfun=lossfun)
         random = np.random.RandomState(0)
         for _ in range(3):
             x, t = random.randn(7, 48).astype("f"), np.arange(7, dtype="i") % 5
@@ -154,7 +156,7 @@ def is_scaled(comm):
     losses = []
     for loss_scale in None, 256.0:
         run = Run(comm, "1f1b", 3, "SGD")
-        run.pipe = Pipeline(run.stage, comm, 3, loss_scale=loss_scale)
+        run.pipe = Pipeline(run.stage, comm, n_microbatches=3, loss_scale=loss_scale)
         losses.append(run.steps(3, 0, True))
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
 
@@ -188,7 +190,7 @@ def test_an_updater_gives_its_optimizers():
 def exchanges(comm):
     grid = Grid(comm, 1)
     stage = model_of().divide()
-    pipe = Pipeline(stage, grid, 1)
+    pipe = Pipeline(stage, grid, n_microbatches=1)
     optimizer = create_multi_node_optimizer(
         chainer.optimizers.SGD(0.1), grid.data, pipeline=pipe
     ).setup(stage)

@@ -34,7 +34,7 @@ def _check_step(comm, n_ranks):
     model = Divisible(L.Linear(4, 4), F.relu, L.Linear(4, 3))
     stage = model.divide(start, end)
     optimizer = chainer.optimizers.SGD(0.1).setup(stage)
-    pipe = Pipeline(stage, comm, N_MICROBATCHES)
+    pipe = Pipeline(stage, comm, n_microbatches=N_MICROBATCHES)
     for _ in range(3):
         pipe.step(X, T)
         optimizer.update()

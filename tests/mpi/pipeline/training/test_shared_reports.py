@@ -56,7 +56,7 @@ def divided_log(comm, extend, out, kind=PipelineUpdater):
     link = model()
     stage = link.divide(*Plan.uniform(5, comm.size).range(comm.rank))
     optimizer = chainer.optimizers.SGD(0.1).setup(stage)
-    pipe = Pipeline(stage, comm, 2, timeout=20)
+    pipe = Pipeline(stage, comm, n_microbatches=2, timeout=20)
     log = run(kind(iterator(), optimizer, pipe), stage, extend, out)
     pipe.close()
     # Decisions that depend on it are taken alike.
@@ -116,7 +116,7 @@ def check_one_rank(comm, out):
     link = model()
     stage = link.divide(*Plan.uniform(5, comm.size).range(comm.rank))
     optimizer = chainer.optimizers.SGD(0.1).setup(stage)
-    pipe = Pipeline(stage, comm, 2, timeout=20)
+    pipe = Pipeline(stage, comm, n_microbatches=2, timeout=20)
     trainer = training.Trainer(
         PipelineUpdater(iterator(), optimizer, pipe), (2, "epoch"), out=out
     )

@@ -43,7 +43,7 @@ def train(comm, placement, out, when=None, resume=None):
         optimizer = create_multi_node_optimizer(
             chainer.optimizers.Adam(0.01), grid.data, timeout=TIMEOUT, **CODED
         ).setup(stage)
-        pipe = Pipeline(stage, grid, 2, timeout=TIMEOUT, seed=5)
+        pipe = Pipeline(stage, grid, n_microbatches=2, timeout=TIMEOUT, seed=5)
         iterator = None
         if pipe.is_first:
             serial = chainer.iterators.SerialIterator(SAMPLES, 8)

@@ -48,7 +48,9 @@ def joint(comm):
     model = Divisible(Scaled(), F.relu, lambda x: x[:, :2])
     stage = model.divide(*Plan.uniform(3, comm.size).range(comm.rank))
     optimizer = chainer.optimizers.SGD(0.1).setup(stage)
-    pipe = Pipeline(stage, comm, 2, lossfun=error, accfun=None, timeout=20)
+    pipe = Pipeline(
+        stage, comm, n_microbatches=2, lossfun=error, accfun=None, timeout=20
+    )
     updater = PipelineUpdater(
         iterator, optimizer, pipe, label_key=("weight", "t"), converter=concat_examples
     )
@@ -253,7 +255,7 @@ def missing_optimizer(comm):
     stages = [
         Divisible(L.Linear(3, 3), L.Linear(3, 3)).divide(i, i + 1) for i in (0, 1)
     ]
-    pipe = Pipeline(stages, comm, 1, schedule="interleaved")
+    pipe = Pipeline(stages, comm, n_microbatches=1, schedule="interleaved")
     optimizer = chainer.optimizers.SGD().setup(stages[0])
     iterator = chainer.iterators.SerialIterator([1], 1)
     PipelineUpdater(iterator, optimizer, pipe)
@@ -269,7 +271,7 @@ def different_triggers(comm):
     from pipeline import PipelineEvaluator
 
     stage = Divisible(L.Linear(3, 3), L.Linear(3, 3)).divide(comm.rank, comm.rank + 1)
-    pipe = Pipeline(stage, comm, 1, timeout=20)
+    pipe = Pipeline(stage, comm, n_microbatches=1, timeout=20)
     optimizer = chainer.optimizers.SGD().setup(stage)
     data = [(np.ones(3, np.float32), np.int32(0))] * 4
     iterators = [chainer.iterators.SerialIterator(data, 2, r) for r in (True, False)]
