@@ -42,10 +42,10 @@ def work(job: dict) -> dict:
     answer = {}
     for m in job["microbatches"]:
         pipe = Pipeline(stage, comm, n_microbatches=m, timeout=600)
-        ways = {"between layers": pipe.body.runner._looks, "never": []}
+        ways = {"between layers": pipe.internals.step.runner._looks, "never": []}
 
         def seconds_of(way: list, pipe: Pipeline = pipe) -> float:
-            pipe.body.runner._looks = way
+            pipe.internals.step.runner._looks = way
             return step_seconds(comm, lambda: pipe.step(x, t), PAUSE)
 
         # Agrees on shapes and touches the memory.

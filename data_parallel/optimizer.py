@@ -148,9 +148,9 @@ class MultiNodeOptimizer(OptimizerWrapper):
             self._late = LateGradients(self._averaging)
         if self._early is not None:
             self._early.drop()
-            self._pipeline.early_exchanges.add(self._early)
+            self._pipeline.internals.early_exchanges.add(self._early)
         if self._pipeline is not None:
-            self._pipeline.vetoes.add(self)
+            self._pipeline.internals.vetoes.add(self)
         return self
 
     def _see_target(self) -> None:
@@ -355,8 +355,8 @@ class MultiNodeOptimizer(OptimizerWrapper):
         return self._n_samples_of_step if n_samples is None else n_samples
 
     def _share_tied(self, parameters: Sequence[NamedParameter] | None = None) -> None:
-        if self._pipeline is not None and self._pipeline.ties is not None:
-            ties = self._pipeline.ties
+        if self._pipeline is not None and self._pipeline.internals.ties is not None:
+            ties = self._pipeline.internals.ties
             if parameters is None:
                 parameters = self._averaging.parameters()
             ties.share_gradients([param for _, param in parameters])

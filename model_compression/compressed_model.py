@@ -135,7 +135,7 @@ class CompressedModel:
                 up again, or the model was changed in part.
         """
         if self._pipeline is not None:
-            self._pipeline.ranks.calls.check_usable()
+            self._pipeline.internals.ranks.calls.check_usable()
         self._pruner.check_usable()
         self._quantizer.check_usable()
         if not self.is_checked:
@@ -190,7 +190,7 @@ class CompressedModel:
     def _gather(self, value: Any) -> list:
         if self._pipeline is None:
             return [value]
-        return self._pipeline.gather(value, "compress")
+        return self._pipeline.internals.gather(value, "compress")
 
     # -- what is done to it: calls of all ranks --------------------------------------
 
@@ -294,13 +294,13 @@ class CompressedModel:
                 f" or load a snapshot"
             )
             if self._pipeline is not None:
-                self._pipeline.ranks.calls.refusal = self._retry
+                self._pipeline.internals.ranks.calls.refusal = self._retry
             raise
 
     def retry(self) -> None:
         """Allows to remove channels again after a failure that changed nothing."""
         if self._pipeline is not None:
-            calls = self._pipeline.ranks.calls
+            calls = self._pipeline.internals.ranks.calls
             if calls.refusal is self._retry:
                 calls.refusal = None
 
@@ -321,7 +321,7 @@ class CompressedModel:
     def _refuse(self, refusal: str | None) -> None:
         self._pruner.refuse(refusal)
         if self._pipeline is not None:
-            self._pipeline.ranks.calls.refusal = refusal
+            self._pipeline.internals.ranks.calls.refusal = refusal
 
     def measure(self) -> tuple[float | None, float | None]:
         """Returns the sparsity and the bits of the whole model.

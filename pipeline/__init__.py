@@ -5,6 +5,7 @@
     pipeline         what a training script calls: step, evaluate, predict
     planned          its plan: what is in force, and an optimizer for it
     between_steps    its calls that pass no minibatch
+    internals        its parts, for packages of this project
 
     start            arguments of all ranks, compared, become what they agreed on
     step             a minibatch on its way: step, runner

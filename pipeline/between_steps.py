@@ -5,29 +5,39 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-from divisible.schedules.rank_program import Record
 from divisible.schedules.timeline import Timeline
 from pipeline.calls.ranks import Ranks
+from pipeline.internals import Internals
 from pipeline.step.step import Step
 
 _Own = TypeVar("_Own", bound="CallsBetweenSteps")
 
 
 class CallsBetweenSteps:
-    """Calls of a pipeline that pass no minibatch.
+    """Calls of a pipeline that pass no minibatch."""
 
-    Attributes:
-        ranks (Ranks): What the ranks tell each other besides arrays.
-        body (Step): What happens within a call.
-    """
-
-    ranks: Ranks
-    body: Step
+    _ranks: Ranks
+    _step: Step
 
     @property
-    def record(self) -> Record | None:
-        """The last step on this rank: when it did what."""
-        return self.body.record
+    def internals(self) -> Internals:
+        """The parts that packages of this project use; they change without notice."""
+        return Internals(self)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this rank is the one of all that prints and writes logs."""
+        return self._ranks.is_chief
+
+    @property
+    def n_replicas(self) -> int:
+        """How many pipelines share a minibatch."""
+        return self._ranks.n_replicas
+
+    @property
+    def replica(self) -> int:
+        """The number of this rank's pipeline among the replicas."""
+        return self._ranks.replica
 
     def _call(self, name: str) -> AbstractContextManager[None]:
         """Returns the guard around a call."""
@@ -49,29 +59,13 @@ class CallsBetweenSteps:
             DisagreementError: If another rank makes another call.
             StallError: If another rank does not come in time.
         """
-        if (record := self.record) is None:
+        if (record := self._step.record) is None:
             raise RuntimeError("no step has been run yet")
         with self._call("timeline"):
-            self.ranks.calls.compare()
-            return self.ranks.timeline(record, self.body.early_exchanges.spans(record))
-
-    def gather(self, value: Any, call: str) -> list:
-        """Returns every rank's ``value``, of all replicas, in rank order.
-
-        Args:
-            value: Any picklable object.
-            call (str): What the ranks do, such as ``'save'`` or ``'compress'``; all
-                must do the same at this point.
-
-        Raises:
-            DisagreementError: On every rank, if they do not.
-            StallError: If another rank does not come in time.
-        """
-        with self._call(call):
-            if self.ranks.world.size == 1:
-                return [value]
-            self.ranks.calls.compare()
-            return self.ranks.all_gather(value, f"to {call}")
+            self._ranks.calls.compare()
+            return self._ranks.timeline(
+                record, self._step.early_exchanges.spans(record)
+            )
 
     def close(self) -> None:
         """Frees the pipeline's communicator; to be called on every rank.
@@ -86,15 +80,15 @@ class CallsBetweenSteps:
             SnapshotError: If a snapshot in the background has failed; call it again.
         """
         # A failed call may have messages under way, which hold on to everything.
-        if self.ranks.calls.has_failed or self.ranks.are_closed:
+        if self._ranks.calls.has_failed or self._ranks.are_closed:
             return
-        if self.ranks.before_close is not None:
-            self.ranks.before_close()
+        if self._ranks.before_close is not None:
+            self._ranks.before_close()
         # A rank that closed alone could not tell others that wait for it.
         with self._call("close"):
-            self.ranks.calls.compare()
-        self.body.close()
-        self.ranks.close()
+            self._ranks.calls.compare()
+        self._step.close()
+        self._ranks.close()
 
     def __enter__(self: _Own) -> _Own:
         return self

@@ -15,7 +15,6 @@ from divisible import Divisible, Machine, Plan
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.errors import TIMEOUT
 from divisible.communication.waiting import never_free
-from divisible.schedules.automatic import Trial
 from divisible.schedules.schedule import Schedule
 from pipeline.calls.ranks import Ranks
 from pipeline.planned import Planned
@@ -126,14 +125,7 @@ class Pipeline(Planned):
         is_first (bool): Whether this rank holds the first stage, and reads ``x``.
         is_last (bool): Whether this rank holds the last stage, and reads ``t``.
         grid (Grid or None): The grid, as given, or made for the plan.
-        ranks (Ranks): What the ranks tell each other besides arrays.
-        loss (Loss): What follows the last layer: ``lossfun`` and ``accfun``.
         fusion (FusedLayers): The chains that run as one function; printed, a table.
-        ties (TieExchange or None): Parameters that several stages share.
-        early_exchanges (EarlyExchanges): Exchanges of gradients while a step computes.
-        vetoes (WeakSet): Objects of this rank whose text ``refusal``, if it is not
-            empty, ends the next step on all ranks.
-        body (Step): What happens within a call: stages, runner, ties, updates.
         cuts (list of int): Where the layers are cut, as in a :class:`~divisible.Plan`.
 
     Raises:
@@ -211,42 +203,32 @@ class Pipeline(Planned):
         opening = open_plan(comm, arguments, wish)
         comm = opening.comm
         start = agree_on_start(comm, opening.arguments)
-        self.loss, self._start = start.loss, start
+        self._loss, self._arguments = start.loss, start.arguments
         current = CurrentSchedule(start.arguments, start.stage_ranks)
         self.grid = comm if isinstance(comm, Grid) else None
-        self.ranks = ranks = Ranks(comm, start.stage_ranks, timeout, start.name)
+        self._ranks = ranks = Ranks(comm, start.stage_ranks, timeout, start.name)
         self.rank, self._calls = ranks.rank, ranks.calls
         self.is_first, self.is_last = (
             ranks.rank == ranks.first,
             ranks.rank == ranks.last,
         )
         self.fusion = FusedLayers(start.arguments.stages, start.arguments.fuse)
-        self.body = Step(start, current, ranks)
-        self.early_exchanges, self.vetoes = self.body.early_exchanges, self.body.vetoes
+        self._step = Step(start, current, ranks)
         self._lay_out(start)
         begin_alike(ranks.grid, self.stages, timeout)
         self._device = start.arguments.stages[0].device
         self._keep_plan(opening, start)
 
-    def lay_out(self, start: Start) -> None:
-        """Takes the stages with the layers that they have now; a call of all ranks."""
-        with self._call("rebalance"):
-            given = self._start.arguments
-            self._lay_out(start._replace(arguments=given, loss=self.loss))
-
     def _lay_out(self, start: Start) -> None:
-        self.body.lay_out(start)
-        self.ties, self.cuts = self.body.ties, start.cuts
-
-    @property
-    def trial(self) -> Trial | None:
-        """The trial that is still to choose the schedule, of ``'auto'``."""
-        return self.body.current.trial
+        """Lays out the stages; what else was agreed on stays."""
+        given = start._replace(arguments=self._arguments, loss=self._loss)
+        self._step.lay_out(given)
+        self.cuts = start.cuts
 
     @property
     def n_steps(self) -> int:
         """How many minibatches :meth:`step` has run."""
-        return self.body.n_steps
+        return self._step.n_steps
 
     def step(
         self, x: Any = None, t: Any = None, optimizer: Any = None
@@ -292,11 +274,11 @@ class Pipeline(Planned):
         if self._own_grid is not None:
             self._check_set_up()
         with self._call("step"):
-            result = self.body.train(x, t, optimizer)
-        if self.body.current.trial is not None:
-            self.body.current.note(self.timeline, self.ranks, self.body.runner)
+            result = self._step.train(x, t, optimizer)
+        if self._step.current.trial is not None:
+            self._step.current.note(self.timeline, self._ranks, self._step.runner)
         if self.fusion.is_open:
-            self.fusion.choose(self.ranks)
+            self.fusion.choose(self._ranks)
         return result
 
     def evaluate(self, x: Any = None, t: Any = None) -> dict[str, float]:
@@ -306,7 +288,7 @@ class Pipeline(Planned):
         those of :meth:`step`.
         """
         with self._call("evaluate"):
-            return self.body.evaluate(x, t)
+            return self._step.evaluate(x, t)
 
     def predict(self, x: Any = None, axis: int | Sequence[int] = 0) -> Any:
         """Returns the model's output for one minibatch.
@@ -328,7 +310,7 @@ class Pipeline(Planned):
                 are none in any replica.
         """
         with self._call("predict"):
-            outputs = self.body.predict(x, axis)
+            outputs = self._step.predict(x, axis)
             return outputs[0] if len(outputs) == 1 else outputs
 
     def reset_states(self) -> None:
@@ -338,7 +320,7 @@ class Pipeline(Planned):
         """
         with self._call("reset"):
             self._calls.compare()
-            self.body.reset_states()
+            self._step.reset_states()
 
     def global_hooks(self, optimizer: Any) -> None:
         """Lets the hooks of optimizers see the whole model, as in serial training.
@@ -361,12 +343,12 @@ class Pipeline(Planned):
             >>> from mpi4py import MPI
             >>> Pipeline(stage, MPI.COMM_SELF, n_microbatches=2).global_hooks(optimizer)
         """
-        self.body.updates.hooks.add(optimizer)
+        self._step.updates.hooks.add(optimizer)
 
     @property
     def n_counted(self) -> dict[str, float]:
         """How many samples the last loss and accuracy are means of, in all replicas."""
-        return self.body.n_counted
+        return self._step.n_counted
 
     @property
     def n_samples(self) -> int | None:
@@ -374,11 +356,11 @@ class Pipeline(Planned):
 
         ``None`` if no replica has any. Give it to an optimizer that exchanges them.
         """
-        return self.body.n_samples
+        return self._step.n_samples
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes how many steps there were, and what layers are fused."""
-        self.body.serialize(serializer)
+        self._step.serialize(serializer)
         if self.fusion.chains or isinstance(serializer, chainer.Deserializer):
             self.fusion.serialize(serializer)
 
@@ -394,7 +376,7 @@ class Pipeline(Planned):
                 with chainer.using_device(self._device):
                     yield
             except BaseException:
-                if self.ranks.world.size > 1:
+                if self._ranks.world.size > 1:
                     # MPI may still write into the arrays of receives that were posted.
                     never_free(self)
                 raise

@@ -25,13 +25,10 @@ class Planned(CallsBetweenSteps):
     Attributes:
         cuts (list of int): Where the layers are cut.
         fusion (FusedLayers): The chains that run as one function.
-        vetoes (WeakSet): Objects that may end the next step, such as optimizers that
-            exchange gradients.
     """
 
     cuts: Sequence[int]
     fusion: FusedLayers
-    vetoes: Any
     _own_grid: Grid | None = None
     _plan: Plan | None = None
     _changes: Sequence[str] = ()
@@ -39,12 +36,12 @@ class Planned(CallsBetweenSteps):
     @property
     def stages(self) -> dict[int, Divisible]:
         """This rank's stages by their numbers in the pipeline."""
-        return {number: stage.layers for number, stage in self.body.stages.items()}
+        return {number: stage.layers for number, stage in self._step.stages.items()}
 
     @property
     def schedule(self) -> Schedule:
         """The one that :meth:`step` runs; ``'auto'`` may change it once."""
-        return self.body.current.schedule
+        return self._step.current.schedule
 
     def _keep_plan(self, opening: Opening, start: Start) -> None:
         """Keeps the plan, or the plan that the given stages make.
@@ -53,14 +50,14 @@ class Planned(CallsBetweenSteps):
             opening: The plan and the arguments that the pipeline was opened with.
             start: The result of the agreement of the ranks.
         """
-        grid = self.ranks.grid
+        grid = self._ranks.grid
         self._own_grid, self._changes = opening.grid, opening.changes
         self._plan = opening.plan or plan_of_stages(
             start.cuts,
             start.stage_ranks,
             n_microbatches=start.arguments.n_microbatches,
             recompute=start.arguments.recompute,
-            replicas=self.ranks.n_replicas,
+            replicas=self._ranks.n_replicas,
             shares=grid and grid.shares,
             hold_in=start.hold_in,
             streamed=start.streamed,
@@ -117,9 +114,9 @@ class Planned(CallsBetweenSteps):
             >>> pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
             >>> optimizer = pipe.setup(chainer.optimizers.Adam())
         """
-        stages, grid = list(self.stages.values()), self.ranks.grid
+        stages, grid = list(self.stages.values()), self._ranks.grid
         optimizer = set_up(optimizer, stages, grid, self)
-        self.body.updates.hooks.add(optimizer)
+        self._step.updates.hooks.add(optimizer)
         return optimizer
 
     def my_part(self, *arrays: Any) -> Any:
@@ -139,14 +136,14 @@ class Planned(CallsBetweenSteps):
             >>> pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
             >>> x, t = pipe.my_part([[1, 2]], [0])
         """
-        parts = tuple(part_of(self.ranks.grid, each) for each in arrays)
+        parts = tuple(part_of(self._ranks.grid, each) for each in arrays)
         return parts[0] if len(parts) == 1 else parts
 
     def _check_set_up(self) -> None:
         """Refuses a step whose gradients nobody would average."""
-        if not self.vetoes:
+        if not self._step.vetoes:
             raise RuntimeError(
-                f"the plan has {self.ranks.n_replicas} replicas, but nothing averages"
+                f"the plan has {self._ranks.n_replicas} replicas, but nothing averages"
                 f" their gradients: call optimizer = pipe.setup(optimizer)"
             )
 
@@ -155,9 +152,9 @@ class Planned(CallsBetweenSteps):
 
         See :meth:`.CallsBetweenSteps.close`.
         """
-        has_grid = self._own_grid is not None and not self.ranks.are_closed
+        has_grid = self._own_grid is not None and not self._ranks.are_closed
         super().close()
-        if has_grid and self.ranks.are_closed:
+        if has_grid and self._ranks.are_closed:
             self._own_grid.close()
 
     def __str__(self) -> str:
@@ -168,7 +165,7 @@ class Planned(CallsBetweenSteps):
         return self._describe().to_html()
 
     def _describe(self) -> Description:
-        grid, owners = self.ranks.grid, self.schedule.stage_ranks
+        grid, owners = self._ranks.grid, self.schedule.stage_ranks
         ranks = [
             [owner]
             if grid is None

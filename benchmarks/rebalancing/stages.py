@@ -106,10 +106,12 @@ def _train(job: dict[str, Any], way: str, number: int) -> dict[str, Any]:
     digest = hashlib.sha256()
     said = {p: param.array.tobytes() for p, param in stage.namedparams()}
     for _, array in sorted(
-        item for theirs in pipe.gather(said, "save") for item in theirs.items()
+        item
+        for theirs in pipe.internals.gather(said, "save")
+        for item in theirs.items()
     ):
         digest.update(array)
-    shares = pipe.gather(watch.cpu_seconds / cpu, "save")
+    shares = pipe.internals.gather(watch.cpu_seconds / cpu, "save")
     final = list(pipe.cuts)
     pipe.close()
     return {

@@ -46,11 +46,13 @@ def check_moment(pipeline: Pipeline, optimizers: Iterable[Any]) -> None:
         RuntimeError: If a minibatch is under way, if its gradients wait for an update,
             or if the schedule is still being chosen.
     """
-    if pipeline.trial is not None:
+    if pipeline.internals.trial is not None:
         raise RuntimeError(
             "the first minibatches choose the schedule 'auto': move layers after them"
         )
-    if pipeline.body.updates.are_awaited and not any(map(has_skipped, optimizers)):
+    if pipeline.internals.step.updates.are_awaited and not any(
+        map(has_skipped, optimizers)
+    ):
         raise RuntimeError(
             f"the gradients of minibatch {pipeline.n_steps} have not been used: layers"
             f" move between two minibatches, after optimizer.update()"
@@ -63,11 +65,11 @@ def check_not_within(pipeline: Pipeline) -> None:
     Raises:
         RuntimeError: If another call is running.
     """
-    calls = pipeline.ranks.calls
+    calls = pipeline.internals.ranks.calls
     if calls.is_within:
         raise RuntimeError(
-            f"layers move between two minibatches, but rank {pipeline.ranks.world.rank}"
-            f" is in a call of {calls.call}"
+            f"layers move between two minibatches, but rank"
+            f" {pipeline.internals.ranks.world.rank} is in a call of {calls.call}"
         )
 
 

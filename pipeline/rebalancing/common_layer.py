@@ -95,7 +95,7 @@ def compare_ranks(
             where = f"layer {layer.position}"
             raise _NotComparableError(f"{where}: {words_of(error)}") from error
 
-    gather = functools.partial(pipe.gather, call="rebalance")
+    gather = functools.partial(pipe.internals.gather, call="rebalance")
     attempt = functools.partial(on_all_ranks, gather, "", error=_NotComparableError)
     # The model's code may raise any error, and perhaps on one rank only.
     try:

@@ -170,8 +170,8 @@ class Rebalance(training.Extension):
             # This minibatch may have had the former layers.
             self._times.clear()
         elif self._n_seen > _WARM_UP:
-            n_samples = pipe.ranks.calls.agreed.n_samples[pipe.ranks.replica]
-            self._times.note(pipe.record, n_samples)
+            n_samples = pipe.internals.ranks.calls.agreed.n_samples[pipe.replica]
+            self._times.note(pipe.internals.record, n_samples)
         if self._n_seen == _WARM_UP and self._costs.are_open:
             self._costs.watch()
         if self._n_seen == self._next_check:
@@ -204,11 +204,11 @@ class Rebalance(training.Extension):
 
     def _check(self, trainer: Any, pipe: Pipeline) -> None:
         mine = self._times.seen(), self._costs.said(), socket.gethostname()
-        seen, said, hosts = zip(*pipe.gather(mine, "rebalance"))
+        seen, said, hosts = zip(*pipe.internals.gather(mine, "rebalance"))
         if self._measure_anew(trainer, pipe, said, seen):
             if self._is_too_early():
                 return
-            seen = pipe.gather(self._times.seen(), "rebalance")
+            seen = pipe.internals.gather(self._times.seen(), "rebalance")
         if None in seen:
             # A replica has not had a sample yet.
             return
@@ -226,18 +226,18 @@ class Rebalance(training.Extension):
             if not self._ranks.holds:
                 self._tell_unknown(trainer, pipe)
         self._costs.measured(said, busy, pipe.cuts, stage_ranks, size)
-        decision = pipe.ranks.choose(lambda: self._decide(pipe, times))
+        decision = pipe.internals.ranks.choose(lambda: self._decide(pipe, times))
         if self._ranks.holds and not self._ranks.see(
             decision.speeds, pipe.cuts, stage_ranks
         ):
             self._tell_unknown(trainer, pipe)
             # The cuts stay the same; only the reason differs.
-            decision = pipe.ranks.choose(lambda: self._decide(pipe, times))
+            decision = pipe.internals.ranks.choose(lambda: self._decide(pipe, times))
         self._speeds = decision.speeds
         seconds = max(theirs.step_seconds for theirs in seen)
         before = list(pipe.cuts)
         choice, moved = self._move(trainer, pipe, decision, seconds)
-        if self._log and pipe.ranks.is_chief:
+        if self._log and pipe.is_chief:
             # Speeds of the hosts themselves, however many samples they have.
             speeds = [speed * loads[r] for speed, r in zip(decision.speeds, slowest)]
             check = LoggedCheck(
@@ -262,7 +262,7 @@ class Rebalance(training.Extension):
 
     def _tell_unknown(self, trainer: Any, pipe: Pipeline) -> None:
         """Prints why it is not known which hosts are slow."""
-        if self._log and pipe.ranks.is_chief:
+        if self._log and pipe.is_chief:
             say(
                 trainer,
                 f"iteration {trainer.updater.iteration}: whether hosts are slow or"
@@ -304,7 +304,7 @@ class Rebalance(training.Extension):
         self._predicted = None
         self._cut_trial.forget()
         self._share_trial.forget()
-        if self._log and pipe.ranks.is_chief:
+        if self._log and pipe.is_chief:
             iteration = trainer.updater.iteration
             say(trainer, f"iteration {iteration}: {change_in_words(changed)}")
         return True
@@ -324,15 +324,17 @@ class Rebalance(training.Extension):
         iterator = trainer.updater.get_iterator("main")
         mine = getattr(iterator, "shares", None)
         mine = mine if getattr(iterator, "are_measured", False) else None
-        now = next((s for s in pipe.gather(mine, "rebalance") if s is not None), None)
-        if pipe.ranks.grid is None or now is None:
+        now = next(
+            (s for s in pipe.internals.gather(mine, "rebalance") if s is not None), None
+        )
+        if pipe.internals.ranks.grid is None or now is None:
             return
         replicas = [replica for replica, _ in _places(pipe)]
         sizes = dict(zip(replicas, (theirs.n_samples for theirs in seen)))
         samples = [sizes[replica] for replica in sorted(sizes)]
         per_sample = busy_replicas([theirs.of_stages for theirs in seen], replicas)
         busy = [n * each for n, each in zip(samples, per_sample)]
-        wanted = pipe.ranks.choose(lambda: self._shares.wanted(samples, busy))
+        wanted = pipe.internals.ranks.choose(lambda: self._shares.wanted(samples, busy))
         choice = self._share_trial.choose(wanted, now, step_seconds)
         if choice.target is None:
             return
@@ -340,7 +342,7 @@ class Rebalance(training.Extension):
             iterator.shares = choice.target
         # Former times do not predict a step with these shares.
         self._times.clear()
-        if self._log and pipe.ranks.is_chief:
+        if self._log and pipe.is_chief:
             shown = ", ".join(f"{share:.3f}" for share in choice.target)
             why = "" if choice.reason is None else f"{choice.reason}: "
             say(
@@ -384,5 +386,5 @@ class Rebalance(training.Extension):
 
 def _places(pipe: Pipeline) -> list[tuple[int, int]]:
     """Returns the replica, and the rank within its pipeline, of each rank of all."""
-    grid, size = pipe.ranks.grid, pipe.ranks.world.size
+    grid, size = pipe.internals.ranks.grid, pipe.internals.ranks.world.size
     return [(0, rank) if grid is None else grid.place(rank) for rank in range(size)]

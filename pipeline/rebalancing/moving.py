@@ -171,13 +171,13 @@ def rebalance(
     """
     start = time.perf_counter()
     checking.check_not_within(pipeline)
-    pipeline.ranks.calls.check_usable()
+    pipeline.internals.ranks.calls.check_usable()
     task, layers = _prepare(pipeline, optimizer, cuts, build)
     if not layers:
         return Moved((), 0, 0.0)
     fetched = _fetch(pipeline, task)
     before = state.optimizer_states(task.optimizers)
-    pipeline.ranks.calls.refusal = (
+    pipeline.internals.ranks.calls.refusal = (
         "layers were moved in part only: make a new model, new optimizers and a new"
         " Pipeline, and load a snapshot"
     )
@@ -185,11 +185,11 @@ def rebalance(
         become(task.changes[number].stage, stage)
     for each in task.optimizers.of_stages:
         _prepare_optimizer(each)
-    pipeline.lay_out(fetched.start)
+    pipeline.internals.lay_out(fetched.start)
     state.load_optimizers(pipeline, optimizer, before, fetched.arrays)
-    pipeline.ranks.calls.refusal = None
+    pipeline.internals.ranks.calls.refusal = None
     _mark(pipeline, layers, start)
-    seconds = pipeline.gather(time.perf_counter() - start, "rebalance")
+    seconds = pipeline.internals.gather(time.perf_counter() - start, "rebalance")
     return Moved(layers, fetched.n_bytes, max(seconds))
 
 
@@ -208,7 +208,7 @@ def _prepare(
         return _Task(model, _changes(pipe, model, plan), optimizers), plan, words
 
     task, *mine = _on_all_ranks(pipe, check)
-    said = pipe.gather(mine, "rebalance")
+    said = pipe.internals.gather(mine, "rebalance")
     for rank, (theirs, _) in enumerate(said):
         if theirs != said[0][0]:
             raise DisagreementError(
@@ -220,7 +220,7 @@ def _prepare(
 
 def _on_all_ranks(pipe: Pipeline, function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function on every rank; all ranks raise an error if one fails."""
-    gather = functools.partial(pipe.gather, call="rebalance")
+    gather = functools.partial(pipe.internals.gather, call="rebalance")
     return on_all_ranks(gather, "cannot move layers", function, *arguments)
 
 
@@ -252,14 +252,14 @@ def _changes(
 
 def _fetch(pipe: Pipeline, task: _Task) -> _Fetched:
     """Makes the future stages; changes nothing that is in use."""
-    ranks = pipe.ranks
+    ranks = pipe.internals.ranks
     mine = [want for change in task.changes.values() for want in change.wants]
     # On a grid, only the ranks of this replica's pipeline.
     row = [ranks.in_world(rank) for rank in range(ranks.size)]
-    everyones = pipe.gather(mine, "rebalance")
+    everyones = pipe.internals.gather(mine, "rebalance")
     outgoing, local = _sort_out(pipe, task.optimizers, [everyones[i] for i in row])
     parcels = {rank: Parcel.of(arrays) for rank, arrays in outgoing.items()}
-    said = pipe.gather(parcels, "rebalance")
+    said = pipe.internals.gather(parcels, "rebalance")
     incoming = {
         rank: said[there][ranks.rank]
         for rank, there in enumerate(row)
@@ -267,11 +267,11 @@ def _fetch(pipe: Pipeline, task: _Task) -> _Fetched:
     }
     coming = sum(parcel.n_bytes_in_memory for parcel in incoming.values())
     claims = free_memory.claims(coming + _bytes_to_make(task))
-    refusal = free_memory.refusal(pipe.gather(claims, "rebalance"))
+    refusal = free_memory.refusal(pipe.internals.gather(claims, "rebalance"))
     if refusal is not None:
         raise MemoryError(f"there is no room for the layers that would move: {refusal}")
     made, mine = _on_all_ranks(pipe, _make, pipe, task, incoming)
-    start = _start(pipe, pipe.gather(mine, "rebalance"))
+    start = _start(pipe, pipe.internals.gather(mine, "rebalance"))
     with ranks.calls.made("rebalance"):
         arrays = {**local, **exchange(ranks, outgoing, incoming, made.files)}
     _on_all_ranks(pipe, _load, made.stages, task.changes, arrays)
@@ -324,7 +324,7 @@ def _make(
         stages[number] = different_stage(task.model, change.stage, change.layer_range)
         stages[number].to_device(change.stage.device)
     after = {**pipe.stages, **stages}
-    of_loss = [p for link in pipe.loss.links.values() for p in link.params()]
+    of_loss = [p for link in pipe.internals.loss.links.values() for p in link.params()]
     ordered = [after[number] for number in sorted(after)]
     mine = Announcement.of(ordered, of_loss, {})
     return _Made(stages, files_for(incoming.values())), (mine, announcement())
@@ -334,7 +334,7 @@ def _start(
     pipe: Pipeline, said: Sequence[tuple[Announcement, OfCommunicators]]
 ) -> Start:
     """Returns the future stages of all ranks, or raises an error on every rank."""
-    grid, words = pipe.ranks.grid, [theirs for theirs, _ in said]
+    grid, words = pipe.internals.ranks.grid, [theirs for theirs, _ in said]
     start = agree(words) if grid is None else agree_on_replicas(words, grid)
     return start._replace(name=free_dropped([theirs for _, theirs in said]))
 
@@ -350,10 +350,10 @@ def _load(
 
 def _mark(pipe: Pipeline, layers: Sequence[int], start: float) -> None:
     """Adds the move to the end of the last minibatch's timeline."""
-    if pipe.record is not None:
+    if pipe.internals.record is not None:
         words = f"{MOVE} {', '.join(map(str, layers))}"
-        after = (*pipe.record.after, Span(words, start, time.perf_counter()))
-        pipe.body.record = pipe.record._replace(after=after)
+        after = (*pipe.internals.record.after, Span(words, start, time.perf_counter()))
+        pipe.internals.step.record = pipe.internals.record._replace(after=after)
 
 
 def _prepare_optimizer(optimizer: Any) -> None:

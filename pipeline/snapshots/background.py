@@ -75,7 +75,7 @@ def start(
         except (MemoryError, RuntimeError) as error:
             failure = one_line(error)
         try:
-            failures = pipeline.gather(failure, "save")
+            failures = pipeline.internals.gather(failure, "save")
         except BaseException:
             # A thread that waits would keep the process from its end.
             if save is not None:
@@ -89,7 +89,7 @@ def start(
         return True
     if save is not None:
         save.stop()
-    if pipeline.ranks.is_chief and pipeline not in _told:
+    if pipeline.is_chief and pipeline not in _told:
         warnings.warn(
             f"snapshots are written at once, while the training waits, since there is"
             f" no room for a copy of the state: {why}",
@@ -189,9 +189,9 @@ class WritingThread:
     ) -> None:
         self.what = what
         self.report = report
-        world = pipeline.ranks.world
+        world = pipeline.internals.ranks.world
         self._rank, self._n_ranks = world.rank, world.size
-        self._timeout = min(pipeline.ranks.timeout, threading.TIMEOUT_MAX / 2)
+        self._timeout = min(pipeline.internals.ranks.timeout, threading.TIMEOUT_MAX / 2)
         self._seconds = _SHARE_OF_TIMEOUT * self._timeout
         # In words: an error holds on to all that its frames have.
         self._failure: str | None = None

@@ -67,7 +67,7 @@ def on_all_ranks(
     Raises:
         SnapshotError: On every rank, with what happened on the first rank that failed.
     """
-    gather = functools.partial(pipeline.gather, call=call)
+    gather = functools.partial(pipeline.internals.gather, call=call)
     return attempts.on_all_ranks(
         gather, what, function, *arguments, error=SnapshotError
     )
@@ -90,9 +90,11 @@ def on_first(
     """
 
     def if_first() -> Any:
-        return function(*arguments) if pipeline.ranks.is_chief else None
+        return function(*arguments) if pipeline.is_chief else None
 
-    return pipeline.gather(on_all_ranks(pipeline, call, what, if_first), call)[0]
+    return pipeline.internals.gather(
+        on_all_ranks(pipeline, call, what, if_first), call
+    )[0]
 
 
 def words_of(error: Exception) -> str:

@@ -153,7 +153,7 @@ class SnapshotExtension(training.Extension):
                 strict=self.strict,
             )
             self.resumed_from = Path(path)
-            if pipe.ranks.is_chief:
+            if pipe.is_chief:
                 say(trainer, _resumed(found, trainer, pipe))
 
     def _latest(self, trainer: Any, pipe: Pipeline) -> Path | None:
@@ -215,7 +215,7 @@ class SnapshotExtension(training.Extension):
         self.saved_to = None
         if self.when_failed == "raise":
             raise error
-        if self._saved is not None and self._saved.ranks.is_chief:
+        if self._saved is not None and self._saved.is_chief:
             warnings.warn(f"training goes on, but {error}", stacklevel=2)
 
     def _name(self, trainer: Any) -> str:
@@ -241,7 +241,7 @@ class SnapshotExtension(training.Extension):
 
 def _resumed(found: Snapshot, trainer: Any, pipe: Pipeline) -> str:
     """Returns in a line what a run goes on from."""
-    n_saved, n_now = found.n_ranks * found.n_replicas, pipe.ranks.world.size
+    n_saved, n_now = found.n_ranks * found.n_replicas, pipe.internals.ranks.world.size
     return (
         f"resumed from {found.path}: iteration {trainer.updater.iteration}, saved"
         f" {_age(time.time() - found.time)} ago on {count(n_saved, 'rank')}; the"

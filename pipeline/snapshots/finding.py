@@ -88,15 +88,15 @@ def latest_on_all_ranks(
     what = f"cannot resume from {os.fspath(directory)}"
     attempt = functools.partial(on_all_ranks, pipeline, "load", what)
     attempt_on_first = functools.partial(on_first, pipeline, "load", what)
-    search, world = Search(Path(directory), pattern), pipeline.ranks.world
+    search, world = Search(Path(directory), pattern), pipeline.internals.ranks.world
 
     def failure_on_any(snapshot: Snapshot) -> _Failure | None:
-        unseen = pipeline.gather(_failure(_see, snapshot), "load")
+        unseen = pipeline.internals.gather(_failure(_see, snapshot), "load")
         if any(unseen) and not attempt_on_first(search.has_gone, snapshot):
             attempt(_see, snapshot)
         mine = list(snapshot.files)[world.rank :: world.size]
         failure = _failure(snapshot.verify, mine)
-        failures = [each for each in pipeline.gather(failure, "load") if each]
+        failures = [each for each in pipeline.internals.gather(failure, "load") if each]
         return failures[0] if failures else None
 
     return _newest(search, failure_on_any, attempt_on_first)

@@ -105,7 +105,7 @@ def load_snapshot(
     snapshot, found = on_all_ranks(
         pipeline, "load", what, _open, path, pipeline, optimizer, state
     )
-    checksums = pipeline.gather(snapshot.checksum, "load")
+    checksums = pipeline.internals.gather(snapshot.checksum, "load")
     for rank, checksum in enumerate(checksums):
         if checksum != checksums[0]:
             raise SnapshotError(f"{what}: ranks 0 and {rank} see different ones there")
@@ -117,7 +117,7 @@ def load_snapshot(
         set_back()
         raise
     differences = loading.load(strict)
-    if differences and pipeline.ranks.is_chief:
+    if differences and pipeline.is_chief:
         warnings.warn(f"{path} is loaded in part: {differences}", stacklevel=2)
     return replace(snapshot, differences=differences)
 
@@ -159,7 +159,7 @@ class _Loading(NamedTuple):
             if hasattr(hook, "fit")
         }
         shapes = self._attempt(lambda: self._saved_shapes() if hooks else {})
-        calls = self.pipeline.ranks.calls
+        calls = self.pipeline.internals.ranks.calls
         earlier_refusal, calls.refusal = calls.refusal, self._refusal
         undoing = self._attempt(lambda: [hook.fit(shapes) for hook in hooks.values()])
         calls.refusal = earlier_refusal
@@ -179,7 +179,7 @@ class _Loading(NamedTuple):
         Raises:
             SnapshotError: On every rank, if it does not.
         """
-        ledger, calls = Ledger(), self.pipeline.ranks.calls
+        ledger, calls = Ledger(), self.pipeline.internals.ranks.calls
         self._attempt(self._load_layers, ledger, True)
         kept = KeptState(self._objects)
         earlier_refusal, calls.refusal = calls.refusal, self._refusal
@@ -201,7 +201,7 @@ class _Loading(NamedTuple):
         Raises:
             SnapshotError: On every rank, if it failed on any.
         """
-        ledger, calls = Ledger(), self.pipeline.ranks.calls
+        ledger, calls = Ledger(), self.pipeline.internals.ranks.calls
         found = self.optimizers
         calls.refusal = self._refusal
         try:
@@ -230,16 +230,16 @@ class _Loading(NamedTuple):
     @property
     def _is_of_other_replicas(self) -> bool:
         """Whether there were more replicas, or fewer."""
-        return self.snapshot.n_replicas != self.pipeline.ranks.n_replicas
+        return self.snapshot.n_replicas != self.pipeline.n_replicas
 
     def _attempt(self, load: Callable[..., Any], *arguments: Any) -> Any:
         return on_all_ranks(self.pipeline, "load", self.what, load, *arguments)
 
     def _compared(self, ledger: Ledger, strict: bool) -> Differences:
-        if self.pipeline.ranks.n_replicas == 1 < self.snapshot.n_replicas:
+        if self.pipeline.n_replicas == 1 < self.snapshot.n_replicas:
             # A single pipeline has no use for what replicas keep of their exchange.
             ledger.read |= set(filter(_is_of_exchange, ledger.found))
-        ledgers = self.pipeline.gather(ledger, "load")
+        ledgers = self.pipeline.internals.gather(ledger, "load")
         return compare(ledgers, self.what, strict, _OF_ANOTHER_RUN)
 
     def _saved_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -264,7 +264,7 @@ class _Loading(NamedTuple):
                 load_model(stage, arrays)
             if self._is_of_other_replicas and stage.carried_states:
                 with self._of_replicas(positions, "model/", ledger) as replicas:
-                    load_shares(stage, replicas, pipeline.ranks, is_dry_run)
+                    load_shares(stage, replicas, pipeline.internals.ranks, is_dry_run)
         for optimizer in optimizers.of_stages:
             positions = optimizers.positions(optimizer)
             names = optimizers.names(optimizer)
@@ -312,7 +312,7 @@ class _Loading(NamedTuple):
 
     def _load_objects(self, ledger: Ledger) -> None:
         pipeline, snapshot = self.pipeline, self.snapshot
-        ranks, n_ranks = pipeline.ranks, pipeline.schedule.n_ranks
+        ranks, n_ranks = pipeline.internals.ranks, pipeline.schedule.n_ranks
         is_first = pipeline.is_first and ranks.replica == 0
         is_alike = (ranks.n_replicas, n_ranks) == (
             snapshot.n_replicas,
@@ -336,7 +336,7 @@ def _open(
     """Returns the snapshot, having seen that it fits and its files are unchanged."""
     check_objects(state)
     found = OptimizersOfStages(optimizers, pipeline)
-    snapshot = replace(Snapshot.open(path), replica=pipeline.ranks.replica)
+    snapshot = replace(Snapshot.open(path), replica=pipeline.replica)
     n_layers = len(next(iter(pipeline.stages.values())).model_layers)
     if snapshot.n_layers != n_layers:
         raise SnapshotError(
@@ -351,7 +351,7 @@ def _open(
     if pipeline.is_last and LOSS in snapshot.files:
         names.append(LOSS)
     # Where there were more replicas, or fewer, the files of all are read.
-    is_another = snapshot.n_replicas != pipeline.ranks.n_replicas
+    is_another = snapshot.n_replicas != pipeline.n_replicas
     read_as = snapshot.of_replicas() if is_another else [snapshot]
     own = {file for each in read_as for file in each.own_files(names).values()}
     snapshot.verify([*names, *sorted(own)])

@@ -57,7 +57,7 @@ class OptimizersOfStages:
         self._stages = list(pipeline.stages.values())
         self.loss_links = {
             name: link
-            for name, link in pipeline.loss.links.items()
+            for name, link in pipeline.internals.loss.links.items()
             if any(inner._params or inner._persistent for inner in link.links())
         }
         self._pipeline = pipeline

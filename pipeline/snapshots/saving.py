@@ -149,7 +149,7 @@ def save(
         check_name(path)
     except ValueError as error:
         raise SnapshotError(str(error)) from None
-    pipeline.ranks.calls.check_usable()
+    pipeline.internals.ranks.calls.check_usable()
     path, values = Path(path), dict(values or {})
     folder, pattern = among or (path.parent, "*")
     series = Series(Path(folder), pattern, n_retains)
@@ -169,7 +169,7 @@ def save(
                 stack.pop_all()
                 return
             entries = on_all_ranks(pipeline, "save", what, writing.write_files)
-            written = pipeline.gather(entries, "save")
+            written = pipeline.internals.gather(entries, "save")
             on_first(pipeline, "save", what, writing.finish, written)
         except SnapshotError as error:
             draft.discard()
@@ -196,11 +196,11 @@ def _collect(
     contents, mine, claims = on_all_ranks(
         pipeline, "save", what, _prepare, background, pipeline, *run
     )
-    said = pipeline.gather((mine, claims), "save")
+    said = pipeline.internals.gather((mine, claims), "save")
     announcements, everyones_claims = zip(*said)
     _compare(announcements, everyones_claims, what)
     contents = of_replica(contents, mine, announcements)
-    if pipeline.ranks.is_chief:
+    if pipeline.is_chief:
         contents[COMMON] = common_arrays(announcements, contents[COMMON])
     return contents, announcements, everyones_claims
 
@@ -218,7 +218,7 @@ def _hold(pipeline: Pipeline, lock: Lock | None) -> None:
     """Keeps a lock as long as a pipeline is there, or until it saves elsewhere."""
     _locks[pipeline] = lock
     of = weakref.ref(pipeline)
-    pipeline.ranks.before_close = lambda: _end(of())
+    pipeline.internals.ranks.before_close = lambda: _end(of())
 
 
 def _end(pipeline: Pipeline) -> None:

@@ -165,9 +165,8 @@ def export_npz(
     Args:
         snapshot: The directory of the snapshot.
         path: The file to write; it appears only when it is complete.
-        names (ChainNames): The ``chain_names`` of a model that
-            :func:`~divisible.from_chain` made: the file is for the chain then, by its
-            own names.
+        names (ChainNames): The ``chain_names`` of what :func:`~divisible.from_chain`
+            made: the file is for the chain then, by its own names.
 
     Raises:
         SnapshotError: If the snapshot is incomplete, truncated or changed.

@@ -76,7 +76,7 @@ def collect(
     json.dumps(values)
     contents = _layer_contents(pipeline, OptimizersOfStages(optimizers, pipeline))
     objects = {}
-    ranks = pipeline.ranks
+    ranks = pipeline.internals.ranks
     digests = _digests(contents) if ranks.n_replicas > 1 else {}
     if ranks.is_chief or (pipeline.is_first and ranks.replica == 0):
         objects = object_arrays({**state, "pipeline": pipeline})
@@ -229,7 +229,7 @@ class Writing:
             files={},
             time=0.0,
             n_ranks=pipeline.schedule.n_ranks,
-            n_replicas=pipeline.ranks.n_replicas,
+            n_replicas=pipeline.n_replicas,
             n_steps=pipeline.n_steps,
             schedule=_schedule_of(pipeline),
             versions={

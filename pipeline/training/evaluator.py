@@ -124,7 +124,7 @@ class PipelineEvaluator(Evaluator):
         """
         if self.eval_hook:
             self.eval_hook(self)
-        self.pipeline.body.reset_states(of_training=False)
+        self.pipeline.internals.step.reset_states(of_training=False)
         iterator = self._iterators["main"]
         of_batches = self._mean == "batches"
         means, last = RunningMeans(), {}
@@ -133,7 +133,7 @@ class PipelineEvaluator(Evaluator):
             for minibatch in _sweep(self._reader, iterator, self._at_once):
                 result = self.pipeline.evaluate(minibatch.x, minibatch.t)
                 counted = {} if of_batches else self.pipeline.n_counted
-                n_samples = self.pipeline.ranks.calls.agreed.n_samples
+                n_samples = self.pipeline.internals.ranks.calls.agreed.n_samples
                 rest = 1 if of_batches else sum(n_samples)
                 for name, value in result.items():
                     means.add(name, value, counted.get(name, rest))
@@ -143,7 +143,7 @@ class PipelineEvaluator(Evaluator):
         if bar:
             bar.close()
         # Only the last stage's rank knows how many targets count.
-        result = self.pipeline.ranks.share(means.result(of_nothing=last))
+        result = self.pipeline.internals.ranks.share(means.result(of_nothing=last))
         prefix = f"{self.name}/" if self.name else ""
         return {prefix + name: mean for name, mean in named(result).items()}
 
@@ -205,7 +205,7 @@ def predict(
             " those of the data set: give the iterator itself on every replica"
         )
     _check_has_end(iterator, "predict from")
-    pipeline.body.reset_states(of_training=False)
+    pipeline.internals.step.reset_states(of_training=False)
     outputs, sizes = [], []
     with _unchanged(pipeline):
         for minibatch in _sweep(reader, iterator, _at_once(at_once, pipeline)):
@@ -257,7 +257,7 @@ def _unequal_parts(
 
 
 def _is_replica_0(pipeline: Pipeline) -> bool:
-    return pipeline.ranks.replica == 0
+    return pipeline.replica == 0
 
 
 def _carried_states(pipeline: Pipeline) -> tuple[str, ...]:

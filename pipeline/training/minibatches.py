@@ -154,7 +154,7 @@ def iterators_of_rank(
     main = iterators["main"]
     shares = is_shared and pipeline.shares_minibatches and pipeline.is_first
     if shares and not isinstance(main, ReplicaIterator):
-        timeout = pipeline.ranks.timeout
+        timeout = pipeline.internals.ranks.timeout
         iterators["main"] = ReplicaIterator(main, pipeline.grid, timeout=timeout)
     return iterators
 
@@ -200,13 +200,13 @@ class MinibatchReader:
         label_key: Key | Sequence[Key] | None = -1,
         purpose: str = "train",
     ) -> None:
-        self._ranks = pipeline.ranks
+        self._ranks = pipeline.internals.ranks
         self.reads = pipeline.is_first
         self._uses_targets = pipeline.is_last
         self._converter = converter
         self._device = None if device is None else chainer.get_device(device)
         self._label_keys = () if label_key is None else tuple(as_list(label_key))
-        needs_targets = purpose != "predict" and pipeline.loss.needs_targets
+        needs_targets = purpose != "predict" and pipeline.internals.loss.needs_targets
         if not self._label_keys and needs_targets:
             raise ValueError(
                 f"label_key is {label_key} on rank {pipeline.rank}: to {purpose}, it"

@@ -36,7 +36,7 @@ class OneTrainer(Extension):
 
     def initialize(self, trainer: Trainer) -> None:
         """Changes extensions and stop trigger; called when the trainer starts."""
-        ranks = trainer.updater.pipeline.ranks
+        ranks = trainer.updater.pipeline.internals.ranks
         _refuse_evaluators_of_stages(trainer)
         if ranks.world.size > 1:
             _refuse_snapshots_of_one_rank(trainer)
@@ -83,7 +83,9 @@ def _refuse_files_of_several_ranks(trainer: Trainer) -> None:
         and isinstance(extension.filename, str)
     }
     writers: dict[str, list[int]] = {}
-    for rank, theirs in enumerate(trainer.updater.pipeline.gather(mine, "agree")):
+    for rank, theirs in enumerate(
+        trainer.updater.pipeline.internals.gather(mine, "agree")
+    ):
         for path in theirs:
             writers.setdefault(path, []).append(rank)
     for path, ranks in writers.items():
@@ -113,7 +115,7 @@ def _refuse_evaluators_of_stages(trainer: Trainer) -> None:
             )
         for target in extension.get_all_targets().values():
             # In one process a classifier around the model has a loss.
-            found = [target] if pipe.ranks.size == 1 else target.links()
+            found = [target] if pipe.internals.ranks.size == 1 else target.links()
             if extension.eval_func is None and any(
                 id(link) in stages for link in found
             ):
@@ -150,7 +152,7 @@ class TriggerOfRankZero(TriggerAround):
         """Returns whether the trigger of rank 0 fires."""
         # The other ranks call theirs too, because it may have a state.
         fires = bool(self._trigger(trainer))
-        ranks = trainer.updater.pipeline.ranks
+        ranks = trainer.updater.pipeline.internals.ranks
         return bool(ranks.agree(fires and ranks.is_chief))
 
 
@@ -182,7 +184,7 @@ class StopTogether(TriggerAround):
         # The epoch may have been loaded, and triggers and extensions read it.
         updater.synchronize()
         fires = bool(self._trigger(trainer)) or updater.stop_code > 0
-        ranks = updater.pipeline.ranks
+        ranks = updater.pipeline.internals.ranks
         stops = bool(ranks.agree(fires))
         if stops and not self._has_begun and ranks.is_chief:
             say(

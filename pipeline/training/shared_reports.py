@@ -49,7 +49,7 @@ class SharedReports(Extension):
 
     def initialize(self, trainer: Trainer) -> None:
         """Finds the place to share, with all ranks; called when the trainer starts."""
-        ranks = trainer.updater.pipeline.ranks
+        ranks = trainer.updater.pipeline.internals.ranks
         if ranks.world.size == 1:
             return
         # The trainer calls extensions in this order.
@@ -76,7 +76,7 @@ class SharedReports(Extension):
         self._have_fired = False
         if not (is_due or updater.somebody_reports_more):
             return
-        ranks = updater.pipeline.ranks
+        ranks = updater.pipeline.internals.ranks
         mine = numbers(trainer.observation, updater.reported_alike)
         digest = hashlib.blake2b(repr(sorted(mine.items())).encode(), digest_size=8)
         digests = ranks.gather(np.frombuffer(digest.digest(), np.int64))

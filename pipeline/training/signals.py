@@ -109,7 +109,7 @@ class StopOnSignal(Extension):
         """Restores the signals' handlers; called at the end of the loop."""
         self._restore()
         trainer, self._stopped = self._stopped, None
-        if trainer is None or not trainer.updater.pipeline.ranks.is_chief:
+        if trainer is None or not trainer.updater.pipeline.is_chief:
             return
         # Threads that write snapshots have ended by now, with success or an error.
         if sys.exc_info()[1] is self._handled:

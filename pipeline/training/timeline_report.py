@@ -42,7 +42,7 @@ class TimelineReport(training.Extension):
         """Measures the timeline on all ranks; rank 0 writes the file."""
         pipe = trainer.updater.pipeline
         timeline = pipe.timeline()
-        if pipe.ranks.is_chief:
+        if pipe.is_chief:
             path = Path(trainer.out) / self._filename.format(trainer)
             write = timeline.save if path.suffix == ".json" else timeline.plot
             with self._files.writing(path):

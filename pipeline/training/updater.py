@@ -153,7 +153,7 @@ class PipelineUpdater(StandardUpdater):
         """Adds extensions that make the ranks' trainers one; called by the trainer."""
         trainer.extend(OneTrainer())
         trainer.extend(SharedReports())
-        if self.pipeline.ranks.world.size > 1:
+        if self.pipeline.internals.ranks.world.size > 1:
             # Python prints the traceback, so the trainer need not print it before.
             trainer.run = functools.partial(trainer.run, show_loop_exception_msg=False)
 
@@ -188,8 +188,8 @@ class PipelineUpdater(StandardUpdater):
         self.iteration += 1
 
         seconds = time.perf_counter() - start
-        cost = measure(self.pipeline.record, seconds, self._device_of_stages)
-        ranks = self.pipeline.ranks
+        cost = measure(self.pipeline.internals.record, seconds, self._device_of_stages)
+        ranks = self.pipeline.internals.ranks
         reports_more = not _observation().keys() <= self.reported_alike
         mine = np.array([*cost, self._requested, reports_more])
         gathered = ranks.finish(ranks.gather(mine))
@@ -206,7 +206,7 @@ class PipelineUpdater(StandardUpdater):
         result = self.step(minibatch.x, minibatch.t)
         self._update_parameters()
         # The samples of all replicas.
-        self._n_samples = sum(self.pipeline.ranks.calls.agreed.n_samples)
+        self._n_samples = sum(self.pipeline.internals.ranks.calls.agreed.n_samples)
         self._report(named(result))
 
     def step(self, x: Any, t: Any) -> dict[str, float]:
@@ -336,7 +336,7 @@ def _check_targets(
         )
     for name in scaling:
         decides_alone = not getattr(optimizers[name], "has_comm", True)
-        if pipeline.ranks.world.size > 1 and decides_alone:
+        if pipeline.internals.ranks.world.size > 1 and decides_alone:
             raise ValueError(
                 f"the optimizer {name!r} of rank {pipeline.rank} is in mixed precision,"
                 f" and would skip steps that the other ranks take: give it their"

@@ -224,7 +224,7 @@ def test_a_pipeline_without_replicas_tells_of_no_gradient():
             for x, t in batches:
                 pipe.step(x, t)
                 optimizer.update()
-            assert not pipe.early_exchanges.are_wanted
+            assert not pipe.internals.early_exchanges.are_wanted
             found.append((values_of(model), walk(optimizer.update).calls))
     assert found[0][0] == found[1][0]
     assert found[1][1] - found[0][1] <= MOST_CALLS

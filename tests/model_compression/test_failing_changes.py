@@ -150,7 +150,7 @@ def change(run, is_pruned):
 )
 def test_no_half_model_is_taken_for_good(is_pruned, error, each, tmp_path):
     before, changed = Run(is_pruned).arrays(), Run(is_pruned)
-    with Fails(changed.pipe.ranks.calls) as counted:
+    with Fails(changed.pipe.internals.ranks.calls) as counted:
         change(changed, is_pruned)
     after = changed.arrays()
     assert not are_equal(before, after)
@@ -160,7 +160,7 @@ def test_no_half_model_is_taken_for_good(is_pruned, error, each, tmp_path):
     counts = {"as before": 0, "refused": 0, "as after": 0}
     run = Run(is_pruned)
     for n in sorted({*tried, *range(end, end + 9)}):
-        fails = Fails(run.pipe.ranks.calls, n, error)
+        fails = Fails(run.pipe.internals.ranks.calls, n, error)
         with contextlib.suppress(type(error)), fails:
             change(run, is_pruned)
         try:
@@ -172,6 +172,6 @@ def test_no_half_model_is_taken_for_good(is_pruned, error, each, tmp_path):
             continue
         assert are_equal(here, before) or are_equal(here, after), n
         counts["as before" if are_equal(here, before) else "as after"] += 1
-        if run.pipe.ranks.calls.has_failed or are_equal(here, after):
+        if run.pipe.internals.ranks.calls.has_failed or are_equal(here, after):
             run = Run(is_pruned)
     assert all(counts.values()), counts

@@ -241,10 +241,10 @@ def test_close_is_safe_after_an_error_and_after_itself():
         pipe.step(X, None)
     pipe.close()
     # Messages may be under way, which hold on to it.
-    assert pipe.ranks.comm != MPI.COMM_NULL
+    assert pipe.internals.ranks.comm != MPI.COMM_NULL
     with Pipeline(stage, MPI.COMM_SELF, n_microbatches=2) as pipe:
         pipe.close()
-    assert pipe.ranks.comm == MPI.COMM_NULL
+    assert pipe.internals.ranks.comm == MPI.COMM_NULL
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def _recompute(pipe, plan, *_):
 
 
 def _replicas(pipe, plan, *_):
-    assert pipe.ranks.n_replicas == plan.replicas
+    assert pipe.n_replicas == plan.replicas
     assert (pipe.grid is not None) == (plan.replicas > 1) == pipe.shares_minibatches
 
 
@@ -176,7 +176,7 @@ def _error_feedback(pipe, plan, noted, *_):
 def _shares(pipe, plan, noted, n_samples):
     shares = plan.shares or [1] * plan.replicas
     sizes = integer_shares(shares, n_samples, int(n_samples >= plan.replicas))
-    assert pipe.n_samples == sizes[pipe.ranks.replica]
+    assert pipe.n_samples == sizes[pipe.replica]
 
 
 def _fusion(pipe, plan, *_):
@@ -187,7 +187,7 @@ def _fusion(pipe, plan, *_):
 
 
 def _hold_in(pipe, plan, *_):
-    holds = pipe.body.runner._elsewhere is not None
+    holds = pipe.internals.step.runner._elsewhere is not None
     assert holds == (plan.hold_in[pipe.rank] == "disk")
 
 

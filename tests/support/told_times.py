@@ -45,8 +45,8 @@ class Clock(chainer.training.Extension):
         slowness = 3 if is_slow and pipe.rank == self._slow_rank else 1
         seconds = SECONDS * self._cost(stage) * slowness
         times, now = [], 0.0
-        for operation in pipe.record.program.operations:
+        for operation in pipe.internals.record.program.operations:
             took = seconds if isinstance(operation, Action) else SECONDS
             times += [now, now + took]
             now += took
-        pipe.body.record = pipe.record._replace(times=times)
+        pipe.internals.step.record = pipe.internals.record._replace(times=times)

@@ -104,7 +104,7 @@ def learns_as_serially(comm, cuts, schedule, of_teacher):
         again = chainer.iterators.SerialIterator(data, 16, repeat=False, shuffle=False)
         seen = PipelineEvaluator(again, pipe)()
         here = {k: p.array for stage in stages for k, p in stage.namedparams()}
-        said = pipe.gather((here, updater.losses), "compress")
+        said = pipe.internals.gather((here, updater.losses), "compress")
     found = {path: array for theirs, _ in said for path, array in theirs.items()}
     assert len({losses for _, losses in said}) == 1
     if comm.rank == 0:

@@ -150,7 +150,7 @@ class Run:
         """Returns the parameters of the whole model, or what else stages have."""
         here = {k: v for stage in self.stages for k, v in of_stage(stage).items()}
         found = {}
-        for theirs in self.pipe.gather(here, "compress"):
+        for theirs in self.pipe.internals.gather(here, "compress"):
             for path, array in theirs.items():
                 # Of tied layers, and of replicas.
                 np.testing.assert_array_equal(found.setdefault(path, array), array)
@@ -192,7 +192,7 @@ def equal_to_one_rank(comm, cuts, schedule, half, name="pruned"):
     with run.pipe:
         found = run.train()
         words = run.compress.sparsity, run.compress.bits
-        said = run.pipe.gather(words, "compress")
+        said = run.pipe.internals.gather(words, "compress")
     assert len({*said}) == 1 and said[0][0] >= 0.5
     CHECKS[name](found)
     if comm.rank == 0:

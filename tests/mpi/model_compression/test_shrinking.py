@@ -144,7 +144,7 @@ class Run:
                 if isinstance(link, L.BatchNormalization):
                     here[f"{path}:avg_var"] = link.avg_var
         found = {}
-        for theirs in self.pipe.gather(here, "compress"):
+        for theirs in self.pipe.internals.gather(here, "compress"):
             for path, array in theirs.items():
                 np.testing.assert_array_equal(found.setdefault(path, array), array)
         return found

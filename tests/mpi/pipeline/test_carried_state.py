@@ -149,7 +149,7 @@ def goes_on(comm, folder):
     x, t = batches[0]
     losses = [run.pipe.evaluate(x, t)["loss"] for _ in range(2)]
     assert losses[0] != losses[1]
-    run.pipe.body.reset_states(of_training=False)
+    run.pipe.internals.step.reset_states(of_training=False)
     assert run.pipe.evaluate(x, t)["loss"] == losses[0]
     assert run.pipe.predict(x).shape == (6, N_WORDS, LENGTH)
     save_snapshot(folder, run.pipe, run.optimizers)
@@ -193,7 +193,7 @@ def evaluates(comm):
         return PipelineEvaluator(iterator, run.pipe, **options)
 
     found = [evaluator()()["main/loss"] for _ in range(2)]
-    run.pipe.body.reset_states(of_training=False)
+    run.pipe.internals.step.reset_states(of_training=False)
     wanted = [run.pipe.evaluate(x[i : i + 6], t[i : i + 6])["loss"] for i in (0, 6)]
     assert found == pytest.approx([np.mean(wanted)] * 2)
     with pytest.raises(ValueError, match="/1/cell carries a state from one of"):
@@ -407,7 +407,7 @@ def test_samples_of_all_replicas_that_there_were_are_this_ones(saved, loaded):
 def refuses_in_one_replica(comm):
     pipe, _, _ = replica_of(comm, 2)
     pipe.step(*next(minibatches(1, 4)))
-    x, t = next(minibatches(1, 8 if pipe.ranks.replica == 1 else 4))
+    x, t = next(minibatches(1, 8 if pipe.replica == 1 else 4))
     with pytest.raises(DisagreementError, match="8 samples in replica 1, .*cell"):
         pipe.step(x, t)
 

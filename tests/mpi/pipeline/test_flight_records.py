@@ -57,7 +57,9 @@ def train(comm, how):
     pipe = Pipeline(stage, comm, n_microbatches=3, timeout=60)
     for i in range(5):
         if i == 3 and how != "end":
-            pipe.ranks.calls._timeout = pipe.body.runner._transport.timeout = timeout
+            pipe.internals.ranks.calls._timeout = (
+                pipe.internals.step.runner._transport.timeout
+            ) = timeout
             if comm.rank == 1:
                 stage[1].does = fail if how == "raise" else hang
         pipe.step(np.ones((6, 4), np.float32), np.zeros(6, np.int32))

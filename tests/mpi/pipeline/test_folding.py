@@ -79,7 +79,7 @@ def folds_on_any_cut(comm):
                 Pipeline(stage, comm, n_microbatches=2, fuse=fuse) as pipe,
             ):
                 y = pipe.predict(X)
-                n = sum(pipe.gather(counted.take(), "save"))
+                n = sum(pipe.internals.gather(counted.take(), "save"))
                 # Both microbatches have the same weights.
                 n_parted = sum(cut in (1, 6) for cut in cuts)
                 assert n == (0 if fuse == "none" else 3 - n_parted)
@@ -139,7 +139,7 @@ def is_never_old(comm, folder):
         rebalance(folded.pipe, folded.optimizer, MOVED[comm.size], trained)
         y = folded.pipe.predict(X)
         assert_close(y, seen[-1], 1e-4, 1e-5)
-        assert sum(folded.pipe.gather(counted.take(), "save")) == 3
+        assert sum(folded.pipe.internals.gather(counted.take(), "save")) == 3
         rebalance(folded.pipe, folded.optimizer, BEGUN[comm.size], trained)
         for run, name in ((plain, "plain"), (folded, "folded")):
             load_snapshot(f"{folder}/{name}", run.pipe, run.optimizer)

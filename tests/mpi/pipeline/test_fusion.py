@@ -178,7 +178,7 @@ def step(comm, fuse, n=3, before=None, after=None):
         if after:
             save_snapshot(after, pipe, optimizer)
         chains, table = pipe.fusion.chains, str(pipe.fusion)
-        said = pipe.gather((chains, table), "save")
+        said = pipe.internals.gather((chains, table), "save")
         assert all(each == said[0] for each in said)
         used = (
             [c.n_layers for c in stage._fusion._chains.values()]
@@ -268,7 +268,9 @@ def what_is_chosen_runs(comm):
             with Labels() as hook:
                 pipe.step(x, t)
             seen = {
-                each for labels in pipe.gather(hook.seen, "save") for each in labels
+                each
+                for labels in pipe.internals.gather(hook.seen, "save")
+                for each in labels
             }
             expected = {choice.functions for choice in pipe.fusion.choices}
             assert {label for label in seen if " > " in label} == (

@@ -77,7 +77,7 @@ def equal_to_serial(comm, name, schedule):
     losses = []
     options = {"lossfun": LOSSES[name], "accfun": None, "timeout": 30}
     with Pipeline(stage, comm, n_microbatches=4, schedule=schedule, **options) as pipe:
-        assert not pipe.loss.needs_targets
+        assert not pipe.internals.loss.needs_targets
         for x in minibatches():
             losses.append(pipe.step(x if pipe.is_first else None)["loss"])
             optimizer.update()
@@ -152,7 +152,7 @@ def test_a_trainer_reads_samples_without_targets(n, n_pipeline):
 def test_a_loss_with_targets_needs_them():
     model, x = build(), minibatches()[0]
     with Pipeline(model, MPI.COMM_SELF, n_microbatches=2) as pipe:
-        assert pipe.loss.needs_targets
+        assert pipe.internals.loss.needs_targets
         with pytest.raises(TypeError, match="t is None on rank 0"):
             pipe.step(x)
     model = build()

@@ -62,19 +62,19 @@ def make(comm, *layers, **options):
 
 def agree(comm, folder, is_late):
     pipe, _ = make(comm)
-    return None if is_late else lambda: pipe.ranks.agree(1)
+    return None if is_late else lambda: pipe.internals.ranks.agree(1)
 
 
 def gather(comm, folder, is_late):
     pipe, _ = make(comm)
-    return None if is_late else lambda: pipe.gather(1, "save")
+    return None if is_late else lambda: pipe.internals.gather(1, "save")
 
 
 def gather_after_the_call(comm, folder, is_late):
     pipe, _ = make(comm)
     if is_late:
-        pipe.ranks.all_gather = halt
-    return lambda: pipe.gather(1, "save")
+        pipe.internals.ranks.all_gather = halt
+    return lambda: pipe.internals.gather(1, "save")
 
 
 def start(comm, folder, is_late):
@@ -116,7 +116,7 @@ def reports(comm, folder, is_late):
     pipe, _ = make(comm, Reporting(), Reporting(), L.Linear(4, 3))
     pipe.step(X, T)
     if is_late:
-        pipe.ranks.all_gather = halt
+        pipe.internals.ranks.all_gather = halt
     return lambda: pipe.step(X, T)
 
 
@@ -124,7 +124,7 @@ def ties(comm, folder, is_late):
     shared = L.Linear(4, 4)
     pipe, _ = make(comm, shared, shared, shared)
     if is_late:
-        pipe.ties.add_up = halt
+        pipe.internals.ties.add_up = halt
     return lambda: pipe.step(X, T)
 
 
@@ -134,7 +134,7 @@ def hooks(comm, folder, is_late):
         optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1.0))
     pipe.global_hooks(optimizer)
     if is_late:
-        pipe.ranks.all_gather = halt
+        pipe.internals.ranks.all_gather = halt
     return lambda: pipe.step(X, T)
 
 
@@ -181,7 +181,7 @@ def timeline(comm, folder, is_late):
 def clocks(comm, folder, is_late):
     pipe, _ = make(comm)
     if is_late:
-        pipe.ranks.timeline = halt
+        pipe.internals.ranks.timeline = halt
     return pipe.timeline
 
 
@@ -189,7 +189,7 @@ def measured(comm, folder, is_late):
     pipe, _ = make(comm)
 
     def finish():
-        pipe.ranks.finish(pipe.ranks.gather(np.zeros(1)))
+        pipe.internals.ranks.finish(pipe.internals.ranks.gather(np.zeros(1)))
 
     return None if is_late else finish
 
@@ -197,13 +197,13 @@ def measured(comm, folder, is_late):
 def told(comm, folder, is_late):
     pipe, _ = make(comm)
     values = np.zeros(1)
-    return None if is_late else lambda: pipe.ranks.tell(values, "a minibatch")
+    return None if is_late else lambda: pipe.internals.ranks.tell(values, "a minibatch")
 
 
 def sent(comm, folder, is_late):
     """Waits until what is too large for MPI's buffers is taken."""
     pipe, _ = make(comm)
-    runner = pipe.body.runner
+    runner = pipe.internals.step.runner
     sender = runner._transport.sender(3000, 2)
 
     def send():

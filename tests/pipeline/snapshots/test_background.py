@@ -69,7 +69,7 @@ def test_a_failure_after_a_call_that_failed_is_told_at_the_end(
     tmp_path, save, at_end, ends
 ):
     save.start(tmp_path / "1")
-    with pytest.raises(ValueError), save.pipe.ranks.calls.guarded():
+    with pytest.raises(ValueError), save.pipe.internals.ranks.calls.guarded():
         raise ValueError
     with pytest.raises(RuntimeError, match="an earlier call failed"):
         wait_for_snapshot(save.pipe)
@@ -108,7 +108,7 @@ def test_closing_tells_of_a_failure(tmp_path, save, at_end):
         save.pipe.close()
     assert at_end == []
     save.pipe.close()
-    assert save.pipe.ranks.are_closed
+    assert save.pipe.internals.ranks.are_closed
 
 
 def test_the_end_has_a_deadline(tmp_path, save, at_end, ends, monkeypatch):
@@ -116,7 +116,7 @@ def test_the_end_has_a_deadline(tmp_path, save, at_end, ends, monkeypatch):
     monkeypatch.setattr(
         writing, "write_arrays", lambda *args: hangs.wait(20) and write(*args)
     )
-    monkeypatch.setattr(save.pipe.ranks, "timeout", 0.02)
+    monkeypatch.setattr(save.pipe.internals.ranks, "timeout", 0.02)
     save.start(tmp_path / "1")
     (end,) = at_end
     end()

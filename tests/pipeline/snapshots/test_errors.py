@@ -56,7 +56,9 @@ def contents(run, state):
     found = object_arrays({**(state or {}), "pipeline": pipe})
     found["random"] = np.array(dump_random_states(state or {}))
     found.update((f"model/{k}", v) for k, v in model_arrays(pipe.stages[0]).items())
-    found.update((f"loss/{k}", v) for k, v in object_arrays(pipe.loss.links).items())
+    found.update(
+        (f"loss/{k}", v) for k, v in object_arrays(pipe.internals.loss.links).items()
+    )
     for i, optimizer in enumerate(its_optimizers):
         arrays = optimizer_arrays(optimizer)
         found.update((f"{i}/{k}", v) for k, v in arrays.items())

@@ -287,7 +287,7 @@ def test_a_target_with_names_of_its_own(tmp_path, make_target):
 
     def run(seed, make_target):
         pipe, _ = run_with_loss(seed)
-        target = make_target(pipe.stages[0], pipe.loss.links["loss"])
+        target = make_target(pipe.stages[0], pipe.internals.loss.links["loss"])
         return pipe, [chainer.optimizers.Adam().setup(target)]
 
     pipe, optimizers = run(1, make_target)

@@ -24,9 +24,12 @@ def test_only_shared_parameters_are_exchanged(is_tied):
     with Pipeline(
         two_stages(is_tied), MPI.COMM_SELF, n_microbatches=2, schedule="interleaved"
     ) as pipe:
-        assert list(pipe.body.stages) == [0, 1]
-        assert [stage.loss for stage in pipe.body.stages.values()] == [None, pipe.loss]
-        assert (pipe.body.ties is not None) == is_tied
+        assert list(pipe.internals.step.stages) == [0, 1]
+        assert [stage.loss for stage in pipe.internals.step.stages.values()] == [
+            None,
+            pipe.internals.loss,
+        ]
+        assert (pipe.internals.step.ties is not None) == is_tied
 
 
 def test_parts_that_are_made_anew_go_on():
@@ -36,10 +39,13 @@ def test_parts_that_are_made_anew_go_on():
     ) as pipe:
         loss = pipe.step(X, T)["loss"]
         grads = [param.grad.copy() for stage in stages for param in stage.params()]
-        runner, hooks = pipe.body.runner, pipe.body.updates.hooks
-        pipe.lay_out(agree([Announcement.of(stages, (), {})]))
-        assert pipe.body.runner is not runner and pipe.ties is pipe.body.ties
-        assert pipe.body.updates.hooks is hooks
+        runner, hooks = pipe.internals.step.runner, pipe.internals.step.updates.hooks
+        pipe.internals.lay_out(agree([Announcement.of(stages, (), {})]))
+        assert (
+            pipe.internals.step.runner is not runner
+            and pipe.internals.ties is pipe.internals.step.ties
+        )
+        assert pipe.internals.step.updates.hooks is hooks
         assert pipe.step(X, T)["loss"] == loss
     for param, grad in zip((p for stage in stages for p in stage.params()), grads):
         np.testing.assert_array_equal(param.grad, grad)

@@ -29,12 +29,12 @@ def configuration(seen):
 
 def test_only_steps_are_counted_and_recorded():
     pipe = pipeline(L.Linear(3, 3))
-    assert (pipe.n_steps, pipe.record) == (0, None)
+    assert (pipe.n_steps, pipe.internals.record) == (0, None)
     pipe.step(X, T)
-    record = pipe.record
+    record = pipe.internals.record
     pipe.evaluate(X, T)
     pipe.predict(X)
-    assert pipe.n_steps == 1 and pipe.record is record
+    assert pipe.n_steps == 1 and pipe.internals.record is record
     assert len(record.program.operations) == 4
 
 
@@ -45,7 +45,7 @@ def test_a_step_that_fails_is_not_counted():
     pipe = pipeline(fails)
     with pytest.raises(ActionError, match="on purpose"):
         pipe.step(X, T)
-    assert (pipe.n_steps, pipe.record) == (0, None)
+    assert (pipe.n_steps, pipe.internals.record) == (0, None)
 
 
 def test_each_pass_has_its_configuration():

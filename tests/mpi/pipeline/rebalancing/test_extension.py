@@ -69,7 +69,7 @@ def train(comm, out, *extensions, end=END):
 def together(pipe):
     (stage,) = pipe.stages.values()
     found = {}
-    for theirs in pipe.gather(state_of(stage), "save"):
+    for theirs in pipe.internals.gather(state_of(stage), "save"):
         found.update(theirs)
     return found
 

@@ -51,7 +51,7 @@ def train(comm, moves, options):
         # Where it is does not matter, and what it has of a replica does.
         state.update((f"lost{k}", v.copy()) for k, v in optimizer.residuals.items())
         together = {}
-        for rank, theirs in enumerate(pipe.gather(state, "save")):
+        for rank, theirs in enumerate(pipe.internals.gather(state, "save")):
             replica, _ = grid.place(rank)
             together.update((f"{replica}: {key}", v) for key, v in theirs.items())
         pipe.close()
@@ -93,7 +93,7 @@ def residuals_move(comm):
         def lost():
             mine = {k: v.copy() for k, v in optimizer.residuals.items()}
             together = {}
-            for rank, theirs in enumerate(pipe.gather(mine, "save")):
+            for rank, theirs in enumerate(pipe.internals.gather(mine, "save")):
                 replica, _ = grid.place(rank)
                 together.update(((replica, k), v) for k, v in theirs.items())
             return mine, together
@@ -200,11 +200,11 @@ def the_slowest_of_a_place_is_named(comm, out):
         def clock(trainer):
             is_slow = comm.rank == slow and updater.iteration > slow_from
             times, now = [], 0.0
-            for operation in pipe.record.program.operations:
+            for operation in pipe.internals.record.program.operations:
                 took = 1.0 + 2.0 * is_slow if isinstance(operation, Action) else 0.0
                 times += [now, now + took]
                 now += took
-            pipe.body.record = pipe.record._replace(times=times)
+            pipe.internals.step.record = pipe.internals.record._replace(times=times)
 
         trainer.extend(clock, name="clock")
         trainer.extend(Rebalance(build, every=5))

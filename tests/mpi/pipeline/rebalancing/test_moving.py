@@ -95,7 +95,7 @@ class Run:
                 masters = optimizer._masters.by_path()
                 found.update((f"master{k}", v.copy()) for k, v in masters.items())
         together = {}
-        for theirs in self.pipe.gather(found, "save"):
+        for theirs in self.pipe.internals.gather(found, "save"):
             together.update(theirs)
         return together
 

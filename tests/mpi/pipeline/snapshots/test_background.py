@@ -283,7 +283,7 @@ def end_after_a_call_that_failed(comm, folder):
         resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
     with run.pipe:
         run.save(f"{folder}/1", background=True)
-        with pytest.raises(ZeroDivisionError), run.pipe.ranks.calls.guarded():
+        with pytest.raises(ZeroDivisionError), run.pipe.internals.ranks.calls.guarded():
             raise ZeroDivisionError
         with pytest.raises(RuntimeError, match="an earlier call failed"):
             wait_for_snapshot(run.pipe)

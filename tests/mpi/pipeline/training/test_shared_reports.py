@@ -172,7 +172,7 @@ def count_messages(comm, out):
     sent = []
 
     def extend(trainer, link):
-        ranks = trainer.updater.pipeline.ranks
+        ranks = trainer.updater.pipeline.internals.ranks
         gather, all_gather = ranks.gather, ranks.all_gather
         ranks.gather = lambda values: sent.append(len(values)) or gather(values)
         ranks.all_gather = lambda *args: sent.append("all") or all_gather(*args)
