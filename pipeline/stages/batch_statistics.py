@@ -27,8 +27,8 @@ from chainer.functions.normalization import batch_normalization, batch_renormali
 Array = Any
 
 _HOST = chainer.get_device("@numpy")
-# Nodes of the graph that may have running averages; renormalization is of the old kind.
-_NORMALIZING = (batch_normalization.BatchNormalization, chainer.FunctionAdapter)
+#: Nodes of the graph that may have running averages; renormalization is old-style.
+NORMALIZING = (batch_normalization.BatchNormalization, chainer.FunctionAdapter)
 
 
 class _Sample(NamedTuple):
@@ -100,6 +100,8 @@ class BatchStatistics(function_hook.FunctionHook):
 
     Attributes:
         is_needed (bool): Whether a link counts batches, or a function had averages.
+        is_shared (bool): Whether replicas share their statistics, so that each of them
+            must know all links that count.
     """
 
     name = "divisible.BatchStatistics"
@@ -114,7 +116,7 @@ class BatchStatistics(function_hook.FunctionHook):
         gather: Callable[[Any], list] | None = None,
     ) -> None:
         self._links, self._gather = links, gather
-        self.is_needed = False
+        self.is_needed, self.is_shared = False, gather is not None
         self.begin()
 
     def begin(self) -> None:
@@ -174,7 +176,7 @@ class BatchStatistics(function_hook.FunctionHook):
 
     def forward_preprocess(self, function: Any, in_data: tuple) -> None:
         """Replaces the averages that a function moves by copies."""
-        if not isinstance(function, _NORMALIZING):
+        if not isinstance(function, NORMALIZING):
             return
         function, names = _averages_of(function)
         if names is None or not chainer.config.train:
@@ -197,7 +199,7 @@ class BatchStatistics(function_hook.FunctionHook):
 
     def forward_postprocess(self, function: Any, in_data: tuple) -> None:
         """Collects a function's statistics, and gives the averages back."""
-        if self._lent is None or not isinstance(function, _NORMALIZING):
+        if self._lent is None or not isinstance(function, NORMALIZING):
             return
         function, names = _averages_of(function)
         if names is None:

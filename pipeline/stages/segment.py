@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Callable
@@ -239,6 +240,32 @@ class Segment:
         # A microbatch without samples has none.
         if microbatch in self._pending:
             self._pending.pop(microbatch).run_weights()
+
+
+def segments_of(
+    layers: Divisible,
+    weight_gradients: WeightGradients,
+    loss: Loss | None,
+    again: Callable[[int], AbstractContextManager],
+) -> list[Segment]:
+    """Cuts the layers of a stage where the mark to recompute them changes.
+
+    Args:
+        layers (Divisible): The layers.
+        weight_gradients (WeightGradients): See :class:`Segment`.
+        loss (Loss or None): What follows the layers.
+        again: See :class:`Segment`.
+    """
+    segments = []
+    start, end = layers.layer_range
+    for is_recomputed, run in itertools.groupby(layers.recomputed):
+        stop = start + len(list(run))
+        part, its_loss = layers.view(start, stop), loss if stop == end else None
+        segments.append(
+            Segment(part, weight_gradients, its_loss, is_recomputed, again, layers)
+        )
+        start = stop
+    return segments
 
 
 def _as_tuple(y: Any) -> tuple:

@@ -23,27 +23,24 @@ from typing import Any
 
 import chainer
 import numpy as np
+from chainer.function_hook import FunctionHook
 
 from chainer_kernels.fusion.folding import folded_once
 from divisible import Divisible, RandomKey, keyed_random_state
 from divisible.backward.completion import Completion
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors, check_plain
-from pipeline.stages.batch_statistics import BatchStatistics, discarded
+from pipeline.stages.batch_statistics import NORMALIZING, BatchStatistics, discarded
 from pipeline.stages.carried_rows import CarriedRows
 from pipeline.stages.held import Graph, Inputs
 from pipeline.stages.loss import Loss
 from pipeline.stages.reports import Reports
-from pipeline.stages.segment import Segment, skips_across
+from pipeline.stages.segment import Segment, segments_of, skips_across
 from pipeline.stages.uncalled import Uncalled
 from pipeline.stages.undeclared_states import UndeclaredStates
 
 _NOTHING = nullcontext()
-_params = operator.methodcaller("params")
-# A stage searches its layers for undeclared states and running averages in its first
-# minibatches, and later at this interval. A layer that has neither by then seldom gets
-# one; if it does, the stage finds it late.
-_FIRST_LOOKS, _INTERVAL = 3, 64
+_params, _values = operator.methodcaller("params"), operator.methodcaller("values")
 
 
 class Stage:
@@ -82,67 +79,32 @@ class Stage:
         self.loss = loss
         self._seed, self._n_microbatches_before = seed, n_microbatches_before
         self._step = 0
-        self._links_of_layers = [*layers.children()]
-        self._links_of_loss = [*loss.links.values()] if loss is not None else []
-        self._weight_gradients = WeightGradients(self.params)
+        of_loss = loss.links.values() if loss is not None else ()
+        self._outermost = [*layers.children(), *of_loss]
+        weights = self._weight_gradients = WeightGradients(self.params)
         self._complete: Callable[[chainer.Parameter], None] = _nothing
-        # Whether the caller wants to know which gradients the last microbatch
-        # completes.
+        # Whether the caller asks which gradients the last microbatch completes.
         self._is_told = False
         # Number of backwards that still add to gradients in this minibatch.
         self._n_backwards = 0
-        self._statistics = (
-            BatchStatistics(layers.links, gather) if defer_batch_statistics else None
-        )
-        # Whether averages move in this minibatch, and how many minibatches have begun,
-        # by chainer.config.train.
-        self._moves_averages = False
-        self._n_begun = {True: 0, False: 0}
+        self._statistics: BatchStatistics | None = None
+        if defer_batch_statistics:
+            self._statistics = BatchStatistics(layers.links, gather)
+            self._first_look = _FirstLook(self._statistics)
+        # Whether the next forward is the first one of its minibatch.
+        self._is_first = True
         self.reports = Reports(self._observers())
         self._uncalled = Uncalled(layers, loss)
-        self._segments = self._cut()
+        self._segments = segments_of(layers, weights, loss, self._again)
         # For forwards without a backward, where marks to recompute do not matter.
-        self._whole = Segment(
-            layers, self._weight_gradients, loss, False, self._again, layers
-        )
+        self._whole = Segment(layers, weights, loss, False, self._again, layers)
         self._undeclared = UndeclaredStates(layers, loss.namedlinks() if loss else ())
         self.carried = CarriedRows(layers)
         self._takes, self._hands_over = skips_across(layers)
 
-    def _cut(self) -> list[Segment]:
-        """Cuts the layers where the mark to recompute them changes."""
-        segments = []
-        start, end = self.layers.layer_range
-        for is_recomputed, run in itertools.groupby(self.layers.recomputed):
-            stop = start + len(list(run))
-            segments.append(
-                Segment(
-                    self.layers.view(start, stop),
-                    self._weight_gradients,
-                    self.loss if stop == end else None,
-                    is_recomputed,
-                    self._again,
-                    self.layers,
-                )
-            )
-            start = stop
-        return segments
-
-    def _check_own(self, param: chainer.Parameter) -> None:
-        path = self.layers.path_elsewhere(param)
-        if path is not None:
-            start, end = self.layers.layer_range
-            raise ValueError(
-                f"the stage of the layers {start} to {end - 1} uses {path}, a parameter"
-                f" of another stage, whose optimizer will not see the gradient. Tie it"
-                f" to a parameter of a layer here (Divisible.tie), or cut so that both"
-                f" are in one stage"
-            )
-
     def params(self) -> Iterator[chainer.Parameter]:
         """Returns the parameters of the layers and the loss, with repetitions."""
-        links = itertools.chain(self._links_of_layers, self._links_of_loss)
-        return itertools.chain.from_iterable(map(_params, links))
+        return itertools.chain.from_iterable(map(_params, self._outermost))
 
     def _observers(self) -> Iterator[tuple[str, chainer.Link]]:
         yield from self.layers.namedlinks()
@@ -172,10 +134,7 @@ class Stage:
         self._weight_gradients.is_updated_early = is_updated_early
         self._is_told = complete is not None or is_updated_early is not None
         self.reports.values = []
-        n_before = self._n_begun[chainer.config.train]
-        self._n_begun[chainer.config.train] = n_before + 1
-        looks = n_before < _FIRST_LOOKS or n_before % _INTERVAL == 0
-        self._undeclared.is_due = looks
+        self._is_first = True
         trains = chainer.config.enable_backprop
         if self.carried.is_used:
             self.carried.begin(trains)
@@ -184,12 +143,9 @@ class Stage:
             # stay.
             return
         self._weight_gradients.begin()
-        statistics = self._statistics
-        self._moves_averages = statistics is not None and (
-            looks or statistics.is_needed
-        )
-        if self._moves_averages:
-            statistics.begin()
+        known = self._statistics
+        if known is not None and (known.is_needed or known.is_shared):
+            known.begin()
         for segment in self._segments:
             segment.begin()
 
@@ -200,7 +156,15 @@ class Stage:
             ValueError: If a layer used a parameter of another stage.
         """
         for param in self._weight_gradients.others:
-            self._check_own(param)
+            path = self.layers.path_elsewhere(param)
+            if path is not None:
+                start, end = self.layers.layer_range
+                raise ValueError(
+                    f"the stage of the layers {start} to {end - 1} uses {path}, a"
+                    f" parameter of another stage, whose optimizer will not see the"
+                    f" gradient. Tie it to a parameter of a layer here (Divisible.tie),"
+                    f" or cut so that both are in one stage"
+                )
 
     def take(self, param: chainer.Parameter) -> Any:
         """Returns a complete gradient, which :meth:`finish` then leaves out."""
@@ -219,8 +183,9 @@ class Stage:
             correction (float): Factor by which to multiply the gradients now.
         """
         self._weight_gradients.finish(correction, loss_scale)
-        if self._moves_averages:
-            self._statistics.finish()
+        known = self._statistics
+        if known is not None and (known.is_needed or known.is_shared):
+            known.finish()
         if self.carried.is_used:
             self.carried.finish()
 
@@ -249,17 +214,20 @@ class Stage:
         skipped = dict(skipped)
         shape = inputs[0].array.shape
         n_samples = shape[0] if shape else 1
-        states = carried = _NOTHING
-        moves = self._moves_averages and chainer.config.enable_backprop
-        statistics = self._statistics if moves else _NOTHING
-        if self._undeclared.is_due or self._undeclared.slots:
-            states = self._undeclared.watched(microbatch, n_samples)
+        is_first, self._is_first = self._is_first, False
+        statistics = states = carried = _NOTHING
+        trains, known = chainer.config.enable_backprop, self._statistics
+        if known is not None and trains and (is_first or known.is_needed):
+            statistics = known if known.is_needed else self._first_look
+        undeclared = self._undeclared
+        is_new = is_first and chainer.config.train not in undeclared.modes
+        if undeclared.slots or is_new:
+            states = undeclared.watched(microbatch, n_samples, is_first)
         if self.carried.is_used:
             carried = self.carried.carried(microbatch, n_samples)
         random, reported = self._random_state(microbatch), {}
         reports = self.reports.reporter.scope(reported)
         with random, reports, statistics, states, carried:
-            trains = chainer.config.enable_backprop
             for segment in self._segments if trains else [self._whole]:
                 taken = {}
                 for name in segment.takes:
@@ -268,6 +236,11 @@ class Stage:
                     microbatch, inputs, taken, is_recomputed
                 )
                 skipped.update(handed_over)
+        if is_first and states is _NOTHING:
+            values = itertools.chain.from_iterable(map(_values, undeclared.attributes))
+            present = [n_samples, *map(id, values)]
+            if present != undeclared.present:
+                undeclared.search(microbatch, n_samples, present)
         if reported:
             self.reports.values.append((n_samples, reported))
         return inputs, skipped
@@ -278,9 +251,8 @@ class Stage:
         return self._uncalled.are_unsized
 
     def links(self) -> Iterator[chainer.Link]:
-        """Yields the links of the layers and of the loss."""
-        for _, link in self._observers():
-            yield link
+        """Returns the links of the layers and of the loss."""
+        return (link for _, link in self._observers())
 
     def held(self, microbatch: int) -> Iterator[dict[int, Graph | Inputs]]:
         """Yields the dictionaries with what is held of a microbatch, by segment.
@@ -370,7 +342,8 @@ class Stage:
     @contextmanager
     def _again(self, microbatch: int) -> Iterator[None]:
         """Returns the context in which a forward runs again, as it ran before."""
-        statistics = discarded() if self._moves_averages else _NOTHING
+        known = self._statistics
+        statistics = discarded() if known is not None and known.is_needed else _NOTHING
         states, carried = self._undeclared.watched_again(), _NOTHING
         if self.carried.is_used:
             carried = self.carried.again(microbatch)
@@ -383,6 +356,33 @@ class Stage:
         key = RandomKey(self._seed, self._step, number, chainer.config.train)
         unsized = self._uncalled.sized_now() if self._uncalled.places else ()
         return keyed_random_state(key, self.layers.device, unsized)
+
+
+class _FirstLook(FunctionHook):
+    """Looks for running averages in the first microbatch of a minibatch.
+
+    Args:
+        statistics (BatchStatistics): What collects them from then on.
+    """
+
+    name = "pipeline.FirstLook"
+    # Layers that run as one may do so before its eyes.
+    minds_fusion = False
+
+    def __init__(self, statistics: BatchStatistics) -> None:
+        self._statistics = statistics
+
+    def forward_preprocess(self, function: Any, in_data: tuple) -> None:
+        """Is called by every function."""
+        if isinstance(function, NORMALIZING):
+            if not self._statistics.is_needed:
+                self._statistics.added()
+            self._statistics.forward_preprocess(function, in_data)
+
+    def forward_postprocess(self, function: Any, in_data: tuple) -> None:
+        """Is called by every function."""
+        if isinstance(function, NORMALIZING):
+            self._statistics.forward_postprocess(function, in_data)
 
 
 def _nothing(param: chainer.Parameter) -> None:

@@ -35,16 +35,21 @@ class UndeclaredStates:
     States that :func:`divisible.carry_state` has declared are allowed: they are in no
     attribute between forwards (:class:`~pipeline.stages.carried_rows.CarriedRows`).
 
-    In some minibatches, the attributes of all links are searched after the first
-    forward. Later forwards are watched only if this finds something.
+    The attributes of all links are searched after the first forward of each minibatch.
+    Later forwards are watched only if this finds something.
 
     Args:
         layers (Divisible): The layers of the stage.
         others: Pairs of a path and a link for further links, such as those of the loss.
 
     Attributes:
-        is_due (bool): Whether to search attributes after the next forward.
         slots (dict): Attributes in which something was found.
+        modes (set): Values of ``chainer.config.train`` with which a forward was
+            watched, and unregistered links were searched for.
+        attributes (list of dict): The attributes of each object.
+        present (list of int or None): Number of samples, and ids of the values of all
+            attributes, at the last search; ``None`` if a value, such as a list, may
+            change inside.
     """
 
     def __init__(
@@ -58,43 +63,48 @@ class UndeclaredStates:
         self.slots: dict[tuple, Slot] = {}
         # Number of samples, and ids of attributes, by the id of an object.
         self._seen: dict[int, tuple] = {}
-        self.is_due = True
+        self.attributes: list[dict[str, Any]] = []
+        self.present: list[int] | None = None
         # The forward before: its microbatch, its number of samples, and the slots in
         # which it left arrays with a graph.
         self._last, self._n_last = -1, 0
         self._with_graph: set[tuple] = set()
-        # Modes, training or evaluation, in which unregistered links were searched for.
-        self._modes: set[bool] = set()
+        self.modes: set[bool] = set()
 
     @contextmanager
-    def watched(self, microbatch: int, n_samples: int) -> Iterator[None]:
+    def watched(
+        self, microbatch: int, n_samples: int, is_first: bool
+    ) -> Iterator[None]:
         """Checks that a forward does not begin from a state of another one.
 
         A minibatch that is not cut may go on from the state of the one before, as in
-        serial training, but not from its graph, which ended with its backward. The
-        context is needed only if a search is due or ``slots`` has entries.
+        serial training, but not from its graph, which ended with its backward.
+
+        The context is needed if ``slots`` has entries, and in the first forward of each
+        mode. After the first forward of any other minibatch, :meth:`search` suffices.
 
         Args:
             microbatch (int): Position of the microbatch in the minibatch.
             n_samples (int): Number of samples in the microbatch.
+            is_first (bool): Whether this is the first forward of its minibatch.
 
         Raises:
             TypeError: If the forward begins from such a state.
         """
-        is_due, self.is_due = self.is_due, False
         is_alone = microbatch == 0 == self._last
-        n_before, self._last, self._n_last = self._n_last, microbatch, n_samples
+        n_before = self._n_last
         keys = self.slots.keys()
         if is_alone:
             trains = chainer.config.enable_backprop
             keys = keys & self._with_graph if trains else ()
         left = self._left(keys)
-        called = self._called_links() if is_due else _NOTHING
+        called = self._called_links() if is_first else _NOTHING
         with called, _refused(left, _BEGINNINGS[is_alone], n_before, n_samples):
             yield
-        if is_due:
-            self._look(n_samples)
-        self._with_graph = {k for k, slot in self.slots.items() if slot.has_graph()}
+        if is_first:
+            self.search(microbatch, n_samples)
+        else:
+            self._remember(microbatch, n_samples)
 
     def watched_again(self) -> AbstractContextManager:
         """Checks that a forward that runs again does not read its own state."""
@@ -111,27 +121,44 @@ class UndeclaredStates:
         return left
 
     def _called_links(self) -> AbstractContextManager:
-        if chainer.config.train in self._modes:
+        if chainer.config.train in self.modes:
             return _NOTHING
-        self._modes.add(chainer.config.train)
+        self.modes.add(chainer.config.train)
         return _CalledLinks(self._owners, self._n_layers)
 
-    def _look(self, n_samples: int) -> None:
-        """Searches attributes for states that this forward has left."""
+    def search(
+        self, microbatch: int, n_samples: int, present: list[int] | None = None
+    ) -> None:
+        """Searches attributes for states that a minibatch's first forward has left.
+
+        Args:
+            microbatch (int): Position of the microbatch in the minibatch.
+            n_samples (int): Number of samples in the microbatch.
+            present: The next value of :attr:`present`.
+        """
+        may_change_inside = False
         for number, (path, owner) in self._owners.items():
-            # Most links have the same attributes as before; to compare them takes a
-            # microsecond.
-            present = (n_samples, *map(id, vars(owner).values()))
-            if self._seen.get(number) == present:
+            # Most links have the same attributes as before.
+            own = (n_samples, *map(id, vars(owner).values()))
+            if self._seen.get(number) == own:
                 continue
-            self._seen[number] = present
+            self._seen[number] = own
             for slot in slots(path, owner):
                 if slot.is_inside:
                     # A state may be put inside while the attribute stays the same
                     # object.
-                    self._seen[number] = ()
+                    self._seen[number], may_change_inside = (), True
                 if slot.may_be_state(n_samples):
                     self.slots.setdefault((number, slot.keys), slot)
+        self.attributes = [vars(owner) for _, owner in self._owners.values()]
+        self.present = None if may_change_inside else present
+        if self.slots:
+            self._remember(microbatch, n_samples)
+
+    def _remember(self, microbatch: int, n_samples: int) -> None:
+        """Keeps which forward was the last one, and where it left a graph."""
+        self._last, self._n_last = microbatch, n_samples
+        self._with_graph = {k for k, slot in self.slots.items() if slot.has_graph()}
 
 
 #: Texts by whether a microbatch, and the one before, are whole minibatches.

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mpi4py import MPI
 
 from divisible import Divisible
+from pipeline import Pipeline
 from pipeline.stages.batch_statistics import BatchStatistics
 from tests.support.equivalence import assert_close
 
@@ -147,3 +149,31 @@ def test_a_minibatch_that_was_broken_off_is_forgotten():
     expected = L.BatchNormalization(4)
     expected(x)
     assert_close(link.avg_mean, expected.avg_mean, rtol=1e-6)
+
+
+class Late(chainer.Link):
+    """Normalizes by a function, without a link, once it is switched on."""
+
+    def __init__(self):
+        super().__init__()
+        self.mean, self.variance = np.zeros(4, "f"), np.ones(4, "f")
+        self.is_on = False
+
+    def forward(self, x):
+        if not self.is_on:
+            return x
+        gamma, beta = np.ones(4, "f"), np.zeros(4, "f")
+        averages = {"running_mean": self.mean, "running_var": self.variance}
+        return F.batch_normalization(x, gamma, beta, **averages)
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+def test_averages_that_begin_late_to_move_do_so_once_a_minibatch(checkpoint):
+    late, x = Late(), images(8)[:, :, 0, 0]
+    model = Divisible(late, L.Linear(4, 3))
+    pipe = Pipeline(model, MPI.COMM_SELF, 4, checkpoint=checkpoint)
+    for step in range(6):
+        late.is_on = step == 5
+        pipe.step(x, np.zeros(8, np.int32))
+    assert_close(late.mean, 0.1 * x.mean(axis=0), rtol=1e-5)
+    assert_close(late.variance, 0.9 + 0.1 * x.var(axis=0, ddof=1), rtol=1e-5)

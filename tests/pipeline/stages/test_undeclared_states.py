@@ -8,7 +8,9 @@ import pytest
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline import Pipeline
+from divisible.communication.signatures import Tensor
+from pipeline import ActionError, Pipeline
+from pipeline.stages.stage import Stage
 
 X = np.random.RandomState(0).normal(size=(6, 4)).astype(np.float32)
 T = np.array([0, 1, 2, 0, 1, 2], np.int32)
@@ -265,3 +267,37 @@ def test_constants_outputs_logs_and_averages_are_no_states():
         assert np.isfinite(pipe.step(X, T)["loss"])
         assert np.isfinite(pipe.evaluate(X, T)["loss"])
         assert len(pipe.predict(X)) == len(X)
+
+
+class Late(chainer.Chain):
+    """Calls a stateful link once it is switched on."""
+
+    def __init__(self):
+        super().__init__(lstm=L.LSTM(4, 4))
+        self.is_on = False
+
+    def forward(self, x):
+        return self.lstm(x) if self.is_on else x
+
+
+@pytest.mark.parametrize("call", ["step", "evaluate"])
+def test_a_layer_that_begins_late_to_keep_a_state_is_refused_at_once(call):
+    late = Late()
+    pipe = Pipeline(Divisible(late, L.Linear(4, 3)), MPI.COMM_SELF, 2)
+    for _ in range(5):
+        pipe.step(X, T)
+        pipe.evaluate(X, T)
+    late.is_on = True
+    with pytest.raises(ActionError, match="microbatch 1.*/0/lstm"):
+        getattr(pipe, call)(X, T)
+
+
+def test_minibatches_without_samples_hide_no_state():
+    stage = Stage(Divisible(L.LSTM(4, 4)))
+    for step in range(5):
+        stage.begin(step)
+        stage.forward(0, (), {})
+    stage.begin(5)
+    stage.forward(0, (Tensor(X[:3]),), {})
+    with pytest.raises(TypeError, match="begins from the state"):
+        stage.forward(1, (Tensor(X[3:]),), {})
