@@ -74,7 +74,7 @@ def deferred_init(seed: int = 0) -> Iterator[None]:
     was built before, which is the same on every rank. The global generators get back
     their former state at the end of the scope.
 
-    Until a layer is made
+    Until a layer is made:
 
     - shapes, ``count_params``, ``print``, ``copy``, ``repeat`` and writes to a
       parameter's array work, as do tied and repeated parameters;
