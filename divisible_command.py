@@ -1,7 +1,7 @@
 """The console command ``divisible``, which no file of a user's hides.
 
-It lies beside the packages, under a name that nobody else has, and imports them from
-there before what ``PYTHONPATH`` or the folder of a script may have under their names.
+The module lies beside the packages, under a unique name. It imports them from there,
+before files with the same names on ``PYTHONPATH`` or in the folder of a script.
 """
 
 import importlib

@@ -19,29 +19,31 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well:
     fusible           layers that run one after another; chains of them as one function
     layer_pass        one pass through the layers of a part
     layer_list        a link whose children have positions
-    undivided         what a stage knows of the model that it was cut from
-    ties, transposes  shared parameters; those that a layer uses transposed
+    undivided         the knowledge of a stage about the model it was cut from
+    ties, transposes  shared parameters; parameters that a layer uses transposed
     skips             stash and pop
+    carried_state     state that a layer keeps from minibatch to minibatch
+    moved_layers      layers that move into and out of a stage
     random_streams    random numbers by layer and microbatch
-    late_seeds        seeds of NumPy's generator that wait until something draws
+    late_seeds        seeds of NumPy's generator that wait until a layer draws
     early_draws       weights that a serial script draws in its first minibatch
     layer_texts       layers as texts, to be compared and read
     minibatch         x and t as arrays, cut into microbatches, joined
     dtypes            floating-point types of layers and losses
-    files             files that are there completely or not at all
-    free_memory       memory that is left for a copy, of all who share it
+    files             files that are either complete or not there
+    free_memory       memory that is left for a copy, on each place with a limit
     side_files        files that a run can do without: logs and pictures
-    weighted_means    means of numbers, some of which count more than others
+    weighted_means    means of numbers with weights
     number_lists      arguments of users: one for all, or one for each
-    records           plans, profiles and timelines from files, and their fields checked
-    terminal_text     text from files, made safe for a terminal
-    user_warnings     warnings that point at the line of a script
-    optimizer_wrapper an optimizer that stands where another one stood
+    records           plans, profiles and timelines from files, and checks of their
+    fields terminal_text     text from files, made safe for a terminal
+    user_warnings     warnings that point to the line of a script
+    optimizer_wrapper an optimizer that wraps another one
     optimizer_hooks   the hooks of an optimizer, or of an update rule
-    placement         ranks as replicas of a pipeline, numbered by what they send
+    placement         the numbering of ranks in a grid of replicas and stages
     lazy_names        names of a package that are imported when they are first used
 
-    schedules, communication, deferred, backward, planning, chains: packages
+    schedules, communication, deferred, backward, planning, chains, streaming: packages
 
 Names are imported when they are first used, so that schedules can be planned and
 simulated, and timelines drawn, without Chainer and MPI.
@@ -52,7 +54,7 @@ import sys
 from divisible.lazy_names import lazy_names
 
 if "chainer_compat" in sys.modules:
-    # As ever but where schedules are used alone, of which no file can hide a part.
+    # Schedules alone need no check, because no user's file hides a part of them.
     from chainer_compat._packages import check
 
     check(__name__)

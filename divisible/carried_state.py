@@ -1,15 +1,15 @@
 """State that a layer carries from minibatch to minibatch: truncated back-propagation.
 
-A text that is too long for one minibatch is read in windows, each beginning with the
-state that the one before has left, cut from its graph::
+A text that is too long for one minibatch is read in windows. Each window begins with
+the state at the end of the one before, cut from its graph::
 
     minibatch 0      minibatch 1      minibatch 2
     words 0..34 -h-> words 35..69 -h-> words 70..104
     <-- backward     <-- backward      <-- backward
 
-The state lies in attributes of a link, such as ``h`` and ``c`` of ``L.LSTM``, while its
-layer computes. Between minibatches a pipeline keeps it, of all samples, in persistent
-values of the link: so it is in snapshots, and goes along when the layer moves.
+While its layer computes, the state lies in attributes of a link, such as ``h`` and
+``c`` of ``L.LSTM``. Between minibatches a pipeline stores the state of all samples in
+persistent values of the link. So it is in snapshots, and moves with the layer.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import chainer
 import chainer.links as L
 
 _Link = TypeVar("_Link", bound=chainer.Link)
-#: Where a link says what it carries: by the name of an attribute its batch axis.
+#: Attribute of a link with its declared states: the batch axis of each, by name.
 _DECLARED = "carried_states"
 _PREFIX = "carried_"
-# What Chainer's links with a state keep in which attributes.
+# Names of the attributes in which Chainer's links keep their state.
 _KNOWN = {
     L.LSTM: ("c", "h"),
     L.StatefulPeepholeLSTM: ("c", "h"),
@@ -40,28 +40,28 @@ def carry_state(
 ) -> _Link:
     """Declares the state that a link carries from one minibatch to the next.
 
-    In a :class:`~pipeline.Pipeline` each sample of a minibatch goes on from the state
-    that the sample in the same place left in the minibatch before, whatever the
-    microbatches, the schedule and the cut, as in a serial script that calls
-    ``loss.unchain_backward()``. An evaluation has a state of its own, which begins anew
-    after each step of training. ``pipe.reset_states()`` lets all begin anew.
+    In a :class:`~pipeline.Pipeline` each sample of a minibatch continues from the state
+    that the sample in the same place left in the minibatch before. As in a serial
+    script that calls ``loss.unchain_backward()``, this holds for any microbatches,
+    schedule and cut. Evaluations have a separate state, which is reset after each step
+    of training. A call of ``pipe.reset_states()`` resets all states.
 
-    If a minibatch has fewer samples than the one before, the states of the others stay.
+    If a minibatch has fewer samples than the one before, the other states stay.
 
     Args:
-        link: With attributes that hold variables, arrays or ``None``, which its forward
-            begins from and replaces.
-        names (str or iterable of str): The attributes; those of ``L.LSTM`` and
+        link: A link with attributes that hold variables, arrays or ``None``. Its
+            forward begins from these and replaces them.
+        names (str or iterable of str): Names of the attributes. Those of ``L.LSTM`` and
             Chainer's other links with a state are known.
-        axis (int): Along which of their axes the samples are.
+        axis (int): Axis of the attributes along which the samples are.
 
     Returns:
-        chainer.Link: The same.
+        chainer.Link: The given link.
 
     Raises:
-        TypeError: If it is no link, or the axis no integer.
-        ValueError: If it has no such attribute, it is not known which ones, or the axis
-            is negative.
+        TypeError: If ``link`` is no link, or the axis no integer.
+        ValueError: If the link has no such attribute, the names must be given, or the
+            axis is negative.
 
     Example:
         >>> import numpy as np
@@ -122,17 +122,17 @@ def carry_state(
 
 
 def declared(link: chainer.Link) -> Mapping[str, int]:
-    """Returns by the names of attributes with a declared state their batch axes."""
+    """Returns the batch axes of declared states, by the names of their attributes."""
     return getattr(link, _DECLARED, {})
 
 
 def place_of(name: str) -> str:
-    """Returns the persistent value that has the state of an attribute meanwhile."""
+    """Returns the name of the persistent value that stores an attribute's state."""
     return f"{_PREFIX}{name}"
 
 
 def is_place(link: chainer.Link, name: str) -> bool:
-    """Whether a persistent value of a link has such a state."""
+    """Returns whether a persistent value of a link stores such a state."""
     return any(place_of(each) == name for each in declared(link))
 
 

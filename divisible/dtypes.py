@@ -1,4 +1,4 @@
-"""The floating-point types that layers and losses get."""
+"""The floating-point types of the inputs of layers and losses."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def _dtype(param: chainer.Parameter) -> np.dtype:
 
 
 def as_trainable(x: Any, dtypes: set[np.dtype]) -> Any:
-    """Returns an input in the dtype of the layers; refuses what they cannot train on.
+    """Returns an input in the dtype of the layers, or refuses an unsuitable one.
 
     Args:
         x (array): An input of the model.
         dtypes: The floating-point types of all parameters. With float16 among them,
-            activations are float16; others belong to normalizations.
+            activations are float16, and the others belong to normalizations.
     """
     if x.dtype.kind == "f" and np.dtype(np.float16) in dtypes:
         return x.astype(np.float16, copy=False)
@@ -43,7 +43,7 @@ def as_trainable(x: Any, dtypes: set[np.dtype]) -> Any:
 
 
 def in_loss_dtype(output: Any) -> Any:
-    """Returns an output of the last layer as the loss gets it: not in float16."""
+    """Returns an output of the last layer in the loss's dtype, which is not float16."""
     if output.dtype == np.float16:
         return chainer.functions.cast(output, np.float32)
     return output

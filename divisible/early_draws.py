@@ -25,7 +25,8 @@ class EarlyDraws(NamedTuple):
     Attributes:
         paths: Paths of the parameters.
         state: Checksum of the generator's state after the last of them.
-        is_among_others: Whether the model draws in training besides, as dropout does.
+        is_among_others: Whether the model also draws other numbers in training, such as
+            for dropout.
     """
 
     paths: tuple[str, ...]
@@ -39,7 +40,7 @@ class EarlyDraws(NamedTuple):
         return ", ".join(self.paths[:3]) + more
 
     def warning(self) -> str | None:
-        """Returns a warning if something has drawn from the generator since."""
+        """Returns a warning if other code has drawn from the generator since."""
         drew = f"from_chain drew the weights of {self.names}"
         if self.state != _state():
             return (
@@ -64,11 +65,11 @@ def draw_early(
 
     Args:
         params: Paths and parameters.
-        draw: Initializes them when it is called.
+        draw: Function that initializes the parameters.
 
     Returns:
         EarlyDraws or None: ``None`` if nothing was drawn from NumPy's generator, or if
-        nobody has seeded it.
+        the generator was never seeded.
 
     Example:
         >>> import chainer.links as L
@@ -104,7 +105,7 @@ def _state() -> int:
 
 
 def _is_seeded() -> bool:
-    """Returns whether somebody has seeded the generator; before NumPy 1.25, true."""
+    """Returns whether the generator was seeded; before NumPy 1.25 always ``True``."""
     find = getattr(np.random, "get_bit_generator", None)
     generator = find() if find is not None else None
     return getattr(generator, "seed_seq", None) is None

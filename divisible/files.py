@@ -1,4 +1,4 @@
-"""Files that are there completely or not at all."""
+"""Files that are either complete or not there."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-# The disk, the quota, or the limit of the process.
+# Errors of a full disk, a full quota, and the size limit of the process.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
 def written_aside(path: str | os.PathLike) -> Iterator[str]:
-    """Opens a block that writes a file, which appears only when it has ended well.
+    """Opens a block that writes a file, which appears only if the block succeeds.
 
     Args:
-        path: The file; what is there is replaced. A device or a pipe stays, and is
-            written to.
+        path: The file, which replaces an existing one. A device or a pipe is written to
+            directly.
 
     Yields:
         str: The path to write to instead, in the same directory.
 
     Raises:
-        OSError: With the path of the file, if it cannot be written.
+        OSError: If the file cannot be written; has the path of the file.
     """
     path = os.fspath(path)
-    # Processes in containers, and on several hosts, may have the same number.
+    # Processes in containers, or on several hosts, may have the same number.
     aside = f"{path}.tmp{secrets.token_hex(8)}"
     if _is_special(path):
         aside = path
@@ -52,7 +52,7 @@ def written_aside(path: str | os.PathLike) -> Iterator[str]:
 
 
 def _is_special(path: str) -> bool:
-    """Returns whether a device or a pipe is there, which must not become a file."""
+    """Returns whether a path is a device or a pipe, which no file must replace."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -61,7 +61,7 @@ def _is_special(path: str) -> bool:
 
 
 def flush(file: IO) -> None:
-    """Waits until what was written to a file is on disk."""
+    """Waits until the written content of a file is on disk."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -72,7 +72,7 @@ def flush_directory(path: str | os.PathLike) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some file systems do not know this for directories.
+        # Some file systems cannot do this for directories.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -83,7 +83,7 @@ def write_json(path: str | os.PathLike, content: Any) -> None:
     """Writes JSON; the file appears only when it is complete.
 
     Args:
-        path: Where to write.
+        path: The file to write.
         content: Dictionaries, lists, texts and finite numbers.
     """
     with written_aside(path) as aside, open(aside, "w", encoding="utf-8") as file:
@@ -100,7 +100,7 @@ def new_figure(
         size: Width and height, in inches.
         what: The beginning of the error, such as ``'drawing a profile'``.
         dpi: Points per inch; matplotlib's own by default.
-        instead: Another way to see the same, for the error.
+        instead: Another way to see the content, for the error.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -114,7 +114,7 @@ def new_figure(
             f"{what} needs matplotlib; install it (pip install matplotlib){otherwise}"
         ) from error
     figure = Figure(figsize=size, dpi=dpi, layout="constrained")
-    # It measures texts, and no window is opened.
+    # A canvas is needed to measure texts, but no window is opened.
     FigureCanvasAgg(figure)
     return figure
 
@@ -136,11 +136,11 @@ def write_picture(path: str | os.PathLike, figure: Any, **settings: Any) -> None
 
 
 def why_not(error: OSError, path: str | os.PathLike) -> str:
-    """Returns why a file cannot be written, for an error; of a full disk how full.
+    """Returns the reason why a file cannot be written; for a full disk the free bytes.
 
     Args:
         error: The error of the file system.
-        path: The file, or a folder; it need not be there.
+        path: The file, or a folder; it may be missing.
 
     Returns:
         str: Such as ``'No space left on device; 1,024 bytes are free there'``.

@@ -1,8 +1,8 @@
 """Memory that is left for a copy: of a machine, of control groups, of a process.
 
-What is free between two minibatches is not all free within them: what a process had at
-its peak, beside what it has now, counts as taken. Peaks never go down, so they have
-earlier copies in them, which do not count.
+Memory that is free between two minibatches may be needed within them. So the peak of a
+process counts as used, beside what it uses now. Peaks never fall, and include earlier
+copies, which do not count.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-# Share of what is left; the rest is for others, and for what nobody has counted.
+# Share of the free memory that may be used; the rest is for unknown needs.
 _SHARE = 0.9
 _PROC = Path("/proc")
 _GROUPS = Path("/sys/fs/cgroup")
 
 
 class Claim(NamedTuple):
-    """A process's share of a place where there is a limit, if it makes a copy.
+    """The memory that a process needs for a copy, in one place with a limit.
 
     Attributes:
-        where: In words.
-        taken: Bytes.
-        left: Bytes that all who share the place may take together.
+        where: Name of the place, in words.
+        taken: Bytes that the process needs.
+        left: Bytes that all processes in the place may use together.
     """
 
     where: str
@@ -35,35 +35,35 @@ class Claim(NamedTuple):
 
 
 class Peaks:
-    """The memory of a process at its peaks beyond that between two minibatches.
+    """The memory of a process at its peaks, beyond that between two minibatches.
 
-    Whoever makes a copy calls :meth:`hold` before, and :meth:`free` when it is gone.
+    Code that makes a copy calls :meth:`hold` before, and :meth:`free` when it is gone.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held = self._most_held = 0
-        # The largest so far: that of a step may lie below that of a copy without one.
+        # The largest excess so far, as a copy may have a higher peak than a step.
         self._beyond: dict[str, int] = {}
 
     def hold(self, n_bytes: int) -> None:
-        """Notes that a copy is about to be made."""
+        """Records that a copy is about to be made."""
         with self._lock:
             self._held += n_bytes
             self._most_held = max(self._held, self._most_held)
 
     def free(self, n_bytes: int) -> None:
-        """Notes that a copy is gone."""
+        """Records that a copy is gone."""
         with self._lock:
             self._held -= n_bytes
 
     def beyond(self, kind: str, peak: int, now: int) -> int:
-        """Returns the bytes of a peak that are neither there now nor were a copy.
+        """Returns by how much a peak exceeds the present memory, without copies.
 
         Args:
-            kind: Of memory: each has a peak of its own.
-            peak: Bytes.
-            now: Bytes.
+            kind: Kind of memory; each kind has its own peak.
+            peak: Bytes at the peak.
+            now: Bytes at this moment.
         """
         with self._lock:
             found = max(0, peak - now - (self._most_held - self._held))
@@ -71,23 +71,23 @@ class Peaks:
             return self._beyond[kind]
 
 
-#: Of this process.
+#: The peaks of this process.
 PEAKS = Peaks()
 
 
 def claims(
     n_bytes: int, proc: Path = _PROC, groups: Path = _GROUPS, peaks: Peaks = PEAKS
 ) -> dict[str, Claim]:
-    """Returns what a copy would take here, by a name of each place with a limit.
+    """Returns the memory that a copy needs, by a name of each place with a limit.
 
-    Processes that share a place give it the same name. Where the system does not say,
-    there is none.
+    Processes that share a place give it the same name. Places are left out if the
+    system does not report them.
 
     Args:
-        n_bytes: Of the copy.
-        proc: Where the system tells of processes.
-        groups: Where it tells of control groups.
-        peaks: Those of this process.
+        n_bytes: Bytes of the copy.
+        proc: Directory with the system's data on processes.
+        groups: Directory with the system's data on control groups.
+        peaks: The peaks of this process.
     """
     found = {}
     own = _fields(proc / "self/status")
@@ -97,7 +97,7 @@ def claims(
     machine = _fields(proc / "meminfo")
     if "MemAvailable" in machine:
         found[f"machine {boot}"] = Claim("the machine", taken, machine["MemAvailable"])
-    # Not everybody may look into a group.
+    # Some processes may not read the data of a group.
     with contextlib.suppress(OSError):
         for group in _groups_of(proc, groups):
             left, name = _left_in(group), f"group {boot} {group.stat().st_ino}"
@@ -114,7 +114,7 @@ def claims(
 
 
 def refusal(everyone: Sequence[Mapping[str, Claim]]) -> str | None:
-    """Returns where there is no memory for all copies together, if so, in words.
+    """Returns a place without enough memory for all copies, in words, or ``None``.
 
     Args:
         everyone: The claims of all ranks.
@@ -133,14 +133,14 @@ def refusal(everyone: Sequence[Mapping[str, Claim]]) -> str | None:
 
 
 def _groups_of(proc: Path, root: Path) -> Iterator[Path]:
-    """Yields the control groups of this process that may limit memory, and above."""
+    """Yields the control groups that may limit this process, and those above them."""
     for line in _text(proc / "self/cgroup").splitlines():
         _, kinds, path = (line.split(":", 2) + ["", ""])[:3]
         if kinds and "memory" not in kinds.split(","):
             continue
         top = root / "memory" if kinds else root
         group = top / path.lstrip("/")
-        # In a container the path may be that on its host.
+        # In a container the path may be the one on its host.
         while True:
             if group.is_dir():
                 yield group
@@ -150,9 +150,9 @@ def _groups_of(proc: Path, root: Path) -> Iterator[Path]:
 
 
 def _left_in(group: Path) -> int | None:
-    """Returns how many bytes a control group may still take; ``None`` for any number.
+    """Returns how many more bytes a control group may use; ``None`` without a limit.
 
-    What it keeps of files can go.
+    The group's cache of files counts as free.
     """
     for limit, usage, cache in (
         ("memory.max", "memory.current", "inactive_file"),
@@ -160,7 +160,7 @@ def _left_in(group: Path) -> int | None:
     ):
         with contextlib.suppress(ValueError):
             most, now = int(_text(group / limit)), int(_text(group / usage))
-            # What the kernel shows for no limit.
+            # The kernel shows a huge number if there is no limit.
             if most < 2**60:
                 return most - now + _fields(group / "memory.stat", 1).get(cache, 0)
     return None
@@ -177,7 +177,7 @@ def _fields(file: Path, unit: int = 1024) -> dict[str, int]:
 
 
 def _text(file: Path) -> str:
-    # In any locale: a process may have any bytes for a name, a group as well.
+    # Names of processes and groups may have any bytes, so errors are replaced.
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip()
     except (OSError, ValueError):

@@ -24,10 +24,10 @@ class Fusible(LayerList):
         run one by one     x -> BatchNormalization -> relu -> Linear -> y
         fused              x -> [BatchNormalization, relu] -> Linear -> y
 
-    :class:`~divisible.Divisible` is one that can be cut.
+    The subclass :class:`~divisible.Divisible` can also be cut.
     """
 
-    # What runs chains of layers as one function; stages and views share it.
+    # Runs chains of layers as one function. Stages and views share it.
     _fusion: Fusion | None = None
 
     @property
@@ -42,13 +42,13 @@ class Fusible(LayerList):
             x: The inputs of the first layer: arrays or variables.
 
         Returns:
-            What the last layer returns.
+            The output of the last layer.
 
         Raises:
             RuntimeError: If there is no layer, or one that is not made yet.
-            Exception: What a layer raises, with the layer's position in the
-                undivided model as the attribute ``layer_position``. Functions in the
-                graph have it as well, for errors in their backward.
+            Exception: The error of a layer. Its attribute ``layer_position`` has the
+                layer's position in the undivided model. Functions in the graph have
+                this attribute as well, for errors in their backward.
         """
         y, left = self.run(x, {})
         if left:
@@ -63,16 +63,16 @@ class Fusible(LayerList):
         """Passes ``x`` through the layers of a stage with skip connections.
 
         Args:
-            x: What the layer before the first one returned.
-            skipped: By the name of a skip connection what a layer of an earlier stage
-                handed over.
+            x: The output of the layer before the first one.
+            skipped: Tensors from layers of earlier stages, by the name of the skip
+                connection.
 
         Returns:
-            What the last layer returns, and by name what is handed to later stages.
+            The output of the last layer, and tensors for later stages, by name.
 
         Raises:
             Exception: See :meth:`forward`.
-            KeyError: If something that a layer takes was not handed over.
+            KeyError: If a layer pops a tensor that was not stashed.
         """
         if not self._layers:
             raise RuntimeError(f"{type(self).__name__} has no layers")
@@ -94,7 +94,7 @@ class Fusible(LayerList):
             return layer(*inputs)
 
     def _is_plain(self, position: int) -> bool:
-        """Returns whether a layer is called with its own weights, and has been."""
+        """Returns whether a layer has its own weights, and was called before."""
         layer = self._layers[position - self._start]
         is_transposed = self._positions.get(layer) in self._transposes
         return not is_transposed and position not in self._deferred.first_calls
@@ -108,26 +108,27 @@ class Fusible(LayerList):
     ) -> None:
         """Runs chains of pointwise layers as one function each, where that is faster.
 
-        A batch normalization, a linear layer or a convolution may begin one. Each chain
-        is measured when it is reached first, and that decides: see
-        :func:`chainer_kernels.fuse`. A chain may take what comes past other layers, at
-        a :func:`~divisible.pop` within it. It ends at a :func:`~divisible.stash`, at a
-        layer with other parameters, and at the end of a stage or of what is recomputed.
-        Layers draw the random numbers they draw otherwise. Only what gives the same
-        bits is fused, so that ranks and resumed runs may decide differently. Fuse
-        first, then divide and make a pipeline.
+        A chain may begin with a batch normalization, a linear layer or a convolution.
+        Each chain is measured when it is first reached, and runs the faster way from
+        then on: see :func:`chainer_kernels.fuse`. A chain may have a
+        :func:`~divisible.pop` within. It ends at a :func:`~divisible.stash`, at a layer
+        with other parameters, and at the end of a stage or of recomputed layers. Layers
+        draw the same random numbers as without fusion. Chains are fused only if the
+        results have the same bits, so ranks and resumed runs may decide differently.
+        Fuse first, then divide and make a pipeline.
 
-        Where nothing trains, with ``chainer.config.train`` and ``enable_backprop``
-        false, a batch normalization is also folded into the layer before it, unmeasured
-        and always: see :doc:`/howto/kernels`. That changes the last bits, and a cut
-        between the two undoes it.
+        Outside training, with ``chainer.config.train`` and ``enable_backprop`` false, a
+        batch normalization is also folded into the layer before it: see
+        :doc:`/howto/kernels`. Folding is always done, and not measured. It rounds
+        differently, so the last bits of results may differ between cuts that separate
+        the two layers and cuts that do not.
 
         Args:
             mode (str): ``'auto'``, or ``'none'`` to run the layers one by one again.
-            chains (list of pairs): The chains to fuse, each by its first position and
-                the one after its last, without measurements.
-            waits (bool): Whether chains are measured, and run one by one until their
-                choice is made by another call with ``chains``.
+            chains (list of pairs): The chains to fuse without measurements, each by its
+                first position and the one after its last.
+            waits (bool): Whether chains are measured, but run one by one until another
+                call with ``chains`` has the choice.
 
         Raises:
             ValueError: If there is no such mode.
@@ -143,14 +144,14 @@ class Fusible(LayerList):
         """
         if mode not in ("auto", "none"):
             raise ValueError(f"mode must be 'auto' or 'none', not {mode!r}")
-        # Numba takes a while to load.
+        # Fusion imports Numba, which takes a while to load.
         from chainer_kernels.fusion.fusing import Fusion
 
         chosen = None if chains is None else dict.fromkeys(map(tuple, chains), True)
         if mode == "none":
             self._fusion = None
         elif chosen is not None and self._fusion is not None and self._fusion.waits:
-            # Views of this stage wait with it.
+            # Views of this stage share the object, and wait for the same choice.
             self._fusion.decide(chosen)
         else:
             self._fusion = Fusion(chosen, waits, only_exact=True)
@@ -162,9 +163,9 @@ class Fusible(LayerList):
         return tuple(choices[span] for span in sorted(choices))
 
     def fuses_later(self) -> bool:
-        """Returns whether there were layers without a size, where a chain may begin.
+        """Returns whether a chain may begin at a layer that had no size yet.
 
-        Since it was asked last.
+        Only layers since the last call count.
         """
         if self._fusion is None:
             return False

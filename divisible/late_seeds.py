@@ -1,7 +1,7 @@
-"""Seeds of NumPy's global generator that wait until something draws.
+"""Seeds of NumPy's global generator that wait until a layer draws.
 
-To seed the generator takes as long as to call a small layer, to keep its state and to
-give it back takes ten times as long, and most layers draw nothing. So a seed waits::
+Seeding the generator takes as long as calling a small layer. Saving its state and
+restoring it takes ten times as long, and most layers draw nothing. So a seed waits::
 
     layers          Linear      dropout                     Linear
     seed            waits       waits                       waits
@@ -9,10 +9,10 @@ give it back takes ten times as long, and most layers draw nothing. So a seed wa
                                 seeds, draws
     end of block                                            gives the user's state back
 
-NumPy's functions hold the lock of their bit generator while they draw. Here that lock
-seeds when it is acquired and a seed waits. For this :func:`waiting_seeds` puts a
-generator of its own class in the place of NumPy's, once, in the same state: what is
-drawn is the same bit for bit.
+NumPy's functions hold the lock of their bit generator while they draw. The lock in this
+module seeds when it is acquired while a seed waits. To install it,
+:func:`waiting_seeds` replaces NumPy's generator once by one of its own class, in the
+same state. All draws are the same bit for bit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Lock:
 
     def __init__(self, generator: MT19937) -> None:
         self._generator = generator
-        # To keep the state and to seed may acquire it once more.
+        # Saving the state and seeding may acquire it once more.
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
@@ -49,12 +49,12 @@ class _Lock:
         self._lock.release()
 
 
-# NumPy writes the name of the class into states, and compares it when it reads them.
+# The name of the class is in NumPy's states, and compared when they are loaded.
 class MT19937(np.random.MT19937):
     """NumPy's bit generator, with a seed that waits.
 
     Attributes:
-        waiting (sequence of ints or None): The words of the seed that waits.
+        waiting (sequence of ints or None): The waiting seed, in words of 32 bits.
     """
 
     def __init__(self, *seed: Any) -> None:
@@ -66,24 +66,24 @@ class MT19937(np.random.MT19937):
 
     @property
     def lock(self) -> _Lock:
-        """What NumPy's functions hold while they draw."""
+        """The lock that NumPy's functions hold while they draw."""
         return self._own_lock
 
     def seed_now(self) -> None:
-        """Seeds by the words that wait, if any do."""
+        """Seeds with the waiting words, if there are any."""
         if self.waiting is not None:
             words, self.waiting = self.waiting, None
             self._keep()
             np.random.seed(words)
 
     def _keep(self) -> None:
-        """Keeps the user's state, before it is changed first in a block."""
+        """Saves the user's state before the first change in a block."""
         if self._n_blocks and self._kept is None:
             self._kept = np.random.get_state(legacy=False)
 
     @property
     def state(self) -> dict[str, Any]:
-        """The state, which is that of the seed that waits."""
+        """The state after the waiting seed, if there is one."""
         self.seed_now()
         return np.random.MT19937.state.__get__(self)
 
@@ -94,20 +94,20 @@ class MT19937(np.random.MT19937):
         np.random.MT19937.state.__set__(self, value)
 
     def _legacy_seeding(self, seed: Any) -> None:
-        """Is called by ``numpy.random.seed``."""
+        """Seeds for ``numpy.random.seed``, and drops a waiting seed."""
         self.waiting = None
         self._keep()
         super()._legacy_seeding(seed)
 
     def begin(self) -> None:
-        """Begins a block after which the user's state is to be what it is now."""
+        """Begins a block, after which the user's state is restored."""
         self._n_blocks += 1
 
     def end(self) -> None:
-        """Ends a block; after the last one, gives the user's state back."""
+        """Ends a block; the end of the last one restores the user's state."""
         self._n_blocks -= 1
         if self._n_blocks:
-            # Of another thread.
+            # A block of another thread is still open.
             return
         self.waiting, kept, self._kept = None, self._kept, None
         if kept is not None:
@@ -115,14 +115,14 @@ class MT19937(np.random.MT19937):
 
 
 class Seeds:
-    """Seeds of NumPy's global generator where none can wait: before NumPy 1.25."""
+    """Seeds of NumPy's global generator that cannot wait: before NumPy 1.25."""
 
     def __setattr__(self, name: str, words: Sequence[int]) -> None:
         np.random.seed(words)
 
 
 def _installed() -> MT19937 | None:
-    """Returns the global generator, ours; ``None`` where the user has another kind."""
+    """Installs and returns our global generator; ``None`` if the user has another."""
     if not hasattr(np.random, "get_bit_generator"):
         return None
     there = np.random.get_bit_generator()
@@ -132,7 +132,7 @@ def _installed() -> MT19937 | None:
         return None
     state, ours = np.random.get_state(legacy=False), MT19937(0)
     if there.seed_seq is None:
-        # Whoever asks is told that the user has seeded it.
+        # The new generator must also appear as seeded by the user.
         ours._legacy_seeding(0)
     np.random.set_bit_generator(ours)
     np.random.set_state(state)
@@ -141,11 +141,11 @@ def _installed() -> MT19937 | None:
 
 @contextmanager
 def waiting_seeds() -> Iterator[MT19937 | Seeds]:
-    """Lets seeds wait, and gives the global generator back as it was.
+    """Makes seeds wait within, and restores the global generator at the end.
 
     Yields:
-        An object whose attribute ``waiting`` is to be set to the words of a seed, each
-        of 32 bits. What is drawn next is drawn by the last ones.
+        An object with an attribute ``waiting``, to be set to the words of a seed, each
+        of 32 bits. The next draw uses the seed that was set last.
 
     Example:
         >>> np.random.seed(0)

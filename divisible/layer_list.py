@@ -1,4 +1,4 @@
-"""A list of layers, each known by a position that does not change."""
+"""A list of layers, each named by a position that does not change."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class LayerList(chainer.Sequential):
     """A Chainer link whose children are layers, under their positions.
 
     :class:`chainer.Sequential` names its children by the order in which they came.
-    Here a layer's name is the first position at which it stands in the undivided model,
+    Here a layer's name is its first position in the undivided model. The name is used
     in paths of parameters and links, in files, and in print.
     """
 
     #: The position of the first layer in the undivided model.
     _start: int = 0
-    # For each link, the position that names it: the first one in the undivided model at
-    # which it stands. Link.name would not do, another container of the same link
-    # overwrites it.
+    # For each link, the position that names it: its first position in the undivided
+    # model. Link.name would not do, because another container of the link overwrites
+    # it.
     _positions: dict[Link, int]
     # For each layer, whether a pipeline computes its forward again for its backward.
     _recomputed: list[bool]
-    # For each layer a text as of when it came into the list: a link that is sized at
-    # its first call reads otherwise afterwards, and is still the same.
+    # For each layer its text when it came into the list. A link that gets its sizes in
+    # its first call has another text afterwards, and is still the same.
     _texts: list[str]
-    # On a stage, the paths in the model of the parameters that its layers share with
-    # layers before it, by the paths that these layers give them.
+    # On a stage, paths of parameters that its layers share with layers before it. Keys
+    # are the paths by these layers, values the paths in the model.
     _tied_paths: Mapping[str, str]
     _transposes: Transposes
     _deferred: DeferredLayers
@@ -62,21 +62,21 @@ class LayerList(chainer.Sequential):
 
         Args:
             layer: A link or a function.
-            recompute (bool): Whether a pipeline is to forget what it computed in the
-                layer, and compute it again for the backward. Neighbouring layers so
-                marked are recomputed together, from the input of the first one, as a
-                part of their backward. This saves memory and costs another forward.
-                Only arrays and variables may pass the ends of what is marked. What a
-                recomputed layer does on the side, it does twice.
+            recompute (bool): Whether a pipeline drops the layer's activations after the
+                forward, and computes them again for the backward. Neighbouring layers
+                with this mark are recomputed together, from the input of the first one,
+                as a part of their backward. This saves memory and costs another
+                forward. Only arrays and variables may pass the ends of marked layers.
+                Side effects of a recomputed layer happen twice.
         """
         self.insert(len(self), layer, recompute)
 
     def extend(self, sequential: Iterable[Layer]) -> None:
-        """Appends layers, those of a model with their marks.
+        """Appends layers, with their marks if they come from a model.
 
         Raises:
-            TypeError: If they are of a model with transposed ties, whose positions are
-                fixed.
+            TypeError: If they come from a model with transposed ties, whose positions
+                are fixed.
         """
         if isinstance(sequential, LayerList):
             sequential._check_positions_free()
@@ -95,7 +95,7 @@ class LayerList(chainer.Sequential):
         self._texts.insert(i, describe(layer))
         self._deferred.add(layer)
         if i == n:
-            # Nothing else moves, and a model of many layers is soon built.
+            # No other layer moves, so a model of many layers is built quickly.
             self._number(layer, n)
         else:
             self._number_layers()
@@ -119,7 +119,7 @@ class LayerList(chainer.Sequential):
         del self[:]
 
     def copy(self, mode: str = "share") -> LayerList:
-        """Copies the model, its class and positions kept.
+        """Copies the model with its class and positions.
 
         Args:
             mode (str): ``'share'``, ``'copy'`` or ``'init'``, as for
@@ -153,10 +153,10 @@ class LayerList(chainer.Sequential):
         return self
 
     def _check_mutable(self) -> None:
-        """Refuses changes where positions are fixed."""
+        """Raises an error if layers cannot be changed."""
 
     def _check_positions_free(self) -> None:
-        """Refuses to give layers away that need their positions."""
+        """Raises an error if layers cannot be used elsewhere at other positions."""
         if self._transposes:
             raise TypeError(
                 f"{type(self).__name__} has tied layers, whose positions are fixed:"
@@ -164,26 +164,27 @@ class LayerList(chainer.Sequential):
             )
 
     def describe_anew(self) -> None:
-        """Describes each layer as it is now, where layers of a copy have other sizes.
+        """Updates the text of each layer, because layers of a copy have other sizes.
 
-        The layers stay, with their positions, names and ties.
+        The layers keep their positions, names and ties.
         """
         self._texts = [describe(layer) for layer in self._layers]
 
     def dissolve_transposes(self, links: Iterable[Link]) -> None:
-        """Gives links that use parameters transposed their own, the transposes.
+        """Gives each link that uses parameters transposed the transposes as its own.
 
         Args:
-            links: The links, of layers of this list or of others.
+            links: Links in layers of this list or of others.
         """
         for layer, position in self._positions.items():
             self._transposes = self._transposes.dissolved(layer, position, links)
 
     def _replace_layers(self, layers: Iterable[Layer]) -> None:
-        """Puts others in the place of all layers, also as attributes beside the list.
+        """Replaces all layers, also those that are attributes beside the list.
 
         Args:
-            layers: As many, at the same positions; the same for the same link.
+            layers: The new layers. There are as many as before, at the same positions,
+                and each link is replaced by one link.
         """
         before, self._layers = self._layers, list(layers)
         new = {id(old): layer for old, layer in zip(before, self._layers)}
@@ -200,12 +201,12 @@ class LayerList(chainer.Sequential):
             self._number(layer, position)
 
     def _number(self, layer: Layer, position: int) -> None:
-        """Gives a layer its position as name, if it is a link that has none yet."""
+        """Names a link by its position, unless it has a name already."""
         if isinstance(layer, Link):
             layer.name = str(self._positions.setdefault(layer, position))
 
     def _first_positions(self) -> list[int]:
-        """Returns for each layer the first position at which it stands."""
+        """Returns for each layer its first position."""
         return [
             self._positions[layer] if isinstance(layer, Link) else position
             for position, layer in enumerate(self._layers, self._start)
@@ -225,7 +226,7 @@ class LayerList(chainer.Sequential):
     ) -> Iterator[tuple[str, chainer.Parameter]]:
         """Yields ``('/position/...', parameter)`` of all layers, each parameter once.
 
-        One that several layers use has the path of the first of them.
+        The path of a shared parameter is the one in the first layer that uses it.
         """
         yield from Link.namedparams(self, include_uninit)
         seen: set[int] = set()
@@ -253,7 +254,7 @@ class LayerList(chainer.Sequential):
                 yield f"/{position}{path}", descendant
 
     def device_resident_accept(self, visitor: Any) -> None:
-        """Lets ``visitor`` (``to_gpu`` and the like) see every layer."""
+        """Passes ``visitor`` (``to_gpu`` and similar ones) to every layer."""
         Link.device_resident_accept(self, visitor)
         visit = operator.methodcaller("device_resident_accept", visitor)
         for link in self.children():
@@ -274,7 +275,7 @@ class LayerList(chainer.Sequential):
     def addgrads(self, link: LayerList) -> None:
         """Adds the gradients of a model with the same layers at these positions."""
         theirs = dict(link.namedparams())
-        # Not layer by layer: a parameter that several have would count as often.
+        # Going through layers would count a shared parameter several times.
         for path, param in self.namedparams():
             if path not in theirs:
                 raise ValueError(
@@ -284,7 +285,7 @@ class LayerList(chainer.Sequential):
             param.addgrad(theirs[path])
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Reads or writes every layer under its position."""
+        """Loads or saves every layer under its position."""
         Link.serialize(self, serializer)
         if not (self._deferred.waiting or self._transposes.paths):
             for link, position in self._positions.items():
@@ -295,12 +296,12 @@ class LayerList(chainer.Sequential):
             self._deferred.serialize(link, serialize, serializer[str(position)])
 
     def await_first_calls(self) -> None:
-        """Sees to it that layers whose sizes were taken away draw as at first."""
+        """Gives keys to layers that lost their sizes, so that they draw as at first."""
         firsts = zip(self._first_positions(), self._layers)
         self._deferred.await_first_calls(dict(enumerate(firsts, self._start)))
 
-    # chainer.Sequential refuses to be reduced with a lambda inside, which is right
-    # for pickle and needless for copies.
+    # chainer.Sequential cannot be reduced with a lambda in it, which is right for
+    # pickle, but not needed for copies.
 
     def __copy__(self) -> LayerList:
         ret = type(self).__new__(type(self))

@@ -1,4 +1,4 @@
-"""One pass through layers: what happens around the call of each of them."""
+"""One pass through layers, and the actions around the call of each layer."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from chainer_kernels.fusion.fusing import Fusion
 
 
-#: The shape and the name of the dtype of each input of a layer; ``None`` if one of them
-#: is no array.
+#: The shape and the name of the dtype of each input of a layer; ``None`` if some input
+#: is not an array.
 Signature = Optional[tuple[tuple[tuple[int, ...], str], ...]]
 
 
 class LayerSeconds(dict[int, list[float]]):
-    """The seconds of each forward by layer.
+    """The seconds of each forward, by layer.
 
     Attributes:
-        inputs (dict): By layer the signature of the last forward's inputs.
+        inputs (dict): The signature of the last forward's inputs, by layer.
     """
 
     def __init__(self) -> None:
@@ -40,9 +40,9 @@ class LayerSeconds(dict[int, list[float]]):
 
 
 class _Watch(threading.local):
-    #: Where the seconds of layers are noted, while somebody asks for them.
+    #: Records the seconds of layers, within `timed_layers`.
     seconds: LayerSeconds | None = None
-    #: The number of the pass; that of a nested model is the outer one's.
+    #: The number of the pass. A nested model has the number of the outer one.
     number: int | None = None
 
 
@@ -52,9 +52,10 @@ _pass_numbers = itertools.count()
 
 @contextmanager
 def timed_layers() -> Iterator[LayerSeconds]:
-    """Notes, while a block runs, the seconds of each forward by layer in this thread.
+    """Records the seconds of each forward of this thread within the block, by layer.
 
-    Of nested models the outer one's layers count. On a GPU the times are of launches.
+    With nested models only the outer one's layers are timed. On a GPU the times are
+    those of launches.
 
     Example:
         >>> from divisible import Divisible
@@ -81,23 +82,23 @@ def pass_through(
 ) -> Any:
     """Passes ``x`` through layers.
 
-    Each layer draws from its own stream of random numbers, signs the functions that it
-    adds to the graph, and gives its position to what it raises. Ends of skip
-    connections hand over and take.
+    Each layer draws from its own stream of random numbers, marks the functions that it
+    adds to the graph, and adds its position to its errors. Ends of skip connections
+    store and read their tensors.
 
     Args:
         layers: The layers.
         start: The position of the first one in the undivided model.
         x: The input of the first one.
-        skipped: What is on its way past layers, by name; is changed.
-        call: Calls a layer, given its position, the layer and its inputs; ``None`` to
-            call it with its inputs and do nothing else.
-        fusion: What runs chains of layers as one function, if anything does. While
-            somebody asks for the seconds of layers, they run one by one.
-        is_plain: Returns whether ``call`` does nothing but call the layer there.
+        skipped: Tensors for later layers, by the name of the skip connection; changed.
+        call: Function that calls a layer, for a position, a layer and its inputs. With
+            ``None`` layers are called directly.
+        fusion: Runs chains of layers as one function; may be ``None``. Within
+            `timed_layers`, layers run one by one.
+        is_plain: Returns whether ``call`` only calls the layer at a position.
 
     Returns:
-        What the last layer returns.
+        The output of the last layer.
     """
     signed: set[chainer.FunctionNode] = set()
     outer, index = _watch.number, 0
@@ -114,7 +115,7 @@ def pass_through(
                         around = Surroundings(
                             streams.enter,
                             lambda layer: aside(layer, skipped),
-                            # What was just stashed is used further behind as well.
+                            # A stashed tensor is also used by a later layer.
                             index > 0 and isinstance(layers[index - 1], SkipEnd),
                             is_plain,
                         )
@@ -141,8 +142,8 @@ def pass_through(
                             _explain(error, position, layer, inputs)
                             raise
                 except Exception as error:
-                    # The outermost model's position is the one plans speak of, so that
-                    # of a model inside of a layer is overwritten on the way out.
+                    # Plans use positions of the outermost model. So the position in a
+                    # model within a layer is overwritten on the way out.
                     error.layer_position = position
                     raise
                 _sign(x, position, number, signed)
@@ -155,16 +156,15 @@ def pass_through(
 def _sign(
     outputs: Any, position: int, number: int, signed: set[chainer.FunctionNode]
 ) -> None:
-    """Writes a layer's position on the functions that it added to the graph.
+    """Marks the functions that a layer added to the graph with its position.
 
-    An error in their backward names the layer then; `divisible.backward.graph_walk`
-    reads it.
+    `divisible.backward.graph_walk` reads it, to name the layer in errors of backward.
 
     Args:
-        outputs: What the layer returned.
-        position: In the model; it replaces that in a nested one.
-        number: The number of this pass. Functions of another one, on whose outputs this
-            goes on, are left as they are: state from step to step, or another model.
+        outputs: The outputs of the layer.
+        position: Position in the model, which replaces that in a nested model.
+        number: The number of this pass. Functions of other passes are not marked:
+            they belong to state from step to step, or to another model.
         signed: The functions of the layers before.
     """
     found = []
@@ -184,7 +184,7 @@ def _sign(
 
 
 def _timed(call: Callable | None, position: int, layer: Layer, inputs: tuple) -> Any:
-    """Calls a layer, and records how long it took."""
+    """Calls a layer, and records its seconds."""
     seconds, _watch.seconds = _watch.seconds, None
     start = time.perf_counter()
     try:
@@ -206,7 +206,7 @@ def _signature(inputs: tuple) -> Signature:
 
 
 def _explain(error: Exception, position: int, layer: Layer, inputs: tuple) -> None:
-    """Raises an error in other words, if a layer got more inputs than it takes."""
+    """Raises a clearer error if a layer got more inputs than it accepts."""
     n_taken = _n_taken(layer)
     if n_taken is None or len(inputs) <= n_taken:
         return
@@ -224,9 +224,9 @@ def _explain(error: Exception, position: int, layer: Layer, inputs: tuple) -> No
 
 
 def _n_taken(layer: Layer) -> int | None:
-    """Returns how many inputs a layer needs, if it says so and takes no more of them.
+    """Returns how many inputs a layer needs; ``None`` if unknown, or any number.
 
-    A second one that may be left out is an option, such as the axis of ``L.Linear``.
+    A second input with a default is an option, such as the axis of ``L.Linear``.
     """
     try:
         function = getattr(layer, "forward", layer)

@@ -18,7 +18,7 @@ from typing import Any
 
 
 def describe(layer: Any) -> str:
-    """Text for a layer, the same in every process: no memory addresses."""
+    """Returns text for a layer, equal in every process: without memory addresses."""
     try:
         text = getattr(layer, "__qualname__", None) or str(layer)
     except AttributeError:
@@ -28,10 +28,10 @@ def describe(layer: Any) -> str:
 
 
 def title(text: str) -> str:
-    r"""Returns the text of a layer in a line, without what is within.
+    r"""Returns the text of a layer in one line, without its inner links.
 
     Args:
-        text (str): Of :func:`describe`; that of a chain has a line for each link.
+        text (str): Result of :func:`describe`. A chain has a line for each link.
 
     Example:
         >>> title("Block(\n  (conv): Convolution2D(...),\n)")
@@ -44,7 +44,7 @@ def title(text: str) -> str:
 
 
 def place_of(layer: Any) -> str:
-    """Returns the file and the line of a lambda; nothing for what has a name.
+    """Returns the file and the line of a lambda; an empty text for other layers.
 
     Example:
         >>> place_of(abs)
@@ -57,7 +57,7 @@ def place_of(layer: Any) -> str:
 
 
 def differing_titles(text: str, other: str) -> tuple[str, str]:
-    r"""Returns the texts of two layers that differ, each in a line.
+    r"""Returns the texts of two different layers, each in one line.
 
     Example:
         >>> differing_titles("A(\n  (f): Linear(2),\n)", "A(\n  (f): Linear(3),\n)")
@@ -76,6 +76,6 @@ def differing_titles(text: str, other: str) -> tuple[str, str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Returns the lines that say something."""
+    """Returns the lines with content."""
     lines = (line.strip().rstrip(",") for line in text.splitlines())
     return [line for line in lines if line != ")"]

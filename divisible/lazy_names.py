@@ -11,11 +11,11 @@ from typing import Any, Callable
 def lazy_names(
     package: str, modules: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Makes what a package needs to have names from modules that are not loaded yet.
+    """Makes the functions for a package with names from modules that load later.
 
     Args:
         package: The package's own name.
-        modules: The names that each module gives.
+        modules: The names that each module has.
 
     Returns:
         The package's ``__getattr__``, ``__dir__`` and ``__all__``.
@@ -32,7 +32,7 @@ def lazy_names(
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(module_of[name]), name)
-        # The next look finds it without coming here.
+        # Next time Python finds the name in the package, without this function.
         setattr(sys.modules[package], name, value)
         return value
 

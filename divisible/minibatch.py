@@ -1,4 +1,4 @@
-"""Minibatches: as arrays with equally many samples, cut into microbatches, joined."""
+"""Minibatches: arrays with equally many samples, cut into microbatches and joined."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from divisible.communication.signatures import Tensor, Tensors, check_plain
 
 
 def as_arrays(name: str, value: Any, where: str = "") -> tuple:
-    """Returns what a user gave as a tuple of arrays with equally many samples.
+    """Returns a user's input as a tuple of arrays with equally many samples.
 
     Args:
-        name (str): What to call it in messages, ``'x'`` or ``'t'``.
-        value (array or tuple of arrays): What the user gave.
-        where (str): What reads it, for messages; such as ``' on rank 0'``.
+        name (str): Name of the input in messages, ``'x'`` or ``'t'``.
+        value (array or tuple of arrays): The user's input.
+        where (str): Words for messages on the reader, such as ``' on rank 0'``.
 
     Raises:
-        TypeError: If it is missing, or something else than arrays, or they are of a
+        TypeError: If the input is missing, is not made of arrays, or has arrays of a
             subclass.
         ValueError: If there are no arrays, no samples, or not equally many.
 
@@ -57,7 +57,7 @@ def as_arrays(name: str, value: Any, where: str = "") -> tuple:
 
 
 def split(arrays: Sequence[Any], n_microbatches: int) -> list[tuple]:
-    """Cuts along the first axis; the first microbatches get one sample more.
+    """Cuts along the first axis. The first microbatches have one more sample.
 
     Example:
         >>> [len(part) for part, in split([np.ones((5, 4))], n_microbatches=3)]
@@ -78,7 +78,7 @@ def _cut(arrays: Sequence[Any], sizes: Sequence[int]) -> list[tuple]:
 
 
 def as_tensors(arrays: Sequence[Any], device: chainer.backend.Device) -> Tensors:
-    """Returns a microbatch as a message to the first stage; empty if no samples."""
+    """Returns a microbatch as a message to the first stage; empty without samples."""
     if len(arrays[0]) == 0:
         return ()
     tensors = []
@@ -92,15 +92,15 @@ def join(
     sizes: Sequence[int] | None = None,
     axis: int | Sequence[int] = 0,
 ) -> tuple[np.ndarray, ...]:
-    """Returns the outputs of all microbatches as one, on the host.
+    """Joins the outputs of all microbatches on the host.
 
     Args:
-        outputs: Of each microbatch; none for one of no samples.
-        sizes: The samples of each; by default as many as the first output has.
-        axis (int or sequence of ints): As for :func:`concatenate`.
+        outputs: Outputs of each microbatch; empty for one without samples.
+        sizes: Number of samples of each; by default those of the first output.
+        axis (int or sequence of ints): Axis of the samples; see :func:`concatenate`.
 
     Raises:
-        TypeError, ValueError: As :func:`concatenate`.
+        TypeError, ValueError: For the reasons of :func:`concatenate`.
     """
     host = chainer.get_device("@numpy")
     parts = [tuple(host.send(y) for y, _ in tensors) for tensors in outputs if tensors]
@@ -114,18 +114,18 @@ def concatenate(
     sizes: Sequence[int],
     axis: int | Sequence[int] = 0,
 ) -> tuple:
-    """Returns what a model returned for several parts of the samples as one.
+    """Joins a model's outputs for several parts of the samples.
 
     Args:
         outputs: For each part a tuple of arrays.
         sizes: The number of samples of each part.
-        axis (int or sequence of ints): Along which axis an output has its samples; one
+        axis (int or sequence of ints): Axis along which an output has its samples; one
             for all outputs, or one for each.
 
     Raises:
         TypeError: If an output is a scalar.
-        ValueError: If the samples are not along that axis, because its length does not
-            go with their number, or the shapes differ along another one.
+        ValueError: If the length of that axis does not suit the number of samples, or
+            the shapes differ along another axis.
 
     Example:
         >>> parts = [(np.ones((2, n, 5)),) for n in (4, 3)]
@@ -144,11 +144,11 @@ def concatenate(
 
 
 def of_no_samples(outputs: Sequence[Any], axis: int | Sequence[int] = 0) -> tuple:
-    """Returns outputs as a model returns for no samples, on the host.
+    """Returns a model's outputs for no samples, on the host.
 
     Args:
         outputs: Arrays for some samples.
-        axis (int or sequence of ints): As for :func:`concatenate`.
+        axis (int or sequence of ints): Axis of the samples; see :func:`concatenate`.
 
     Raises:
         ValueError: If an output has no such axis.
@@ -197,10 +197,10 @@ def _joined(number: int, ys: Sequence[Any], sizes: Sequence[int], axis: int) -> 
 
 
 def _fits(y: Any, n: int, first: Any, n_first: int, axis: int) -> bool:
-    """Whether two outputs differ along one axis only, and there as their samples do."""
+    """Returns whether two outputs differ along one axis only, like their samples."""
     if y.ndim != first.ndim or not -y.ndim <= axis < y.ndim:
         return False
-    # Several rows of a sample may follow each other.
+    # A sample may have several rows, one after the other.
     length, expected = y.shape[axis], first.shape[axis]
     is_share = length % n == 0 and length * n_first == expected * n
     rest = [np.delete(each.shape, axis).tolist() for each in (y, first)]
@@ -210,7 +210,7 @@ def _fits(y: Any, n: int, first: Any, n_first: int, axis: int) -> bool:
 def split_unequally(arrays: Sequence[Any], n_microbatches: int) -> list[tuple]:
     """Cuts along the first axis, so that not all parts have equally many samples.
 
-    An axis of outputs that has another length than the samples shows itself then.
+    Outputs with a wrong axis are found then: its length does not follow the samples.
 
     Example:
         >>> [len(part) for part, in split_unequally([np.ones((6, 4))], 3)]
@@ -222,7 +222,7 @@ def split_unequally(arrays: Sequence[Any], n_microbatches: int) -> list[tuple]:
 
 
 def unequal_sizes(n_samples: int, n_microbatches: int) -> list[int]:
-    """Returns the samples of each part that :func:`split_unequally` cuts."""
+    """Returns the number of samples of each part of :func:`split_unequally`."""
     sizes = _sizes(n_samples, n_microbatches)
     last = min(n_samples, n_microbatches) - 1
     if last and sizes[0] == sizes[last]:
@@ -232,7 +232,7 @@ def unequal_sizes(n_samples: int, n_microbatches: int) -> list[int]:
 
 
 def microbatch_sizes(n_samples: int, n_microbatches: int) -> list[int]:
-    """Returns the samples of each microbatch, as the pipeline cuts a minibatch.
+    """Returns the number of samples of each microbatch of a pipeline's minibatch.
 
     Raises:
         ValueError: If there are more microbatches than samples, or none.
@@ -249,10 +249,10 @@ def microbatch_sizes(n_samples: int, n_microbatches: int) -> list[int]:
 
 
 def value_and_count(returned: Any) -> tuple[Any, Any]:
-    """Returns what a loss gives, and how many samples it says that is a mean of.
+    """Returns a loss, and the number of samples of which it is the mean, if given.
 
     Args:
-        returned: What the function returned, the loss alone or ``(loss, n)``.
+        returned: The result of a loss function, the loss alone or ``(loss, n)``.
 
     Example:
         >>> value_and_count((0.5, 3))
@@ -266,6 +266,6 @@ def value_and_count(returned: Any) -> tuple[Any, Any]:
 
 
 def _sizes(n_samples: int, n_microbatches: int) -> list[int]:
-    """Returns numbers of samples as equal as they come, the larger ones first."""
+    """Returns numbers of samples that differ by one at most, the larger ones first."""
     each, extra = divmod(n_samples, n_microbatches)
     return [each + (i < extra) for i in range(n_microbatches)]

@@ -22,8 +22,8 @@ class Divisible(Fusible):
     """A list of layers that can be cut into pipeline stages.
 
     Subclass it and ``append`` the layers in ``__init__``, as in Fig. 3 of
-    Takisawa et al.; any link, function or lambda is a layer. The undivided model
-    is an ordinary Chainer model. :meth:`divide` gives the layers of one stage.
+    Takisawa et al. Any link, function or lambda is a layer. The undivided model
+    is an ordinary Chainer model. :meth:`divide` returns the layers of one stage.
 
     Unlike in :class:`chainer.Sequential`, a layer is known by its *position in
     the undivided model*, functions counted, wherever it is::
@@ -34,12 +34,12 @@ class Divisible(Fusible):
         divide(2, None)                      Linear      relu   Linear
                                              '/2/W'             '/4/W'
 
-    so parameter paths, snapshots and error messages mean the same on any number
+    So parameter paths, snapshots and error messages mean the same on any number
     of stages. A link that appears at several positions is one layer with one set
-    of parameters; its paths carry the first of its positions.
+    of parameters. Its paths have the first of its positions.
 
-    A layer that takes several inputs gets them from a layer that returns a tuple, or
-    from a layer further back by :func:`~divisible.stash` and :func:`~divisible.pop`.
+    A layer with several inputs gets them from a layer that returns a tuple, or
+    from an earlier layer by :func:`~divisible.stash` and :func:`~divisible.pop`.
     Layers share parameters by :meth:`tie`, or by having the same ``Parameter``.
 
     Args:
@@ -49,8 +49,8 @@ class Divisible(Fusible):
     Attributes:
         layer_range (tuple): ``(start, end)``, the positions of these layers in the
             undivided model, half-open.
-        model_layers (tuple): One line of text per layer of the undivided model;
-            two ranks that built different models differ here.
+        model_layers (tuple): One line of text per layer of the undivided model.
+            Ranks that built different models have different texts.
 
     Example:
         >>> import chainer.functions as F
@@ -67,7 +67,7 @@ class Divisible(Fusible):
         ['/2/W', '/2/b']
     """
 
-    # Of a stage or a view.
+    # Data of the undivided model, on a stage or a view.
     _undivided: Undivided | None = None
     #: Weights that `from_chain` drew earlier than a serial script does.
     early_draws: EarlyDraws | None = None
@@ -97,14 +97,14 @@ class Divisible(Fusible):
 
     @property
     def shared_states(self) -> tuple[SharedState, ...]:
-        """The links in several layers of the whole model that keep running averages."""
+        """The links in several layers of the whole model that have running averages."""
         if self._undivided is None:
             return ties.find_shared_states(self._layers, self._first_positions())
         return self._undivided.shared_states
 
     @property
     def carried_states(self) -> tuple[str, ...]:
-        """The links of the whole model that :func:`carry_state` was called for."""
+        """Paths of the links in the whole model that carry a state."""
         if self._undivided is None:
             return tuple(path for path, _ in carrying(self._layers))
         return self._undivided.carried_states
@@ -121,7 +121,7 @@ class Divisible(Fusible):
 
     @property
     def is_stage(self) -> bool:
-        """Whether this came from :meth:`divide`."""
+        """Whether this is the result of :meth:`divide`."""
         return self._undivided is not None
 
     def divide(
@@ -130,23 +130,22 @@ class Divisible(Fusible):
         """Returns the stage of the layers ``start`` to ``end``.
 
         The stage holds the very same links as this model: nothing is copied and
-        nothing renamed. Drop the model, and the layers of the other stages are
-        freed, unless an attribute of the model holds them in a list or other
-        container; attributes that are links themselves are left out of the stage.
-        The exception are parameters that the stage shares with layers before it: of
-        those, and of the links that have them, it gets a copy.
+        nothing renamed. When the model is dropped, the layers of other stages are
+        freed. Layers in a list or other container that is an attribute of the model are
+        not freed. Attributes that are links are left out of the stage. Only parameters
+        that the stage shares with layers before it are copied, with their links.
 
-        Of a model that was built in :func:`deferred_init` this makes the parameters
-        of these layers, and of no others; ``divide()`` makes the whole. Otherwise, a
-        layer that is sized at its first call gets weights that depend on the seed of
-        the pipeline that calls it.
+        If the model was built in :func:`deferred_init`, the parameters of these layers
+        are made, and no others; ``divide()`` makes the whole model. In other models, a
+        layer that gets its sizes in its first call gets weights that depend on the seed
+        of the pipeline that calls it.
 
         Args:
             start (int or None): The position of the first layer in the undivided
-                model; ``None`` for the first there is.
+                model; ``None`` for the first one of this model.
             end (int or None): The position after the last layer; ``None`` for the end.
-            mode (str): ``'copy'`` copies the layers, and makes the copies: the model
-                stays as it is, and what was made is freed with the stage.
+            mode (str): ``'copy'`` copies the layers, and makes the copies. The model
+                stays unchanged, and the made arrays are freed with the stage.
 
         Returns:
             Divisible: The stage, of the same class as this model. Its list cannot
@@ -154,9 +153,9 @@ class Divisible(Fusible):
 
         Raises:
             IndexError: If the range is empty, reversed or not within this model.
-            TypeError: If this class has a ``forward`` or parameters of its own,
-                which belong to no layer and so to no stage.
-            ValueError: If the ends of its skip connections do not match, or ``mode``
+            TypeError: If this class has its own ``forward`` or parameters, which belong
+                to no layer and so to no stage.
+            ValueError: If the ends of skip connections do not match, or ``mode``
                 is neither ``'share'`` nor ``'copy'``.
             RuntimeError: If a layer was deferred, and its initializer fails.
 
@@ -175,8 +174,8 @@ class Divisible(Fusible):
         self._deferred.assign_places(dict(zip(self._first_positions(), self._layers)))
         stage = self.view(start, end)
         stage._take_own_copies()
-        # An attribute such as ``self.head = L.Linear(...)`` beside the list is the
-        # stage's own layer, and must not keep another stage's alive.
+        # An attribute beside the list, such as ``self.head = L.Linear(...)``, would
+        # keep a layer of another stage alive.
         own = set(map(id, stage._layers))
         for name, value in list(vars(stage).items()):
             if isinstance(value, Link) and id(value) not in own:
@@ -191,10 +190,10 @@ class Divisible(Fusible):
         return stage
 
     def view(self, start: int, end: int) -> Divisible:
-        """Returns some of the layers, with everything they have in common with others.
+        """Returns some of the layers, which still share parameters with other layers.
 
         A pipeline recomputes views of its stages. Unlike a stage, a view has no copies
-        of shared parameters, and is no model to train by itself.
+        of shared parameters, and cannot be trained alone.
 
         Args:
             start (int): The position of the first layer in the undivided model.
@@ -215,7 +214,7 @@ class Divisible(Fusible):
         return part
 
     def _as_undivided(self) -> Undivided:
-        """Returns what a part of this is to know of the undivided model."""
+        """Returns the data of the undivided model that a part of it needs."""
         if self._undivided is not None:
             return self._undivided
         states = self.shared_states, self.carried_states
@@ -235,22 +234,23 @@ class Divisible(Fusible):
     def tie(self, first: str, second: str, transpose: bool = False) -> None:
         """Makes two parameters one.
 
-        The later layer uses the earlier one's parameter from now on, and has none of
-        its own. A pipeline that has the two layers in different stages adds up their
-        gradients after each minibatch, so that both stages' copies stay equal bit for
-        bit; the optimizers must be alike then, and treat each parameter for itself, as
-        all of Chainer's do. Freeze all copies or none (``disable_update``). The
-        pipeline refuses copies that are not treated alike.
+        From now on, the later layer uses the earlier one's parameter, and has no own
+        one. If the layers are in different stages, a pipeline adds up their gradients
+        after each minibatch. So both stages' copies stay equal bit for bit. This needs
+        equal optimizers that treat each parameter separately, as all of Chainer's do.
+        Freeze all copies or none (``disable_update``). The pipeline refuses copies that
+        are treated differently.
 
         Tie last: after a transposed tie the list cannot be changed. The later layer has
         the transpose in calls and in files, and otherwise the parameter itself.
 
         Args:
-            first (str): The path of one, such as ``'/0/W'``.
-            second (str): The path of the other one.
-            transpose (bool): Whether one is to be the transpose of the other.
+            first (str): The path of one parameter, such as ``'/0/W'``.
+            second (str): The path of the other parameter.
+            transpose (bool): Whether the two are transposes of each other.
 
         Raises:
+            TypeError: If this is a stage. Tie first, then divide.
             TypeError: If this is a stage; tie first, then divide.
             ValueError: If there is no such parameter, or the shapes do not fit.
 
@@ -293,10 +293,10 @@ class Divisible(Fusible):
             raise TypeError(f"{what}: {error}") from None
 
     def check_cuttable(self) -> None:
-        """Makes sure that the layers are all there is to this model.
+        """Checks that this model consists of its layers only.
 
         Raises:
-            TypeError: If this class has a ``forward`` or parameters of its own.
+            TypeError: If this class has its own ``forward`` or parameters.
         """
         if self._params:
             raise TypeError(
@@ -306,8 +306,8 @@ class Divisible(Fusible):
         if type(self).forward is not Divisible.forward:
             raise TypeError(
                 f"{type(self).__name__}.forward replaces the pass through the"
-                f" layers, so a part of them is no part of the model. Put what it"
-                f" does into layers."
+                f" layers, which stages cannot replace. Put what it does into"
+                f" layers."
             )
 
     def __add__(self, other: chainer.Sequential) -> Divisible:
@@ -320,10 +320,10 @@ class Divisible(Fusible):
         return both
 
     def flatten(self) -> Divisible:
-        """Returns the layers with those of nested ``Sequential`` in their place.
+        """Returns a model with the layers of nested ``Sequential`` in their place.
 
-        Those of a nested model that is recomputed are all recomputed; of another, those
-        that are marked in it.
+        If a nested model is recomputed, all its layers are. Otherwise its own marks
+        count.
         """
         self._check_positions_free()
         flat = Divisible()

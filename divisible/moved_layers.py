@@ -1,4 +1,4 @@
-"""Layers that come into a stage and go out of it, while the stage stays the object.
+"""Layers that move into a stage and out of it, while the stage stays the same object.
 
 ::
 
@@ -14,18 +14,18 @@ from chainer import Link
 
 from divisible.model import Divisible
 
-# What belongs to a stage and not to its layers.
+# Attributes of a stage that do not belong to its layers.
 _OWN = ("name", "_device", "_local_link_hooks", "_within_init_scope")
 
 
 def entangled(model: Divisible) -> set[int]:
-    """Returns the positions of layers that have something in common with others.
+    """Returns the positions of layers that share parameters or state with others.
 
-    A stage gets such a layer anew when others come or go: whether it shares the
-    parameters of another layer, or has a copy, depends on where that one is.
+    A stage gets a new object for such a layer when other layers move. Where the others
+    are decides whether the layer shares their parameters or has a copy.
 
     Args:
-        model (Divisible): Undivided, or a stage of it.
+        model (Divisible): An undivided model, or a stage.
 
     Example:
         >>> import chainer.links as L
@@ -39,7 +39,7 @@ def entangled(model: Divisible) -> set[int]:
         for each in (*model.ties, *model.shared_states)
         for position in each.positions
     }
-    # One link in several places, which may keep whatever it likes.
+    # One link at several positions may have any state.
     first, _ = model.layer_range
     places: dict[int, list[int]] = {}
     for position, layer in enumerate(model, first):
@@ -51,12 +51,12 @@ def entangled(model: Divisible) -> set[int]:
 def new_layers(
     model: Divisible, stage: Divisible, layer_range: tuple[int, int]
 ) -> list[int]:
-    """Returns the positions of the layers that a stage gets anew for another range.
+    """Returns the positions of layers for which a stage gets new objects.
 
     Args:
-        model (Divisible): Undivided, equal to the one that ``stage`` is of.
-        stage (Divisible): The layers that there are.
-        layer_range: Those that there are to be.
+        model (Divisible): An undivided model, equal to the one of ``stage``.
+        stage (Divisible): The stage with its present layers.
+        layer_range: Positions of the layers that the stage is to have.
     """
     (first, last), shared = stage.layer_range, entangled(model)
     return [i for i in range(*layer_range) if not first <= i < last or i in shared]
@@ -65,16 +65,16 @@ def new_layers(
 def different_stage(
     model: Divisible, stage: Divisible, layer_range: tuple[int, int]
 ) -> Divisible:
-    """Returns a stage of other layers, with the very same layers where they stay.
+    """Returns a stage of other layers, which keeps the objects of layers that stay.
 
-    The :func:`new_layers` are made, with the weights they begin with. The stage is as
-    it was.
+    The :func:`new_layers` are made with their initial weights. The given stage is
+    unchanged.
 
     Args:
-        model (Divisible): Undivided, equal to the one that ``stage`` is of. Its layers
+        model (Divisible): An undivided model, equal to the one of ``stage``. Its layers
             are replaced by those that stay.
-        stage (Divisible): The layers that there are.
-        layer_range: Those of the new stage.
+        stage (Divisible): The stage with its present layers.
+        layer_range: Positions of the layers of the new stage.
     """
     first, _ = stage.layer_range
     staying = set(range(*layer_range)).difference(new_layers(model, stage, layer_range))
@@ -82,7 +82,7 @@ def different_stage(
         stage[i - first] if i in staying else layer for i, layer in enumerate(model)
     )
     other = model.divide(*layer_range)
-    # What left, and is used here all the same, is to be refused by its name.
+    # Parameters that have left, but are still used, are to be refused by their paths.
     known = stage._undivided.elsewhere.params() if stage.is_stage else {}
     params = {**known, **dict(stage.namedparams())}
     other._undivided = other._undivided.seen_from(other, params)
@@ -90,14 +90,14 @@ def different_stage(
 
 
 def become(stage: Divisible, other: Divisible) -> None:
-    """Gives a stage the layers of another one, and all that depends on them.
+    """Gives a stage the layers of another stage, with all that depends on them.
 
     Args:
-        stage (Divisible): Stays the same object.
-        other (Divisible): Not to be used any more.
+        stage (Divisible): The stage, which stays the same object.
+        other (Divisible): The other stage, which must not be used any more.
     """
     for name, value in list(vars(stage).items()):
         if isinstance(value, Link):
-            # An attribute beside the list, of a layer that may have left.
+            # The attribute may be a layer that has left.
             del vars(stage)[name]
     vars(stage).update((k, v) for k, v in vars(other).items() if k not in _OWN)

@@ -1,4 +1,4 @@
-"""Arguments of users that are one for all, or a list with one for each."""
+"""Arguments of users that are one value for all, or a list with one for each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from divisible.records import shown
 
 
 def as_list(values: Any) -> list[Any]:
-    """Returns a list of one thing, or of those in a list or tuple.
+    """Returns a list of one value, or of the values in a list or tuple.
 
     Args:
         values: One optimizer, stage or key; or several.
@@ -30,7 +30,7 @@ def numbers(name: str, values: Any) -> np.ndarray:
         values: The number, or the list, which may be an array or a list of lists.
 
     Raises:
-        TypeError: If something in it is no number.
+        TypeError: If some element is not a number.
 
     Example:
         >>> numbers("speeds", [1, 2]).tolist(), numbers("speeds", 3).tolist()
@@ -40,7 +40,7 @@ def numbers(name: str, values: Any) -> np.ndarray:
         array = np.asarray(values, float)
     except (OverflowError, TypeError, ValueError):
         array = None
-    # None would be a NaN.
+    # NumPy would convert None to NaN.
     if array is None or values is None:
         raise TypeError(
             f"{name} must be a number, or a list of numbers, not {shown(values)}"
@@ -49,7 +49,7 @@ def numbers(name: str, values: Any) -> np.ndarray:
 
 
 def amount(array: np.ndarray) -> str:
-    """Returns in words how many numbers there are, for errors.
+    """Returns the number of elements in words, for errors.
 
     Example:
         >>> amount(np.ones(1)), amount(np.ones(3)), amount(np.ones((2, 4)))

@@ -1,4 +1,4 @@
-"""The hooks of an optimizer, or of an update rule: Chainer has no method that tells."""
+"""The hooks of an optimizer, or of an update rule, which Chainer keeps private."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def named_hooks(owner: Any) -> list[tuple[str, Any]]:
     """Returns hooks with the names under which they were added.
 
     Args:
-        owner: An optimizer, which has none before it is set up; an update rule, or
-            ``None`` where a parameter has none.
+        owner: An optimizer, which has no hooks before it is set up; an update rule; or
+            ``None`` for a parameter without a rule.
 
     Returns:
-        Those before an update in their order, then those after it.
+        The hooks before an update in their order, then the hooks after it.
 
     Example:
         >>> import chainer
@@ -34,7 +34,7 @@ def named_hooks(owner: Any) -> list[tuple[str, Any]]:
 def _by_name(owner: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Returns the hooks before an update, and those after it."""
     hooks = getattr(owner, "_hookable", None)
-    # There can be none before there is a target.
+    # An optimizer without a target has no hooks.
     if hooks is None:
         return {}, {}
     return hooks._pre_update_hooks, hooks._post_update_hooks
@@ -44,8 +44,8 @@ class Hooks(NamedTuple):
     """The hooks of an optimizer, or of an update rule.
 
     Attributes:
-        before: Those before an update, in their order.
-        after: Those after it.
+        before: The hooks before an update, in their order.
+        after: The hooks after an update.
     """
 
     before: Sequence[Any]
@@ -53,19 +53,19 @@ class Hooks(NamedTuple):
 
     @classmethod
     def of(cls, optimizer: chainer.Optimizer | chainer.UpdateRule) -> Hooks:
-        """Returns the hooks that there are now."""
+        """Returns the present hooks of an optimizer or update rule."""
         before, after = _by_name(optimizer)
         return cls((*before.values(),), (*after.values(),))
 
     @property
     def look_at_parameters(self) -> bool:
-        """Whether parameters are to be in float32 for one of them."""
+        """Whether some hook needs the parameters in float32."""
         return bool(self.after) or not all(map(is_clipping, self.before))
 
 
 def is_clipping(hook: Any) -> bool:
-    """Whether a hook is Chainer's clipping by the norm of all gradients."""
-    # A subclass with a call of its own may do anything.
+    """Returns whether a hook is Chainer's clipping by the norm of all gradients."""
+    # A subclass with its own ``__call__`` may do anything.
     return (
         isinstance(hook, GradientClipping)
         and type(hook).__call__ is GradientClipping.__call__
@@ -73,12 +73,12 @@ def is_clipping(hook: Any) -> bool:
 
 
 def clipping_rate(hook: GradientClipping, squared_norm: Any) -> Any:
-    """Returns what gradients of a norm are multiplied by, 1 at most, as the hook does.
+    """Returns the factor by which the hook multiplies gradients, 1 at most.
 
     Args:
         hook (GradientClipping): The hook.
-        squared_norm: A number of any floating-point dtype, in which the rate is
-            computed; one that is not finite gives 0 or NaN.
+        squared_norm: The squared norm of the gradients. Its floating-point dtype is the
+            dtype of the computation. If it is not finite, the result is 0 or NaN.
     """
     norm = np.sqrt(squared_norm)
     return 1.0 if norm <= hook.threshold else hook.threshold / norm

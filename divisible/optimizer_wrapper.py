@@ -1,4 +1,4 @@
-"""An optimizer that stands where another one stood."""
+"""An optimizer that wraps another one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chainer import optimizer
 
 
 def _forwarded(name: str) -> property:
-    """A property that is the wrapped optimizer's."""
+    """Returns a property that reads and sets the wrapped optimizer's."""
     return property(
         lambda self: getattr(self.actual_optimizer, name),
         lambda self, value: setattr(self.actual_optimizer, name, value),
@@ -17,7 +17,7 @@ def _forwarded(name: str) -> property:
 
 
 class OptimizerWrapper(optimizer.Optimizer):
-    """Wraps an optimizer, whose attributes and methods are the wrapped one's.
+    """Wraps an optimizer, and has its attributes and methods.
 
     ::
 
@@ -25,13 +25,13 @@ class OptimizerWrapper(optimizer.Optimizer):
         optimizer.t, .add_hook(), .loss_scaling()       named here: every Optimizer has
                                                         them by itself
 
-    A subclass replaces what it does otherwise.
+    A subclass overrides the methods in which it differs.
 
     Args:
-        actual_optimizer (chainer.Optimizer): The one to wrap.
+        actual_optimizer (chainer.Optimizer): The optimizer to wrap.
 
     Raises:
-        TypeError: If it is something else.
+        TypeError: If it is not an optimizer.
 
     Example:
         >>> import chainer
@@ -69,7 +69,7 @@ class OptimizerWrapper(optimizer.Optimizer):
     t = _forwarded("t")
     epoch = _forwarded("epoch")
     use_auto_new_epoch = _forwarded("use_auto_new_epoch")
-    # What Chainer's methods, its updaters and snapshots read and set.
+    # Chainer's methods, updaters and snapshots read and set these.
     _hookable = _forwarded("_hookable")
     _loss_scale = _forwarded("_loss_scale")
     _loss_scale_max = _forwarded("_loss_scale_max")
@@ -104,7 +104,7 @@ class OptimizerWrapper(optimizer.Optimizer):
         self.actual_optimizer.remove_hook(name)
 
     def call_hooks(self, timing: str = "pre") -> None:
-        """Calls the hooks of a time, in their order."""
+        """Calls the hooks of a timing, in their order."""
         self.actual_optimizer.call_hooks(timing)
 
     def call_hook(self, hook: Any) -> None:
@@ -112,7 +112,7 @@ class OptimizerWrapper(optimizer.Optimizer):
         self.actual_optimizer.call_hook(hook)
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes the state."""
+        """Loads or saves the state."""
         self.actual_optimizer.serialize(serializer)
 
     def loss_scaling(self, interval: int = 1000, scale: float | None = None) -> None:
@@ -120,15 +120,15 @@ class OptimizerWrapper(optimizer.Optimizer):
         self.actual_optimizer.loss_scaling(interval, scale)
 
     def set_loss_scale(self, loss_scale: float) -> None:
-        """Sets a loss scale that stays."""
+        """Sets a fixed loss scale."""
         self.actual_optimizer.set_loss_scale(loss_scale)
 
     def check_nan_in_grads(self) -> None:
-        """Looks for numbers that are not finite, if the loss scale is dynamic."""
+        """Checks, with a dynamic loss scale, whether gradients are finite."""
         self.actual_optimizer.check_nan_in_grads()
 
     def is_safe_to_update(self) -> bool:
-        """Returns whether the last gradients were finite, if anybody checks it."""
+        """Returns whether the last gradients were finite, if they are checked."""
         return not has_skipped(self.actual_optimizer)
 
     def update_loss_scale(self) -> None:
@@ -136,14 +136,14 @@ class OptimizerWrapper(optimizer.Optimizer):
         self.actual_optimizer.update_loss_scale()
 
     def target_changed(self) -> None:
-        """Prepares for a target that has other parameters than before.
+        """Prepares for a target with other parameters than before.
 
-        To be called on all ranks; the state of all parameters is loaded next.
+        Call this on all ranks. The state of all parameters is loaded next.
         """
 
 
 def has_skipped(optimizer: Any) -> bool:
-    """Whether an optimizer has skipped its last update, as gradients were not finite.
+    """Returns whether the last update was skipped, as gradients were not finite.
 
     Args:
         optimizer: An optimizer of Chainer or ChainerMN, or a wrapper.
@@ -154,7 +154,7 @@ def has_skipped(optimizer: Any) -> bool:
         False
     """
     is_wrapper = isinstance(optimizer, OptimizerWrapper)
-    # Chainer's own optimizers cannot be asked before their first update.
+    # Chainer's own optimizers have no answer before their first update.
     if not is_wrapper and not hasattr(optimizer, "_loss_scaling_isnan"):
         return False
     return not optimizer.is_safe_to_update()
@@ -163,11 +163,11 @@ def has_skipped(optimizer: Any) -> bool:
 def each_within(outermost: Any) -> Iterator[Any]:
     """Yields an optimizer and those that it wraps, the outermost first.
 
-    Wrappers pass on the attributes of what is within: whether one of them has a method
-    of its own, its type tells.
+    A wrapper has the attributes of the wrapped optimizer. Only its type shows whether
+    it has a method of its own.
 
     Args:
-        outermost: One of Chainer's or ChainerMN's, or a wrapper.
+        outermost: An optimizer of Chainer or ChainerMN, or a wrapper.
 
     Example:
         >>> import chainer
@@ -195,9 +195,9 @@ def innermost(outermost: Any) -> Any:
 
 
 def _has(actual: Any, name: str) -> bool:
-    """Whether an optimizer has an attribute, or one that it wraps.
+    """Returns whether an optimizer, or one that it wraps, has an attribute.
 
-    Unlike ``hasattr(actual, name)`` it computes no properties.
+    Unlike ``hasattr(actual, name)`` this computes no properties.
     """
     if name in vars(actual) or hasattr(type(actual), name):
         return True

@@ -1,4 +1,4 @@
-"""The placement of a grid on hosts: ranks of a pipeline, or replicas, together.
+"""The placement of a grid on hosts: ranks of a pipeline together, or replicas together.
 
 Two replicas of two stages on two hosts of two ranks::
 
@@ -9,9 +9,9 @@ Two replicas of two stages on two hosts of two ranks::
                         v           v                 v           v
     host 1           stage 0 --> stage 1           stage 1 <=> stage 1
 
-What crosses between hosts shares their links; what stays within a host costs less. So
-the bytes of a step decide: activations between neighbouring stages, for each replica,
-against gradients between replicas, for each rank of a pipeline.
+Messages between hosts share the hosts' links, and cost more than messages within a
+host. So the bytes of a step decide: activations between neighbouring stages, for each
+replica, against gradients between replicas, for each rank of a pipeline.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-#: How ranks may be numbered.
+#: The ways to number ranks.
 PLACEMENTS = ("stages_together", "replicas_together")
 
 
@@ -37,8 +37,8 @@ class RankGrid(NamedTuple):
         replica 1    3   4   5            replica 1    1   3   5
 
     Attributes:
-        n_pipeline: Ranks of a pipeline.
-        n_replicas: How many pipelines there are.
+        n_pipeline: Number of ranks of a pipeline.
+        n_replicas: Number of pipelines.
         placement: One of `PLACEMENTS`.
 
     Example:
@@ -52,7 +52,7 @@ class RankGrid(NamedTuple):
     placement: str
 
     def place(self, rank: int) -> tuple[int, int]:
-        """Returns the replica of a rank, and its rank in that pipeline."""
+        """Returns the replica of a rank, and its rank in the replica's pipeline."""
         if self.placement == "stages_together":
             replica, place = divmod(rank, self.n_pipeline)
         else:
@@ -67,10 +67,10 @@ class RankGrid(NamedTuple):
 
 
 def check_placement(placement: str) -> None:
-    """Refuses what is no placement.
+    """Refuses an unknown placement.
 
     Raises:
-        ValueError: With those that there are.
+        ValueError: If it is not one of `PLACEMENTS`; the message has the choices.
     """
     if placement not in PLACEMENTS:
         raise ValueError(
@@ -82,10 +82,12 @@ class Traffic(NamedTuple):
     """The bytes of a step.
 
     Attributes:
-        messages: Bytes that rank ``a`` of a pipeline sends to rank ``b``, for each pair
-            ``(a, b)`` that talks: activations one way, their gradients the other.
-        gradients: Bytes of each rank's gradients on the wire between hosts.
-        exact: Bytes of each rank's gradients in float32, as within a host.
+        messages: Bytes that rank ``a`` of a pipeline sends to rank ``b``, by
+            ``(a, b)``. They are activations in one direction, and gradients in the
+            other.
+        gradients: Bytes of each rank's gradients as they are sent between hosts.
+        exact: Bytes of each rank's gradients in float32, as they are sent within a
+            host.
     """
 
     messages: dict[tuple[int, int], float]
@@ -99,23 +101,22 @@ def cheaper_placement(
     within: float = float("inf"),
     between: float = 1.0,
 ) -> str:
-    """Returns the placement with which links are busy for less time.
+    """Returns the placement in which links are busy for less time.
 
     Args:
         traffic: The bytes of a step.
-        hosts: For each rank of the world the name of its host, or its number. There are
-            as many as ranks of a pipeline, for each replica.
-        within: Bytes per second from rank to rank within a host; infinitely many by
+        hosts: Name or number of the host of each rank of the world. There are as many
+            ranks as a pipeline has, for each replica.
+        within: Bandwidth between ranks within a host, in bytes per second; infinite by
             default.
-        between: Bytes per second between a host and the others, in either direction,
-            which its ranks share.
+        between: Bandwidth between a host and the others, in bytes per second and
+            direction. The host's ranks share it.
 
     Returns:
-        str: One of `PLACEMENTS`; the first if both are alike.
+        str: One of `PLACEMENTS`; the first if both take as long.
 
     Raises:
-        ValueError: If ``hosts`` are not of so many ranks, or a bandwidth is not
-            positive.
+        ValueError: If the number of ``hosts`` is wrong, or a bandwidth is not positive.
 
     Example:
         >>> little = Traffic({(0, 1): 10, (1, 0): 10}, gradients=[5, 5], exact=[20, 20])
@@ -132,22 +133,22 @@ def cheaper_placement(
 
 
 def placement_by_hosts(hosts: Sequence[Hashable], n_pipeline: int) -> str:
-    """Returns the placement that suits where it is not known what ranks send.
+    """Returns the better placement if the bytes that ranks send are unknown.
 
-    It sends fewer gradients between hosts; if both placements send as many, fewer
-    activations. This suits ranks with more bytes of gradients than of activations, as
-    with fully connected layers. Where activations are large, as in a network's first
-    convolutions, ask a plan, which knows the bytes.
+    This is the one that sends fewer gradients between hosts. If both send as many, the
+    one with fewer activations is returned. The choice suits ranks with more bytes of
+    gradients than of activations, as with fully connected layers. For large
+    activations, as in a network's first convolutions, use a plan, which has the bytes.
 
     Args:
-        hosts: The host of each rank of the world, as for :func:`cheaper_placement`.
-        n_pipeline: Ranks of a pipeline.
+        hosts: The host of each rank of the world; see :func:`cheaper_placement`.
+        n_pipeline: Number of ranks of a pipeline.
 
     Returns:
-        str: One of `PLACEMENTS`; the first if both are alike.
+        str: One of `PLACEMENTS`; the first if both are equally good.
 
     Raises:
-        ValueError: If ``hosts`` are not of so many ranks.
+        ValueError: If the number of ``hosts`` is wrong.
 
     Example:
         >>> placement_by_hosts(['a', 'a', 'b', 'b'], n_pipeline=2)
@@ -176,22 +177,24 @@ def placement_seconds(
     within: float = float("inf"),
     between: float = 1.0,
 ) -> float:
-    """Returns for how long the links of a grid are busy in a step.
+    """Returns how many seconds the links of a grid are busy in a step.
 
     Args:
         placement: One of `PLACEMENTS`.
         traffic: The bytes of a step.
-        hosts: The host of each rank of the world, as for :func:`cheaper_placement`.
-        within: Bytes per second from rank to rank within a host.
-        between: Bytes per second between a host and the others; with 1 the result is
-            in bytes.
+        hosts: The host of each rank of the world; see :func:`cheaper_placement`.
+        within: Bandwidth between ranks within a host, in bytes per second.
+        between: Bandwidth between a host and the others, in bytes per second. With 1
+            the result is in bytes.
 
     Returns:
-        float: Seconds of the busiest link between hosts, and those within the busiest
-        host. How much of them is hidden behind computation is not asked.
+        float: Seconds of the busiest link between hosts, and of links within the
+            busiest
+        host. Computation may hide some of them, which is not taken into account.
 
     Raises:
-        ValueError: As :func:`cheaper_placement`, or if there is no such placement.
+        ValueError: If there is no such placement, the number of ``hosts`` is wrong, or
+            a bandwidth is not positive.
     """
     grid = _grid(placement, traffic, hosts)
     if not (within > 0 and between > 0):
@@ -206,7 +209,7 @@ def placement_seconds(
                 leaving[source] += n_bytes
                 entering[target] += n_bytes
     for rank, (coded, exact) in enumerate(zip(traffic.gradients, traffic.exact)):
-        # Replicas that share a host add up first, and one sum for each host crosses.
+        # Replicas on one host add up first, then one sum for each host is sent.
         nodes = Counter(pipeline[rank] for pipeline in grid)
         total = coded if len(nodes) > 1 else exact
         for host, n_replicas in nodes.items():

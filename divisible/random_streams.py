@@ -1,15 +1,15 @@
 """Random numbers that depend on the layer and the microbatch, not on the cut.
 
-Dropout and other random layers draw from the one global generator of NumPy or CuPy, so
-what a layer gets depends on everything that drew before it: on the cut, the schedule
-and whether a forward is run again. In here each layer of a `Divisible`
-draws from a stream of its own::
+Dropout and other random layers draw from the global generator of NumPy or CuPy. So the
+numbers of a layer depend on all draws before: on the cut, the schedule, and whether a
+forward is run again. In this module each layer of a `Divisible` draws from a stream of
+its own::
 
     stream of a layer = f(seed, step, microbatch, train, position of the layer)
 
-or, in the call that sizes the layer and draws its weights, that of the first microbatch
-of all, whichever it is called with first. The user's own stream goes on afterwards as
-if nobody else had drawn from it.
+A layer that gets its sizes and draws its weights in its first call uses the stream of
+the very first microbatch, for any microbatch in that call. The user's own stream then
+continues as if no layer had drawn from it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class RandomKey(NamedTuple):
     """The key of a forward's random numbers, besides the layer.
 
     Attributes:
-        seed: Chosen by the user; at least 0.
-        step: How many minibatches came before.
-        microbatch: Its position in the minibatch.
-        train: Whether it is a training step.
+        seed: Seed that the user chose; at least 0.
+        step: Number of minibatches before this one.
+        microbatch: Position of the microbatch in the minibatch.
+        train: Whether this is a step of training.
     """
 
     seed: int
@@ -46,13 +46,13 @@ class RandomKey(NamedTuple):
 
 class _Active(threading.local):
     key: RandomKey | None = None
-    # The positions of layers that are not sized yet.
+    # The positions of layers that have no sizes yet.
     unsized: Collection[int] = ()
-    # The layer whose stream it is.
+    # The position of the layer whose stream is in use.
     position: int | None = None
-    # Where seeds of NumPy's generator wait, while it is to be given back.
+    # Holds the waiting seed of NumPy's generator, within `restored_random_state`.
     seeds: Any = None
-    # On a GPU, CuPy's module of generators.
+    # CuPy's module of generators, on a GPU.
     gpu_random: Any = None
 
 
@@ -63,20 +63,21 @@ _active = _Active()
 def keyed_random_state(
     key: RandomKey, device: Any = None, unsized: Collection[int] = ()
 ) -> Iterator[None]:
-    """Lets every layer draw the random numbers of its position.
+    """Gives every layer the random numbers of its position.
 
-    A pipeline does this for each microbatch. A serial script that does it as well gets
-    the same dropout masks. Afterwards the global generators are as they were.
+    A pipeline does this for each microbatch. A serial script that does the same gets
+    the same dropout masks. At the end the global generators are restored.
 
-    Functions that leave random numbers to cuDNN (``F.dropout`` with
-    ``chainer.config.use_cudnn = 'always'``, and dropout inside ``NStepLSTM`` and the
-    like on a GPU) draw from cuDNN's own stream and are not reached.
+    Functions that leave random numbers to cuDNN draw from cuDNN's own stream, which
+    this cannot set. These are ``F.dropout`` with
+    ``chainer.config.use_cudnn = 'always'``, and dropout inside ``NStepLSTM`` and
+    similar links on a GPU.
 
     Args:
-        key (RandomKey): What the numbers depend on.
-        device (chainer.backend.Device or None): Where the layers are, if on a GPU.
+        key (RandomKey): The key of the numbers.
+        device (chainer.backend.Device or None): The layers' device, if it is a GPU.
         unsized: The positions of layers that draw their weights in this call. They
-            draw by the key of the first microbatch of training, so that weights depend
+            use the key of the first microbatch of training, so that weights depend
             on the seed and the position only.
 
     Raises:
@@ -110,13 +111,13 @@ def keyed_random_state(
 
 @contextmanager
 def restored_random_state(device: Any = None) -> Iterator[None]:
-    """Gives the global generators back as they were; within itself it does nothing.
+    """Restores the global generators at the end; nested calls do nothing.
 
-    A pipeline does it once for all layers of a minibatch.
+    A pipeline does this once for all layers of a minibatch.
 
     Args:
-        device (chainer.backend.Device or None): Where the layers are. On a GPU, CuPy's
-            generator is exchanged for one that is cheap to seed.
+        device (chainer.backend.Device or None): The layers' device. On a GPU, CuPy's
+            generator is replaced by one that is cheap to seed.
     """
     if _active.seeds is not None:
         yield
@@ -135,8 +136,8 @@ def restored_random_state(device: Any = None) -> Iterator[None]:
 
 @contextmanager
 def _philox() -> Iterator[None]:
-    # CuPy's usual generator prepares thousands of streams whenever it is seeded, a
-    # Philox counter nothing.
+    # Seeding CuPy's usual generator prepares thousands of streams. Seeding a Philox
+    # counter costs nothing.
     random = _active.gpu_random = cuda.cupy.random
     own = random.get_random_state()
     method = cuda.cupy.cuda.curand.CURAND_RNG_PSEUDO_PHILOX4_32_10
@@ -150,12 +151,12 @@ def _philox() -> Iterator[None]:
 
 @contextmanager
 def named_stream(key: RandomKey, name: str, device: Any = None) -> Iterator[None]:
-    """Lets what is drawn depend on a key and a name; the global generators stay.
+    """Makes draws within depend on a key and a name; restores the global generators.
 
     Args:
-        key (RandomKey): What the numbers depend on.
-        name (str): What else, such as the path of a parameter.
-        device (chainer.backend.Device or None): Where is drawn, if on a GPU.
+        key (RandomKey): The key of the numbers.
+        name (str): Another part of the key, such as the path of a parameter.
+        device (chainer.backend.Device or None): The device of the draws, if on a GPU.
 
     Example:
         >>> draws = []
@@ -166,7 +167,7 @@ def named_stream(key: RandomKey, name: str, device: Any = None) -> Iterator[None
         (True, False)
     """
     with restored_random_state(device):
-        # Another number of words than for a layer.
+        # The number of words differs from that for a layer.
         _seed([*_words(key), 0, zlib.crc32(name.encode())])
         yield
 
@@ -174,9 +175,9 @@ def named_stream(key: RandomKey, name: str, device: Any = None) -> Iterator[None
 class LayerStreams:
     """The context of one pass through the layers, in which each has its own stream.
 
-    It takes the active key; without one it does nothing. A
-    :class:`~divisible.Divisible` inside a layer draws from the stream of that layer:
-    its own positions would give two such layers the same numbers.
+    Streams use the active key; without a key nothing happens. A
+    :class:`~divisible.Divisible` inside a layer draws from the stream of that layer.
+    Its own positions would give two such layers the same numbers.
     """
 
     def __enter__(self) -> LayerStreams:
@@ -201,14 +202,15 @@ class LayerStreams:
 def drawing_layer() -> int | None:
     """Returns the position of the layer that draws from its stream, if one did.
 
-    Not that of a layer in a model within it; after the last layer, the position behind.
+    The positions in a model within a layer do not count. After the last layer, the
+    result is the position behind it.
     """
     return _active.position
 
 
 @functools.lru_cache(maxsize=4)
 def _words(key: RandomKey) -> list[int]:
-    """Splits the key into numbers of 32 bits, as many for every key."""
+    """Splits the key into integers of 32 bits, as many for every key."""
     words = []
     for number in key:
         words += [number & 0xFFFFFFFF, int(number) >> 32 & 0xFFFFFFFF]
@@ -218,6 +220,6 @@ def _words(key: RandomKey) -> list[int]:
 def _seed(words: list[int]) -> None:
     _active.seeds.waiting = words
     if _active.gpu_random is not None:
-        # CuPy converts to uint64, which NumPy 2 thinks is not safe from Python's int.
+        # CuPy converts to uint64, which NumPy 2 refuses for Python's integers.
         seed = np.random.SeedSequence(words).generate_state(1, np.uint64)[0]
         _active.gpu_random.seed(seed)

@@ -1,11 +1,11 @@
-"""Plans, profiles, timelines and logs from files; errors name the file and the field.
+"""Plans, profiles, timelines and logs from files. Errors name the file and the field.
 
 ::
 
-    reading_json     opens a file; what goes wrong in its block is the file's fault
+    reading_json     opens a file; errors in its block are errors of the file
     read_lines       reads a log, and leaves broken lines out
       from_fields    makes an object of the fields of a dictionary
-        plain_...    check one field each, of objects that are made in Python too
+        plain_...    check one field each, also of objects that Python code makes
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from divisible.terminal_text import printable
 from divisible.user_warnings import warn_user
 
 T = TypeVar("T")
-#: No time, size or number reaches it. What is below adds up without an overflow.
+#: Upper limit of times, sizes and numbers. Sums of smaller ones do not overflow.
 LIMIT = 2**63
-#: More than any job has; each costs memory and time even if nothing happens there.
+#: Upper limit of ranks. Each costs memory and time even without any event.
 MOST_RANKS = 2**16
 
 
 @contextlib.contextmanager
 def reading_json(path: str | os.PathLike, kind: str) -> Iterator[dict[str, Any]]:
-    """Opens a block that makes something of a dictionary in a file.
+    """Opens a block that makes an object of the dictionary in a file.
 
     Args:
         path: A file of JSON.
-        kind: For errors what it must be, such as ``'a plan'``.
+        kind: Kind of the content for errors, such as ``'a plan'``.
 
     Yields:
         The dictionary.
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If it holds something else, or the block has found a fault in it:
-            one line, with the path.
+        ValueError: If the file holds something else, or the block finds a fault in it.
+            The message is one line, with the path.
     """
     try:
         with open(path, encoding="utf-8") as file:
@@ -56,7 +56,7 @@ def reading_json(path: str | os.PathLike, kind: str) -> Iterator[dict[str, Any]]
     except OSError as error:
         if error.filename is not None:
             raise
-        # An error of reading has no name.
+        # An error while reading has no file name.
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     except RecursionError:
         raise ValueError(
@@ -68,15 +68,15 @@ def reading_json(path: str | os.PathLike, kind: str) -> Iterator[dict[str, Any]]
 
 
 def take_kind(content: dict[str, Any], kind: str, default: str | None = None) -> None:
-    """Takes the field away that names the kind of a file, if it is the expected one.
+    """Removes the field with the kind of a file, after checking it.
 
     Args:
         content: The fields of the file.
-        kind: Such as ``'profile'``.
+        kind: The expected kind, such as ``'profile'``.
         default: The kind of a file without this field.
 
     Raises:
-        ValueError: If it is of another kind.
+        ValueError: If the file is of another kind.
 
     Example:
         >>> content = {"divisible": "plan", "cuts": [0, 3]}
@@ -93,13 +93,13 @@ def read_lines(
 ) -> list[T]:
     """Returns an object for each line of a log, without the broken lines.
 
-    A full disk, or the end of a process, tears a line; the others are good. A warning
-    says how many lines are left out.
+    A full disk, or the end of a process, may cut off a line. The other lines are good.
+    A warning has the number of lines that are left out.
 
     Args:
         path: A file with JSON in each line; empty lines do not count.
         kind: The noun for a line in errors, such as ``'a check'``.
-        make: Makes something of the dictionary in a line, or raises
+        make: Function that makes an object of the dictionary in a line, or raises
             :class:`TypeError` or :class:`ValueError`.
 
     Raises:
@@ -135,8 +135,8 @@ def from_fields(cls: type[T], row: Any, what: str = "") -> T:
 
     Args:
         cls: The dataclass.
-        row: Its fields by name; those that have a default may be left out.
-        what: Where the row is, for errors, such as ``'layer 3'``.
+        row: The fields by name. Fields with a default may be left out.
+        what: Place of the row for errors, such as ``'layer 3'``.
 
     Raises:
         ValueError: If a field is missing, unknown, or refused by the class.
@@ -159,16 +159,16 @@ def from_fields(cls: type[T], row: Any, what: str = "") -> T:
 
 
 def plain_number(what: str, value: Any, remedy: str) -> float:
-    """Returns a number as Python's own: JSON knows none of NumPy's.
+    """Returns a number as Python's own, because JSON cannot have NumPy's.
 
     Args:
-        what: Which it is, for errors.
+        what: Name of the number for errors.
         value: The number.
-        remedy: What to do if it is none.
+        remedy: The cure for a wrong number, as a sentence without its full stop.
 
     Raises:
-        TypeError: If it is no number.
-        ValueError: If it is negative, infinite, NaN or beyond all measure.
+        TypeError: If it is not a number.
+        ValueError: If it is negative, infinite, NaN, or too large.
     """
     if isinstance(value, (np.generic, np.ndarray)) and value.size == 1:
         value = value.item()
@@ -186,8 +186,8 @@ def finite_number(what: str, value: Any) -> float:
     """Returns a number of either sign.
 
     Raises:
-        TypeError: If it is no number.
-        ValueError: If it is infinite, NaN or beyond 2**63, either way.
+        TypeError: If it is not a number.
+        ValueError: If it is infinite, NaN or beyond 2**63, in either direction.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{what} must be a number, not {shown(value)}")
@@ -200,12 +200,12 @@ def plain_integer(what: str, value: Any) -> int:
     """Returns an integer as Python's own.
 
     Args:
-        what: Which it is, for errors.
+        what: Name of the integer for errors.
         value: The integer.
 
     Raises:
-        TypeError: If it is no integer.
-        ValueError: If it is beyond 2**63, either way.
+        TypeError: If it is not an integer.
+        ValueError: If it is beyond 2**63, in either direction.
     """
     if isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{what} must be an integer, not {value}")
@@ -219,10 +219,10 @@ def plain_integer(what: str, value: Any) -> int:
 
 
 def plain_text(what: str, value: Any) -> str:
-    """Returns a text.
+    """Returns a text, after checking that it is one.
 
     Raises:
-        TypeError: If it is none.
+        TypeError: If it is not a text.
     """
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a text, not {shown(value)}")
@@ -232,7 +232,7 @@ def plain_text(what: str, value: Any) -> str:
 def listed(name: str, values: Any) -> Any:
     """Returns the values of a list of any kind, and refuses anything else.
 
-    A text, and a dictionary, is no list.
+    Texts and dictionaries are not lists.
     """
     if isinstance(values, (str, bytes, dict)) or not isinstance(values, Iterable):
         raise TypeError(f"{name} must be a list, not {shown(values)}")
@@ -240,7 +240,7 @@ def listed(name: str, values: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Returns a value for an error: its beginning, if it is long or deep.
+    """Returns a value as text for an error, shortened if it is long or deep.
 
     Example:
         >>> shown(range(3)), shown([list(range(100))]), shown(np.ones(2))
@@ -252,7 +252,7 @@ def shown(value: Any) -> str:
 def _plain(value: Any, depth: int = 6) -> Any:
     """Returns a value without NumPy's types, which show as ``np.float64(1.0)``.
 
-    No more of it than is shown: seven of each list, and lists of some depth.
+    Lists are cut to the part that is shown: seven elements, and some levels.
     """
     if isinstance(value, np.generic):
         return value.item()

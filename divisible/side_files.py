@@ -23,11 +23,11 @@ class SideFiles:
     """Files of one kind, whose failure must not end a run.
 
     Args:
-        what (str): The files in words, such as ``'the log of Rebalance'``.
-        remedy (str): A sentence that says how to have them.
+        what (str): Name of the files, such as ``'the log of Rebalance'``.
+        remedy (str): The cure for a failure, as a sentence.
 
     Attributes:
-        n_failed (int): How many writes have failed.
+        n_failed (int): Number of failed writes.
 
     Example:
         >>> files = SideFiles("the log")
@@ -47,16 +47,16 @@ class SideFiles:
     def writing(self, path: str | os.PathLike) -> Iterator[None]:
         """Opens a block that writes such a file.
 
-        Where the block raises an :class:`OSError`, it ends there. The first time, a
-        warning says why; later failures are only counted.
+        If the block raises an :class:`OSError`, it ends there. The first failure causes
+        a warning with the reason; later failures are only counted.
 
         Args:
-            path: The file, or the folder in which it is to be.
+            path: The file, or its folder.
         """
         try:
             yield
         except BrokenPipeError:
-            # Whoever read the output has gone, which ends any program.
+            # The reader of the output has gone, which ends any program.
             raise
         except OSError as error:
             self.n_failed += 1
@@ -69,17 +69,17 @@ class SideFiles:
 
 
 def append_line(path: str | os.PathLike, line: str) -> None:
-    """Adds a line to a log; its folder is made.
+    """Adds a line to a log, and makes its folder.
 
-    A line before it that was torn, by a full disk or the end of a process, stays by
-    itself.
+    The line before may be cut off, by a full disk or the end of a process. It then ends
+    before the new line begins.
 
     Args:
         path: The log.
         line: The text, without its end.
 
     Raises:
-        OSError: If it cannot be written; a part of the line may be there then.
+        OSError: If it cannot be written. A part of the line may have been written.
     """
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     with open(path, "ab+") as file:

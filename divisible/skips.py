@@ -1,4 +1,4 @@
-"""Skip connections: a layer hands a tensor to a later layer, past those in between.
+"""Skip connections: a layer sends a tensor to a later layer, past those in between.
 
 ::
 
@@ -22,9 +22,9 @@ class Skip(NamedTuple):
     """A skip connection of a model.
 
     Attributes:
-        name: What it is called at both ends.
-        stash: Position of the layer that hands the tensor over.
-        pop: Position of the layer that takes it.
+        name: Name of the connection at both ends.
+        stash: Position of the layer that stashes the tensor.
+        pop: Position of the layer that pops it.
     """
 
     name: str
@@ -39,15 +39,15 @@ class SkipEnd:
         self.name = _check_name(name)
 
     def __call__(self, *x: Any) -> Any:
-        """Refuses to be called outside of a model."""
+        """Raises an error, because the layer works only in a model."""
         raise RuntimeError(f"{self} works as a layer of a Divisible, not by itself")
 
     def run(self, x: Any, skipped: dict[str, Any]) -> Any:
-        """Does what the layer does in a model.
+        """Runs the layer in a model.
 
         Args:
             x: The output of the layer before.
-            skipped: What is on its way to later layers, by name; is changed.
+            skipped: Stashed tensors for later layers, by name; changed.
 
         Returns:
             The output.
@@ -56,13 +56,13 @@ class SkipEnd:
 
 
 class Stash(SkipEnd):
-    """The layer that :func:`stash` makes."""
+    """The layer that :func:`stash` returns."""
 
     def run(self, x: Any, skipped: dict[str, Any]) -> Any:
-        """Hands ``x`` over, and returns it; of arrays in no variable, hands copies."""
+        """Stashes ``x``, and returns it. Arrays without a variable are copied."""
         if self.name in skipped:
             raise ValueError(f"{self} is there a second time")
-        # The next layer may change them in place, and a message be sent before that.
+        # The next layer may change arrays in place before a message is sent.
         values = [
             value.copy() if isinstance(value, chainer.get_array_types()) else value
             for value in (x if isinstance(x, tuple) else (x,))
@@ -75,10 +75,10 @@ class Stash(SkipEnd):
 
 
 class Pop(SkipEnd):
-    """The layer that :func:`pop` makes.
+    """The layer that :func:`pop` returns.
 
     Attributes:
-        joined_by: What it joins with; ``None`` for a tuple.
+        joined_by: Function that joins the two inputs; ``None`` for a tuple.
     """
 
     def __init__(self, name: str, join: Callable[..., Any] | None = None) -> None:
@@ -88,7 +88,7 @@ class Pop(SkipEnd):
         self.joined_by = join
 
     def run(self, x: Any, skipped: dict[str, Any]) -> Any:
-        """Takes what was handed over, and joins it with ``x``."""
+        """Pops the stashed tensor, and joins it with ``x``."""
         if self.name not in skipped:
             raise KeyError(
                 f"{self} has nothing to take: the layer that hands it over is not among"
@@ -97,7 +97,7 @@ class Pop(SkipEnd):
         return self.join(x, skipped.pop(self.name))
 
     def join(self, x: Any, skipped: Any) -> Any:
-        """Returns what the next layer is called with."""
+        """Returns the input of the next layer."""
         x = x if isinstance(x, tuple) else (x,)
         skipped = skipped if isinstance(skipped, tuple) else (skipped,)
         return (
@@ -112,13 +112,14 @@ class Pop(SkipEnd):
 
 
 def stash(name: str) -> Stash:
-    """Returns a layer that hands its input to a later layer, and passes it on.
+    """Returns a layer that sends its input to a later layer, and returns it as well.
 
-    The later layer gets it as it is here: the next one may change an array in place,
-    though not that of a variable, which the graph has as well.
+    The later layer gets the values at this point. The next layer may change an array in
+    place, but not the array of a variable, which the graph needs.
 
     Args:
-        name (str): What :func:`pop` calls it; once in a model, without blanks.
+        name (str): Name of the connection, also for :func:`pop`. It is used once in a
+            model, and has no blanks.
 
     Raises:
         TypeError: If the name is no text.
@@ -136,17 +137,17 @@ def stash(name: str) -> Stash:
 
 
 def pop(name: str, join: Callable[..., Any] | None = None) -> Pop:
-    """Returns a layer that takes what :func:`stash` handed over.
+    """Returns a layer that gets the tensor that :func:`stash` has sent.
 
     Args:
-        name (str): What :func:`stash` called it.
+        name (str): Name of the connection, as given to :func:`stash`.
         join: ``join(x, skipped)`` returns the layer's output, for example ``F.add``.
-            If left out, that is the tuple ``(x, skipped)``, which the next layer gets
-            as two inputs.
+            By default the output is the tuple ``(x, skipped)``, which the next layer
+            gets as two inputs.
 
     Raises:
         TypeError: If the name is no text or ``join`` no function.
-        ValueError: If the name is not one for :func:`stash`.
+        ValueError: If the name is not valid for :func:`stash`.
 
     Example:
         >>> import chainer.functions as F
@@ -162,14 +163,15 @@ def pop(name: str, join: Callable[..., Any] | None = None) -> Pop:
 
 
 def aside(layer: Any, skipped: Mapping[str, Any]) -> tuple | None:
-    """Returns what a layer takes besides what the layer before it returned.
+    """Returns the inputs of a layer besides the output of the layer before it.
 
     Args:
         layer: Any layer.
-        skipped: What is on its way to later layers, by name.
+        skipped: Stashed tensors for later layers, by name.
 
     Returns:
-        That as a tuple; ``None`` of a layer that takes nothing, or if it is not there.
+        The inputs as a tuple; ``None`` for a layer without such inputs, or if they are
+        not there.
 
     Example:
         >>> aside(pop('x'), {'x': 5})
@@ -193,7 +195,8 @@ def find_skips(layers: Sequence[Any]) -> tuple[Skip, ...]:
 
     Raises:
         ValueError: If a name is stashed or popped twice, stashed and never popped, or
-            popped before it is stashed, or never stashed; with the positions.
+            popped before it is stashed, or never stashed. The message has the
+            positions.
     """
     stashed: dict[str, int] = {}
     popped: dict[str, int] = {}

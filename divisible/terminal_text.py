@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import unicodedata
 
-# Control characters, invisible ones such as those that turn the direction of writing,
-# halves of surrogate pairs, and the separators of lines and paragraphs.
+# Control characters, invisible ones such as changes of the direction of writing, halves
+# of surrogate pairs, and the separators of lines and paragraphs.
 _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def printable(text: str, keeps_lines: bool = False) -> str:
-    r"""Returns a text in which no character controls a terminal.
+    r"""Returns text without any character that controls a terminal.
 
     A name in a file may hold escape sequences, which move the cursor, change the
     window's title or hide what follows. Each such character becomes its escape in the
@@ -18,7 +18,7 @@ def printable(text: str, keeps_lines: bool = False) -> str:
 
     Args:
         text (str): The text, from a file or another process.
-        keeps_lines (bool): Whether the ends of lines stay.
+        keeps_lines (bool): Whether line ends stay.
 
     Returns:
         str: The text itself, if it has no such character.
@@ -29,7 +29,7 @@ def printable(text: str, keeps_lines: bool = False) -> str:
         >>> printable("a\nb", keeps_lines=True)
         'a\nb'
     """
-    # True of nearly all texts, and quick to find out.
+    # Nearly all texts are printable, which is checked quickly.
     if text.isprintable():
         return text
     return "".join(

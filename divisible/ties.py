@@ -1,7 +1,7 @@
-"""Parameters that several layers use: what belongs together when the model is cut.
+"""Parameters that several layers use, and their copies when the model is cut.
 
-A tie has one *path*, that of the first layer that uses the parameter. Where the users
-are in several stages, each stage has a copy of its own, under that same path::
+A tie has one *path*, the one in the first layer that uses the parameter. If the users
+are in several stages, each stage has its own copy, under the same path::
 
     undivided        /0/W  <-- layer 0, layer 9
     stage 0 ... 5    /0/W  <-- layer 0
@@ -28,7 +28,7 @@ class Tie(NamedTuple):
     """A parameter that layers at several positions use.
 
     Attributes:
-        path: Its path, by the first of the positions.
+        path: Path of the parameter, with the first of the positions.
         positions: Positions of all layers that use it, in the undivided model.
     """
 
@@ -37,12 +37,12 @@ class Tie(NamedTuple):
 
 
 class SharedState(NamedTuple):
-    """A state that several layers share and stages could not.
+    """A state that several layers share, and that stages cannot share.
 
     Attributes:
-        path: Of the link or array, by the first of the positions.
-        positions: Positions of the layers it is in.
-        reason: Why stages could not have it in common.
+        path: Path of the link or array, with the first of the positions.
+        positions: Positions of the layers that have it.
+        reason: Reason why stages cannot share it.
     """
 
     path: str
@@ -54,8 +54,8 @@ def find_ties(layers: Sequence[Any], positions: Sequence[int]) -> tuple[Tie, ...
     """Finds the parameters of an undivided model that several layers use.
 
     Args:
-        layers: All its layers.
-        positions: For each layer the first position at which it stands.
+        layers: All layers of the model.
+        positions: For each layer its first position.
     """
     paths: dict[int, str] = {}
     users: dict[str, list[int]] = {}
@@ -75,22 +75,22 @@ def find_ties(layers: Sequence[Any], positions: Sequence[int]) -> tuple[Tie, ...
 def find_shared_states(
     layers: Sequence[Any], positions: Sequence[int]
 ) -> tuple[SharedState, ...]:
-    """Finds what layers of an undivided model have in common and stages could not.
+    """Finds states that layers of an undivided model share, and stages cannot share.
 
-    That are links with running averages; and arrays that several links or parameters
+    These are links with running averages, and arrays that several links or parameters
     have, as Chainer's ``copy()`` and ``repeat(n, 'share')`` make them.
 
     Args:
-        layers: All its layers.
-        positions: For each layer the first position at which it stands.
+        layers: All layers of the model.
+        positions: For each layer its first position.
     """
     links: dict[int, tuple[str, list[int]]] = {}
-    # By the array: its path, who has it, and where.
+    # For the id of each array: its path, its owners, and the positions.
     arrays: dict[int, tuple[str, set[int], list[int]]] = {}
     for position, (layer, name) in enumerate(zip(layers, positions)):
         if not isinstance(layer, Link):
             continue
-        # Copies that get their size later have the cell in common that holds the array.
+        # Copies without sizes share the cell that will hold the array.
         found = [
             (path, p, p._data if p.array is None else p.array)
             for path, p in layer.namedparams()
@@ -125,12 +125,12 @@ def tied_paths(
     params: Mapping[str, chainer.Parameter],
     links: Mapping[Link, int],
 ) -> dict[str, str]:
-    """Returns the paths of ties by those that links give their parameters.
+    """Returns the paths of ties, by the paths that links give their parameters.
 
     Args:
         ties: The ties.
         params: Parameters by the paths of ties, and others.
-        links: For each link the position that names it.
+        links: The position that names each link.
     """
     tied = {id(params[tie.path]): tie.path for tie in ties}
     return {
@@ -144,7 +144,7 @@ def tied_paths(
 def with_own_copies(
     layers: Sequence[Any], shared: Sequence[chainer.Parameter]
 ) -> list[Any]:
-    """Copies some parameters of layers, and the links around them, and nothing else.
+    """Copies some parameters of layers, and the links around them.
 
     Args:
         layers: The layers.
@@ -154,7 +154,7 @@ def with_own_copies(
         The layers, those with copied parameters as copies.
     """
     ids = {id(param) for param in shared}
-    # What deepcopy finds in here it takes for copied already.
+    # Objects in the memo count as copied already, and are not copied.
     memo: dict[int, Any] = {}
     result = []
     for layer in layers:
@@ -178,9 +178,9 @@ def with_own_copies(
 def replace_parameter(
     layer: Link, old: chainer.Parameter, new: chainer.Parameter
 ) -> list[str]:
-    """Puts a parameter in the place of another one; returns the paths of its places."""
+    """Replaces a parameter by another one; returns the paths of its places."""
     paths = []
-    # Link by link: namedparams() names a parameter once, however many have it.
+    # This goes through links, because namedparams() yields a shared parameter once.
     for above, link in layer.namedlinks():
         for name in sorted(link._params):
             if vars(link)[name] is old:
@@ -192,16 +192,17 @@ def replace_parameter(
 def check_tie(
     params: Mapping[str, chainer.Parameter], first: str, second: str, transpose: bool
 ) -> None:
-    """Refuses what cannot be tied.
+    """Refuses parameters that cannot be tied.
 
     Args:
         params: The model's parameters by their paths.
-        first: A path.
-        second: Another one.
-        transpose: Whether one is to be the transpose of the other.
+        first: The path of one parameter.
+        second: The path of the other parameter.
+        transpose: Whether the two are transposes of each other.
 
     Raises:
-        ValueError: With both paths, and the shapes if they are what is wrong.
+        ValueError: If they cannot be tied. The message has both paths, and the shapes
+            if these are the reason.
     """
     what = f"tie({first!r}, {second!r}, transpose={transpose})"
     for path in (first, second):

@@ -1,13 +1,13 @@
 """Parameters that layers use transposed, such as the decoder's of an autoencoder.
 
 After ``model.tie('/0/W', '/2/W', transpose=True)`` the layers at 0 and 2 have one
-parameter ``W``. The later one has its transpose while it computes, and in files::
+parameter ``W``. The later layer has its transpose while it computes, and in files::
 
     layer    between calls    in a call           in a file
     0        W                W                   W
     2        W                F.transpose(W)      W.T
 
-So an optimizer sees one parameter, and a file is that of a model without ties.
+So an optimizer gets one parameter, and a file is like that of a model without ties.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from chainer import Link, Parameter
 class Transposes:
     """The parameters that layers of a model use transposed.
 
-    Copies of a model and its stages share one of these, so it never changes.
+    Copies of a model and its stages share one such object, so it never changes.
 
     Args:
-        paths: By the position that names a layer, the paths of the parameters below
-            it, such as ``/W``.
+        paths: Paths of the parameters below a layer, such as ``/W``, by the position
+            that names the layer.
 
     Attributes:
-        paths: As given, without positions that have none.
+        paths: The given paths, without positions that have none.
 
     Example:
         >>> transposes = Transposes().toggled({2: ['/W']})
@@ -51,10 +51,10 @@ class Transposes:
         return position in self.paths
 
     def toggled(self, paths: Mapping[int, Iterable[str]]) -> Transposes:
-        """Returns these with some more; what was used transposed no longer is.
+        """Returns these with given paths added, or removed if they are there already.
 
         Args:
-            paths: As for the class.
+            paths: Paths by position; see the class.
         """
         found: dict[int, frozenset[str]] = dict(self.paths)
         for position, more in paths.items():
@@ -64,12 +64,12 @@ class Transposes:
     def dissolved(
         self, layer: Link, position: int, links: Iterable[Link]
     ) -> Transposes:
-        """Gives links transposes of their own, and returns what is left of these.
+        """Gives links the transposes as their own parameters; returns the other paths.
 
         Args:
             layer: The layer, in which the links may be.
-            position (int): Its name.
-            links: The links that are to share no parameter transposed any more.
+            position (int): The position that names the layer.
+            links: The links that are to share no transposed parameter any more.
         """
         wanted, inner = {id(link) for link in links}, dict(layer.namedlinks())
         gone = []
@@ -90,12 +90,12 @@ class Transposes:
         position: int,
         transpose: Callable[[Parameter], Any] = chainer.functions.transpose,
     ) -> Iterator[None]:
-        """Gives a layer the transposes of its parameters, for a while.
+        """Gives a layer the transposes of its parameters within the block.
 
         Args:
             layer: The layer.
-            position (int): Its name.
-            transpose: Makes the transpose.
+            position (int): The position that names the layer.
+            transpose: Function that returns the transpose.
         """
         links = dict(layer.namedlinks())
         places = []
@@ -114,12 +114,12 @@ class Transposes:
     def serialize(
         self, layer: Link, serializer: chainer.AbstractSerializer, position: int
     ) -> None:
-        """Reads or writes a layer, each weight as the layer uses it.
+        """Loads or saves a layer, with each weight as the layer uses it.
 
         Args:
             layer: The layer.
-            serializer: Where from or where to.
-            position (int): Its name.
+            serializer: The serializer to load from or save to.
+            position (int): The position that names the layer.
         """
         with self.given_to(layer, position, lambda param: Parameter(param.array.T)):
             layer.serialize(serializer)

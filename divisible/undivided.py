@@ -1,7 +1,7 @@
-"""The undivided model, as far as a stage that was cut from it knows it.
+"""The undivided model, as far as a stage that was cut from it needs it.
 
-A stage has a part of the layers. Of the others it knows what reaches into its own, and
-keeps none of them alive::
+A stage has a part of the layers. It stores only data of the other layers that its own
+layers need, and keeps no other layer alive::
 
     position     0     1     2     3     4
     undivided    a     b     c     d     e      a line of text for each, skips, ties
@@ -22,14 +22,15 @@ from divisible.ties import SharedState, Tie
 
 
 class Elsewhere:
-    """Parameters of other stages, as far as something on this rank holds them.
+    """Parameters of other stages, as long as something on this rank holds them.
 
-    A loss, say, may use a parameter of a layer that is in no stage here: its gradient
-    would be lost, so a pipeline refuses it by its path. In a file there are none.
+    A loss, for example, may use a parameter of a layer that is in no stage here. The
+    gradient would be lost, so a pipeline refuses the parameter by its path. Copies of
+    this object in files are empty.
 
     Args:
         params: Parameters by their paths in the undivided model.
-        own: Those that the stage has, which are left out.
+        own: Parameters of the stage, which are left out.
 
     Example:
         >>> a, b = Parameter(), Parameter()
@@ -48,29 +49,29 @@ class Elsewhere:
         self._params = weakref.WeakValueDictionary(others)
 
     def path_of(self, param: Parameter) -> str | None:
-        """Returns the path of a parameter if it is one of these."""
+        """Returns the path of a parameter of another stage; otherwise ``None``."""
         paths = (path for path, other in self._params.items() if other is param)
         return next(paths, None)
 
     def params(self) -> dict[str, Parameter]:
-        """Returns by their paths those that there still are."""
+        """Returns the parameters that still exist, by path."""
         return dict(self._params)
 
     def __deepcopy__(self, memo: dict) -> Elsewhere:
-        # A copied stage still has to know the very parameters that others have.
+        # A copied stage still has to recognize the original parameters.
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Weak references cannot be pickled; elsewhere they would point to nothing.
+        # Weak references cannot be pickled, and elsewhere would point to nothing.
         return Elsewhere, ({},)
 
 
 def first_difference(here: Any, there: Any) -> str | None:
-    """Returns the name of what the layers of two models share differently.
+    """Returns the first kind of sharing between layers in which two models differ.
 
     Args:
-        here: A model, a stage, or what else knows skips, ties and shared states.
-        there: The other one.
+        here: A model, a stage, or another object with skips, ties and shared states.
+        there: The other model.
 
     Example:
         >>> a = Undivided(('relu',), (), (), (), ())
@@ -82,13 +83,13 @@ def first_difference(here: Any, there: Any) -> str | None:
 
 
 class Undivided(NamedTuple):
-    """The undivided model, as a stage or a view of it knows it.
+    """The undivided model, as a stage or a view of it needs it.
 
     Attributes:
         layers: A line of text for each layer.
-        skips: Its skip connections.
+        skips: The skip connections.
         ties: The parameters that several layers use.
-        shared_states: What else several layers have in common.
+        shared_states: The states that several layers share and stages cannot share.
         carried_states: The paths of links that carry a state between minibatches.
         elsewhere: The parameters of other stages.
     """
@@ -101,7 +102,7 @@ class Undivided(NamedTuple):
     elsewhere: Elsewhere = Elsewhere({})
 
     def ties_before(self, start: int, end: int) -> list[Tie]:
-        """Returns the ties between some layers and layers before them.
+        """Returns the ties of some layers with layers before them.
 
         Args:
             start (int): The position of the first of the layers.
@@ -115,10 +116,10 @@ class Undivided(NamedTuple):
         ]
 
     def seen_from(self, stage: Link, params: Mapping[str, Parameter]) -> Undivided:
-        """Returns what a stage knows that has some of the parameters, and no others.
+        """Returns this data for a stage that has some of the parameters.
 
         Args:
-            stage: Has its own.
-            params: Of the model, by their paths.
+            stage: The stage with its parameters.
+            params: Parameters of the model, by their paths.
         """
         return self._replace(elsewhere=Elsewhere(params, stage.params()))

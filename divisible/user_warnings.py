@@ -1,4 +1,4 @@
-"""Warnings that point at the line of a user's script."""
+"""Warnings that point to the line of a user's script."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 import warnings
 from types import FrameType
 
-#: Top-level names of modules between a user's script and a warning: the packages of the
-#: product, and what calls them in a training.
+#: Top-level names of modules between a user's script and a warning: the packages of
+#: this product, and modules that call them in a training.
 _BETWEEN = frozenset(
     {
         "chainer",
@@ -27,7 +27,7 @@ _BETWEEN = frozenset(
 
 
 def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warns at the line of the script that has called into these packages.
+    """Warns at the line of the script that has called these packages.
 
     ::
 
@@ -36,18 +36,18 @@ def warn_user(text: str, category: type[Warning] = UserWarning) -> None:
         pipeline        PipelineUpdater.update_core, Pipeline.step
         data_parallel   warn_user(...)
 
-    So a call that is added between a script and a warning does not move it, as it would
-    move one with a counted ``stacklevel``.
+    The line stays right if a call is added between a script and a warning, unlike with
+    a counted ``stacklevel``.
 
     Args:
         text: The warning.
-        category: Its class.
+        category: Class of the warning.
     """
     frame: FrameType | None = sys._getframe(1)
     nearest = frame
     while frame is not None and _is_between(frame):
         frame = frame.f_back
-    # In a thread of ours there may be no script.
+    # A thread of these packages may have no script above it.
     where = frame or nearest
     warnings.warn_explicit(
         text,

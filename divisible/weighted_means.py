@@ -1,23 +1,23 @@
-"""Means of numbers, some of which count more than others."""
+"""Weighted means of numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-#: By name a sum of weighted values, and the sum of the weights.
+#: For each name the sum of weighted values, and the sum of the weights.
 Sums = dict[str, tuple[float, float]]
 
 
 def weighted_mean(values: Sequence[Any], weights: Sequence[Any]) -> float:
     """Returns a mean weighted by shares of the total; equal bits on every rank.
 
-    A value of the weight 0 is left out: a mean over nothing may be no number. Where all
-    weights are 0, the result is the plain mean.
+    A value with the weight 0 is left out, because a mean over nothing may be NaN. If
+    all weights are 0, the result is the plain mean.
 
     Args:
         values: Values, such as the loss of each microbatch.
-        weights: How much each value counts, such as its number of samples.
+        weights: Weight of each value, such as its number of samples.
 
     Example:
         >>> weighted_mean([1.0, 4.0, float('nan')], [2, 1, 0])
@@ -35,7 +35,7 @@ class RunningMeans:
     """Weighted means by name, of values that come one after another.
 
     Attributes:
-        sums: By name the sum of the weighted values, and that of the weights.
+        sums: The sum of the weighted values, and the sum of the weights, by name.
 
     Example:
         >>> means = RunningMeans()
@@ -50,11 +50,11 @@ class RunningMeans:
         self.sums: Sums = {}
 
     def add(self, name: str, value: float, weight: float) -> None:
-        """Adds a value; one of the weight 0 may be no number."""
+        """Adds a value, which may be NaN if its weight is 0."""
         self._add(name, weight * value if weight else 0.0, weight)
 
     def add_sums(self, sums: Mapping[str, tuple[float, float]]) -> None:
-        """Adds the :attr:`sums` of another one."""
+        """Adds the :attr:`sums` of another object."""
         for name, (total, weight) in sums.items():
             self._add(name, total, weight)
 
@@ -62,7 +62,7 @@ class RunningMeans:
         """Returns the means by name.
 
         Args:
-            of_nothing: What the mean is where all weights are 0; 0 by default.
+            of_nothing: The mean for names whose weights are all 0; 0 by default.
         """
         of_nothing = of_nothing or {}
         return {
