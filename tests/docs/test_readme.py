@@ -1,4 +1,4 @@
-"""What README.md says is so."""
+"""The README's example prints what it shows, and its Japanese twin agrees with it."""
 
 import re
 
@@ -64,6 +64,6 @@ def test_the_japanese_readme_says_the_same():
         facts, (README, IN_JAPANESE)
     )
     assert blocks == their_blocks
-    assert len(sections) == len(their_sections) == 9
+    assert len(sections) == len(their_sections) == 5
     for mine, theirs in zip(sections, their_sections):
         assert mine == theirs
