@@ -24,6 +24,9 @@ from typing import Any
 
 import numpy as np
 
+# NumPy's own. A user who installs another one may draw from that elsewhere as well.
+_FIRST = getattr(np.random, "get_bit_generator", lambda: None)()
+
 
 class _Lock:
     """The lock of a generator, which seeds it when it is acquired.
@@ -60,7 +63,7 @@ class MT19937(np.random.MT19937):
     def __init__(self, *seed: Any) -> None:
         self.waiting: Sequence[int] | None = None
         self._kept: dict[str, Any] | None = None
-        self._n_blocks = 0
+        self._n_blocks, self._is_keeping = 0, False
         self._own_lock = _Lock(self)
         super().__init__(*seed)
 
@@ -70,21 +73,28 @@ class MT19937(np.random.MT19937):
         return self._own_lock
 
     def seed_now(self) -> None:
-        """Seeds with the waiting words, if there are any."""
-        if self.waiting is not None:
-            words, self.waiting = self.waiting, None
-            self._keep()
+        """Saves the user's state, and seeds with the waiting words, if any."""
+        words, self.waiting = self.waiting, None
+        self._keep()
+        if words is not None:
             np.random.seed(words)
 
     def _keep(self) -> None:
         """Saves the user's state before the first change in a block."""
-        if self._n_blocks and self._kept is None:
+        if not self._n_blocks or self._kept is not None or self._is_keeping:
+            return
+        # NumPy acquires the lock to read the state.
+        self._is_keeping = True
+        try:
             self._kept = np.random.get_state(legacy=False)
+        finally:
+            self._is_keeping = False
 
     @property
     def state(self) -> dict[str, Any]:
         """The state after the waiting seed, if there is one."""
-        self.seed_now()
+        if self.waiting is not None:
+            self.seed_now()
         return np.random.MT19937.state.__get__(self)
 
     @state.setter
@@ -98,6 +108,17 @@ class MT19937(np.random.MT19937):
         self.waiting = None
         self._keep()
         super()._legacy_seeding(seed)
+
+    def random_raw(self, *arguments: Any) -> Any:
+        """Draws words; NumPy's method does not acquire the lock."""
+        with self.lock:
+            return super().random_raw(*arguments)
+
+    def __reduce__(self) -> tuple:
+        """Pickles and copies as NumPy's own, which can be read without this package."""
+        make, arguments, *rest = super().__reduce__()
+        kinds = [np.random.MT19937 if it is type(self) else it for it in arguments]
+        return make, tuple(kinds), *rest
 
     def begin(self) -> None:
         """Begins a block, after which the user's state is restored."""
@@ -128,7 +149,7 @@ def _installed() -> MT19937 | None:
     there = np.random.get_bit_generator()
     if isinstance(there, MT19937):
         return there
-    if type(there) is not np.random.MT19937:
+    if there is not _FIRST or type(there) is not np.random.MT19937:
         return None
     state, ours = np.random.get_state(legacy=False), MT19937(0)
     if there.seed_seq is None:

@@ -1,5 +1,6 @@
 """Seeds that wait draw the same, and the user's stream goes on as if nobody drew."""
 
+import copy
 import pickle
 import threading
 
@@ -20,6 +21,7 @@ DRAWS = {
     "permutation": lambda: np.random.permutation(5),
     "choice": lambda: np.random.choice(9, 3, replace=False),
     "binomial": lambda: np.random.binomial(4, 0.5, 3),
+    "raw": lambda: np.random.get_bit_generator().random_raw(3),
     "bytes": lambda: list(np.random.bytes(5)),
     "state": lambda: np.random.get_state(legacy=False)["state"]["key"],
 }
@@ -66,6 +68,13 @@ def test_the_users_stream_goes_on(own):
             assert np.random.rand() == np.random.RandomState(5).rand()
     after = np.random.randn(3)
     np.testing.assert_array_equal(after, expected_next())
+
+
+def test_what_draws_before_there_is_a_seed_leaves_the_users_stream():
+    with waiting_seeds():
+        np.random.rand()
+        np.random.randn()
+    np.testing.assert_array_equal(np.random.randn(3), expected_next())
 
 
 def test_blocks_of_two_threads_end_with_the_users_state():
@@ -128,5 +137,30 @@ def test_another_kind_of_generator_stays():
         np.random.seed(3)
         assert np.random.rand() == after
         assert np.random.get_bit_generator() is theirs
+    finally:
+        np.random.set_bit_generator(before)
+
+
+def test_copies_and_files_have_numpys_own_generator():
+    with waiting_seeds() as seeds:
+        seeds.waiting = WORDS
+        generator = np.random.get_bit_generator()
+        copies = [copy.deepcopy(generator), pickle.loads(pickle.dumps(generator))]
+    np.random.seed(WORDS)
+    expected = np.random.rand()
+    for each in copies:
+        assert type(each) is np.random.MT19937
+        assert np.random.RandomState(each).rand() == expected
+
+
+def test_a_generator_of_the_users_own_stays():
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(theirs := np.random.MT19937(1))
+    try:
+        with waiting_seeds() as seeds:
+            seeds.waiting = WORDS
+            np.random.rand()
+        assert np.random.get_bit_generator() is theirs
+        assert np.random.rand() == np.random.RandomState(np.random.MT19937(1)).rand()
     finally:
         np.random.set_bit_generator(before)
