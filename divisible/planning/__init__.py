@@ -2,33 +2,33 @@
 
 ::
 
-    layer_cost         what one layer costs
-    profile            what each layer of a model costs
+    layer_cost         the costs of one layer
+    profile            the costs of each layer of a model
     measuring          profile(): measures a model
     layer_meter        layer after layer, each by itself
-    timed_phases       how: forward, input gradients and weight gradients, timed
+    timed_phases       forward, input gradients and weight gradients, timed
     stopwatch          seconds and peak memory of a call
-    retained_arrays    what a graph holds between forward and backward
-    optimizer_state    what an optimizer holds
-    coding             how fast gradients are coded for the wire
+    retained_arrays    arrays that a graph holds between forward and backward
+    optimizer_state    the memory that an optimizer needs
+    coding             the speed of coding gradients for the wire
     interpolation      a profile at another size of microbatch
-    layer_sums         sums over its layers, and over those of stages
+    layer_sums         sums over the layers of a profile, and of stages
 
     per_rank           numbers for ranks or links: one for all, or one for each
     network            links between ranks, and between the stages on them
     machine            ranks, links and disks that a plan is made for
     conditions         the machine, samples and profiles that a plan was made for
-    disk               a disk, and what layers cost whose weights are there
-    gradient_exchange  what replicas send, and when, and what it takes
+    disk               a disk, and the costs of layers with weights on it
+    gradient_exchange  the exchange between replicas: bytes, start, seconds
     unequal_replicas   parts of a minibatch for replicas of unequal speed
 
-    plan               where a model is cut, and how it is run
-    plan_fields        its fields, checked
-    plan_traffic       what the ranks of a plan send in a step
-    expected_costs     what it expects of a stage, and of the exchange of gradients
+    plan               the cuts of a model, and how it is run
+    plan_fields        the fields of a plan, checked
+    plan_traffic       bytes that the ranks of a plan send in a step
+    expected_costs     the expected costs of stages and of the exchange
 
-    cost_model         what a step of a schedule takes and holds, wherever it is cut
-    possible_stages    the same of every stage that there could be
+    cost_model         seconds and bytes of a schedule's step, for any cuts
+    possible_stages    the costs of every possible stage
     dynamic_program    the search for the best cuts
     cuts               cuts by several methods
     partition          partition(): a model cut for one size of microbatch
@@ -36,13 +36,13 @@
     plan_simulation    simulate_plan(): the timeline of a plan
 
     search_space       the plans that a search tries
-    cut_plan           one of them: uncut, cut, simulated
-    cutting            it, cut so that it fits
+    cut_plan           a plan in the search: uncut, cut, simulated
+    cutting            cuts of a plan, so that it fits
     bounds             the least that a step can take
-    moves              its step simulated, and its cuts moved
-    alternatives       what was not chosen, and why
+    moves              simulations of a plan, and moves of its cuts
+    alternatives       the plans that were not chosen, and why
     search             best_plan(): the fastest plan that fits
-    shares             whole numbers in the ratio of shares, for unequal replicas
+    shares             whole numbers in the ratio of shares
 
-    tables, plots, units   for people
+    tables, plots, units   text and pictures
 """

@@ -13,9 +13,9 @@ from divisible.planning.plan import Alternative
 from divisible.planning.units import format_seconds
 from divisible.planning.workload import Workload
 
-# How many of the alternatives are kept, besides the best one of every kind.
+# Number of the alternatives that are kept, besides the best one of every kind.
 _KEPT = 10
-# Said of plans that are slower by no more than the scatter of the profiles.
+# Text for plans that are slower by no more than the scatter of the profiles.
 _WITHIN = "within the scatter of the timings"
 
 
@@ -33,14 +33,14 @@ def alternatives(
     refused: Sequence[RefusedPlan],
     scatter: float | None,
 ) -> tuple[Alternative, ...]:
-    """Returns the best of the others, and the best one of every kind, with reasons.
+    """Returns the best other plans, and the best one of every kind, with reasons.
 
     Args:
         workload: The minibatch on its machine.
         best: The plan that was chosen, one of ``fitting``.
         fitting: The plans that fit, some of them simulated.
         refused: The plans that do not fit.
-        scatter: How far timings lie from their medians; ``None`` if it is not known.
+        scatter: How far timings lie from their medians; ``None`` if this is not known.
     """
     simulated = [cut for cut in fitting if cut.step is not None and cut is not best]
     bounded = [cut for cut in fitting if cut.step is None]
@@ -71,7 +71,7 @@ def _why_not(other: CutPlan, best: CutPlan, scatter: float) -> tuple[float, str]
     if its is None:
         one = other.uncut
         if one.n_ranks == one.replicas == 1:
-            # Nothing travels, so that is all there is to it.
+            # Nothing travels, so there is no other reason.
             return seconds, f"one rank takes {1 + slower:.2f} times as long"
         perhaps = f", but may be as good {_WITHIN}" if slower <= scatter else ""
         return seconds, (
@@ -90,7 +90,7 @@ def _why_not(other: CutPlan, best: CutPlan, scatter: float) -> tuple[float, str]
 
 
 def _exposed(its: SimulatedStep, mine: SimulatedStep) -> str:
-    """Returns what two steps have of an exchange after their last backward."""
+    """Returns a text of the exchange after the last backward, for two steps."""
     if its.exchange is None and mine.exchange is None:
         return ""
     other, chosen = (

@@ -1,4 +1,4 @@
-"""The least that a step can take, without a simulation."""
+"""The least seconds that a step can take, without a simulation."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from divisible.schedules.actions import (
 
 
 def work_of_ranks(model: CostModel, cuts: Sequence[int]) -> np.ndarray:
-    """Returns what each rank has to compute in a step, at speed 1.
+    """Returns the work of each rank in a step, in seconds at speed 1.
 
     Args:
         model: The costs of the stages.
-        cuts: Where the model is cut.
+        cuts: Positions of the cuts in the model.
     """
     first = np.unique(model.schedule.stage_ranks, return_index=True)[1]
     return _busy_seconds(model, _durations(model, cuts)) * model.speeds[first]
@@ -32,13 +32,14 @@ def work_of_ranks(model: CostModel, cuts: Sequence[int]) -> np.ndarray:
 def lower_bound(model: CostModel, cuts: Sequence[int]) -> float:
     """Returns the seconds that a step takes at least.
 
-    A rank waits for the first microbatch to come through the stages before its own.
-    It computes all of its own; then, unless it ends with weight gradients, the last
-    backward has to go through the stages before. Meanwhile it exchanges gradients.
+    A rank waits for the first microbatch to come through the stages before its own. The
+    rank computes all its actions. Unless it ends with weight gradients, the last
+    backward then has to go through the stages before. Meanwhile the rank exchanges
+    gradients.
 
     Args:
         model: The costs of the stages.
-        cuts: Where the model is cut.
+        cuts: Positions of the cuts in the model.
     """
     schedule = model.schedule
     durations = _durations(model, cuts)
@@ -46,7 +47,8 @@ def lower_bound(model: CostModel, cuts: Sequence[int]) -> float:
     ranks = np.array(schedule.stage_ranks)
     split = bool((schedule.kind == INPUT).any())
     busy = _busy_seconds(model, durations)
-    # A rank is on its way in when its first stage is reached, and out after that one.
+    # A microbatch reaches a rank with the rank's first stage, and leaves after that
+    # one.
     entry = np.concatenate([[0.0], np.cumsum(forward.min(axis=1))])[:-1]
     leave = np.concatenate([[0.0], np.cumsum(whole.min(axis=1))])[:-1]
     firsts = np.array([ranks.tolist().index(r) for r in range(schedule.n_ranks)])
@@ -73,7 +75,7 @@ def _durations(model: CostModel, cuts: Sequence[int]) -> np.ndarray:
 
 
 def _busy_seconds(model: CostModel, durations: np.ndarray) -> np.ndarray:
-    """Returns how long each rank computes in a step."""
+    """Returns the seconds that each rank computes in a step."""
     schedule = model.schedule
     return np.bincount(
         np.array(schedule.stage_ranks)[schedule.stage],
@@ -82,7 +84,7 @@ def _busy_seconds(model: CostModel, durations: np.ndarray) -> np.ndarray:
 
 
 def _disk_seconds(model: CostModel, cuts: Sequence[int]) -> float:
-    """Returns how long the busiest disk works."""
+    """Returns the seconds that the busiest disk works."""
     schedule = model.schedule
     each = np.add(*model.disk_seconds(cuts))
     if not each.any():

@@ -1,4 +1,4 @@
-"""How fast gradients are written in the dtype of the wire, and read, on one core."""
+"""The speed of coding gradients for the wire, on one core."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _ROUNDS = 7
 
 @dataclass(frozen=True)
 class CodingRate:
-    """How fast one core codes.
+    """The speed of coding on one core.
 
     Attributes:
         encode: Elements per second that are written.
         decode: Elements per second that are read, and added up.
 
     Raises:
-        TypeError: If a rate is no number.
-        ValueError: If one is not positive and finite.
+        TypeError: If a rate is not a number.
+        ValueError: If a rate is not positive and finite.
     """
 
     encode: float
@@ -43,10 +43,10 @@ class CodingRate:
             object.__setattr__(self, field.name, number)
 
     def seconds(self, n: float, replicas: int) -> float:
-        """Returns what one replica computes in an exchange of ``n`` elements.
+        """Returns the seconds that a replica codes in an exchange of ``n`` elements.
 
-        It writes all of its own, reads what all replicas have of the part that it adds
-        up, writes that sum, and reads the mean.
+        The replica encodes all of its own elements, decodes all replicas' elements of
+        the part that it adds up, encodes the sum, and decodes the mean.
 
         Example:
             >>> CodingRate(encode=2e9, decode=4e9).seconds(n=4e9, replicas=2)
@@ -56,10 +56,10 @@ class CodingRate:
 
 
 def check_coding(coding: Mapping[str, CodingRate]) -> None:
-    """Refuses what is no rate for each of some dtypes on the wire.
+    """Refuses a value that is not a mapping from dtypes on the wire to rates.
 
     Raises:
-        TypeError: If it is no mapping, or has something else than rates.
+        TypeError: If the value is not a mapping, or has other values than rates.
         ValueError: If a dtype does not exist.
     """
     if not isinstance(coding, Mapping):
@@ -67,14 +67,14 @@ def check_coding(coding: Mapping[str, CodingRate]) -> None:
     for name, rate in coding.items():
         if name not in WIRE:
             raise ValueError(
-                f"coding is of {shown(name)}, which is none of {', '.join(WIRE)}"
+                f"coding is of {shown(name)}, which is not one of {', '.join(WIRE)}"
             )
         if not isinstance(rate, CodingRate):
             raise TypeError(f"coding in {name} must be a CodingRate, not {shown(rate)}")
 
 
 def rates_from_json(rows: Any) -> Any:
-    """Returns rates by dtype, of a dictionary with their fields; else what it was.
+    """Returns rates by dtype from their fields; other values unchanged.
 
     Raises:
         ValueError: If the fields are not those of a rate; the message names the dtype.
@@ -88,15 +88,15 @@ def rates_from_json(rows: Any) -> Any:
 
 
 def measure_coding(names: Iterable[str] = WIRE) -> dict[str, CodingRate]:
-    """Measures how fast this machine codes, in some hundredths of a second for each.
+    """Measures how fast this machine codes, some hundredths of a second for each.
 
-    It is measured once in a process.
+    Each dtype is measured once in a process.
 
     Args:
-        names: Of dtypes on the wire; all by default.
+        names: Names of dtypes on the wire; all by default.
 
     Returns:
-        dict: By name; the shortest of several times counts.
+        dict: Rates by name; the shortest of several times counts.
 
     Example:
         >>> rates = measure_coding(['fp32'])
@@ -113,7 +113,7 @@ def _measured(name: str) -> CodingRate:
     total = np.zeros_like(values)
     message = np.empty(wire.n_bytes(_ELEMENTS, BLOCK), np.uint8)
     encode, decode = [], []
-    # The first round is for what loads, compiles and allocates.
+    # The first round loads, compiles and allocates, and does not count.
     for _ in range(1 + _ROUNDS):
         start = time.perf_counter()
         wire.encode(values, BLOCK, message)

@@ -1,6 +1,6 @@
 """The conditions that a plan was made for: machine, samples and profiles.
 
-A plan keeps them, and so does its file. Whatever reads the file uses them again::
+A plan keeps them, and so does its file. Code that reads the file uses them again::
 
     divisible plan profile.json --ranks 4 --speeds 1,1,0.5,1 --batch 512
                       |
@@ -29,7 +29,7 @@ class Conditions:
     Printed, they are a line of text.
 
     Attributes:
-        machine: The ranks, and what lies between them.
+        machine: The ranks, and the links between them.
         batch: Samples of a minibatch; ``None`` where a model was cut for microbatches
             of one size, however many there are.
         microbatch_size: Samples of such a microbatch; ``None`` where there is a
@@ -94,8 +94,8 @@ class Conditions:
         """Returns these conditions with others in place of those that are given.
 
         Args:
-            batch: Samples of a minibatch; as ever if ``None``.
-            machine: The machine; as ever if ``None``.
+            batch: Samples of a minibatch; unchanged if ``None``.
+            machine: The machine; unchanged if ``None``.
         """
         found = self if machine is None else replace(self, machine=machine)
         if batch is None:
@@ -103,7 +103,7 @@ class Conditions:
         return replace(found, batch=batch, microbatch_size=None)
 
     def to_json(self, folder: str | os.PathLike) -> dict[str, Any]:
-        """Returns fields that JSON knows.
+        """Returns the fields in the form for JSON.
 
         Args:
             folder: The folder of the file; names of profiles are relative to it.
@@ -118,14 +118,14 @@ class Conditions:
 
     @classmethod
     def from_json(cls, row: Any, folder: str | os.PathLike) -> Conditions:
-        """Makes conditions of what :meth:`to_json` returned.
+        """Makes conditions from the result of :meth:`to_json`.
 
         Args:
             row: The fields.
-            folder: The folder of the file that they are from.
+            folder: The folder of the file that the fields are from.
 
         Raises:
-            ValueError: If they are something else; the message names the field.
+            ValueError: If a field is something else; the message names the field.
         """
         if isinstance(row, dict):
             row = dict(row)

@@ -1,4 +1,4 @@
-"""The cost model: what a step takes and holds, wherever a model is cut into stages.
+"""The cost model: seconds and bytes of a step, for any cuts into stages.
 
 ::
 
@@ -8,17 +8,18 @@
     exchange between replicas ---+        v
                           seconds, bytes, timeline, spans of the exchange
 
-A stage holds its parameters, their gradients and the optimizer's state; for each
-microbatch in flight its input, and while there is a graph of it what its layers hold;
-what pending weight gradients need; the workspace of its greediest layer with a
-message from either side; and the buffers for gradients that replicas exchange::
+A stage holds its parameters, their gradients and the optimizer's state. For each
+microbatch in flight it holds the input, and while there is a graph, what the layers
+hold. There are also the arrays for pending weight gradients, the workspace of the
+greediest layer, a message from either side, and the buffers for gradients that replicas
+exchange::
 
     bytes = fixed + workspace + input + output + buffers
             + max over moments (in_flight * input + graphs * graph + pending * pending)
 
-How many microbatches that are, and when, `divisible.schedules.held` reads from the
-actions of the schedule. A stage may hold most activations at one moment, and most
-pending weight gradients at another; the worst counts.
+`divisible.schedules.held` derives from the actions of the schedule how many
+microbatches are held at which moment. A stage may hold most activations at one moment,
+and most pending weight gradients at another; the worst counts.
 """
 
 from __future__ import annotations
@@ -48,20 +49,21 @@ class CostModel:
     """The costs of a schedule's stages on their ranks, for any cuts.
 
     Nothing is checked here: numbers are those of a :class:`~divisible.Machine` and of
-    profiles, which have been.
+    profiles, which were checked when they were made.
 
     Attributes:
         schedule: The schedule, with the forwards that run again.
         profiles: The profile of each microbatch, at its size; the first is the largest.
-        speeds: Speed of the rank of each stage, of shape (n_stages,), relative to where
-            the profiles were measured.
+        speeds: Speed of the rank of each stage, of shape (n_stages,), relative to the
+            machine where the profiles were measured.
         links: The links between neighbouring stages.
         exchange: The exchange between replicas; ``None`` for one pipeline.
         disk: The disk of each rank; ``None`` if there is none to use.
         on_disk: For each stage whether its microbatches wait there, of shape
             (n_stages,); ``None`` if none do.
         spares_none: Whether stages are to be weighed as if every microbatch ran its
-            forward again, once one does: of many, one that is spared does not count.
+            forward again, if any does: among many microbatches, one that is spared does
+            not count.
 
     Example:
         >>> from divisible.planning.layer_cost import LayerCost
@@ -93,7 +95,7 @@ class CostModel:
         exchange: GradientExchange | None = None,
         disk: Disk | None = None,
     ) -> CostModel:
-        """Returns the costs on ranks, of which each may have several stages.
+        """Returns the costs on ranks, each of which may have several stages.
 
         Args:
             schedule: The schedule, with the forwards that run again.
@@ -138,14 +140,14 @@ class CostModel:
 
     @functools.cached_property
     def exchange_bytes(self) -> int:
-        """Bytes that a rank has for the messages of replicas."""
+        """Bytes of a rank's buffers for the messages of replicas."""
         if self.exchange is None:
             return 0
         return self.exchange.buffer_bytes(round(self.largest.sums.gradients[-1]))
 
     @property
     def stage_exchange_bytes(self) -> float:
-        """The part of :attr:`exchange_bytes` of each stage; those of a rank share."""
+        """The part of :attr:`exchange_bytes` of each stage."""
         return self.exchange_bytes * self.schedule.n_ranks / self.n_stages
 
     def waiting_on(self, ranks: Sequence[bool] | None) -> CostModel:
@@ -160,30 +162,30 @@ class CostModel:
         return replace(self, on_disk=on_disk)
 
     def compute_seconds(self, sums: LayerSums | StageSums) -> np.ndarray:
-        """Returns what stages compute for one microbatch at speed 1.
+        """Returns the seconds that stages compute for one microbatch at speed 1.
 
         Args:
-            sums: Sums over layers, in the last axis of the result; in the first one are
-                the stages.
+            sums: Sums over layers, which are the last axis of the result; stages are
+                the first axis.
         """
         backward = sums.backward_input + sums.backward_weight
         return (1 + self.recomputed[:, None]) * sums.forward + backward
 
     def seconds(self, cuts: Sequence[int]) -> np.ndarray:
-        """Returns what each stage computes for one microbatch, the largest."""
+        """Returns the seconds that each stage computes for the largest microbatch."""
         sums = self.largest.sums.stages(cuts)
         return np.diagonal(self.compute_seconds(sums)) / self.speeds
 
     def bytes(self, cuts: Sequence[int]) -> np.ndarray:
-        """Returns what each stage holds at its peak."""
+        """Returns the bytes that each stage holds at its peak."""
         sums = self.largest.sums.stages(cuts)
         return held_bytes(sums, self.moments) + self.stage_exchange_bytes
 
     def rank_bytes(self, cuts: Sequence[int]) -> np.ndarray:
-        """Returns what each rank holds at its peak, all its stages together."""
+        """Returns the bytes that each rank holds at its peak, for all its stages."""
         schedule, sums = self.schedule, self.largest.sums.stages(cuts)
         ranks = np.array(schedule.stage_ranks)
-        # One stage is at work at a time.
+        # Only one stage of a rank computes at a time.
         memory = np.zeros(schedule.n_ranks)
         np.maximum.at(memory, ranks, _passing_bytes(sums))
         memory += self.exchange_bytes
@@ -198,7 +200,7 @@ class CostModel:
         return memory.round().astype(np.int64) + np.array(held)
 
     def phase_seconds(self, cuts: Sequence[int]) -> np.ndarray:
-        """Returns how long each stage takes for each microbatch.
+        """Returns the seconds that each stage takes for each microbatch.
 
         Returns:
             Seconds of forward, input gradients and weight gradients, of shape
@@ -213,12 +215,12 @@ class CostModel:
         return seconds / self.speeds[:, None]
 
     def transfer_seconds(self, cuts: Sequence[int]) -> np.ndarray:
-        """Returns how long a message of each stage but the last is on its link."""
+        """Returns the seconds of a message of each stage but the last on its link."""
         sums = self.largest.sums.stages(cuts)
         return sums.output_bytes[:-1] / self.links.bandwidth
 
     def disk_seconds(self, cuts: Sequence[int]) -> tuple[Values, Values]:
-        """Returns how long each stage writes a microbatch to disk, and reads it."""
+        """Returns the seconds of writing each stage's microbatch to disk, and back."""
         if self.on_disk is None:
             return 0.0, 0.0
         sums = self.largest.sums.stages(cuts)
@@ -227,7 +229,7 @@ class CostModel:
         return held / self.disk.write, held / self.disk.read
 
     def costs(self, cuts: Sequence[int]) -> Costs:
-        """Returns what the simulator needs to know of cuts.
+        """Returns the costs of cuts, for the simulator.
 
         Returns:
             Costs: Seconds of shape (n_stages, n_microbatches); bytes for the largest
@@ -255,7 +257,7 @@ class CostModel:
         return simulate(self.schedule, costs, links=links)
 
     def least_after(self, cuts: Sequence[int]) -> np.ndarray:
-        """Returns how long each rank exchanges at least after its last backward."""
+        """Returns the least seconds of each rank's exchange after its last backward."""
         if self.exchange is None:
             return np.zeros(self.schedule.n_ranks)
         return self.exchange.least_seconds(self.schedule, self._gradients(cuts))
@@ -264,7 +266,7 @@ class CostModel:
         """Returns when gradients are exchanged in a simulated step.
 
         Args:
-            cuts: Where the model is cut.
+            cuts: Positions of the cuts in the model.
             timeline: From :meth:`simulate`.
         """
         if self.exchange is None:
@@ -274,10 +276,10 @@ class CostModel:
     def exchange_plan(
         self, cuts: Sequence[int], timeline: Timeline, spans: Spans | None
     ) -> ExchangePlan | None:
-        """Returns what the exchange costs, of which some is hidden.
+        """Returns the costs of the exchange, a part of which is hidden.
 
         Args:
-            cuts: Where the model is cut.
+            cuts: Positions of the cuts in the model.
             timeline: From :meth:`simulate`.
             spans: From :meth:`spans`.
         """
@@ -303,16 +305,17 @@ class CostModel:
         )
 
     def _gradients(self, cuts: Sequence[int]) -> list[int]:
-        """Returns the elements that replicas exchange of each stage."""
+        """Returns the number of elements of each stage that replicas exchange."""
         return self.largest.sums.stages(cuts).n_gradients.tolist()
 
 
 def held_bytes(sums: StageSums, moments: Moments) -> np.ndarray:
-    """Returns what stages hold at their peak, without buffers of the exchange.
+    """Returns the bytes of stages at their peak, without buffers of the exchange.
 
     Args:
         sums: Sums over the layers of the stages.
-        moments: When they hold most; of shape (n_moments, n_stages), or with more axes.
+        moments: The moments at which stages hold most; of shape (n_moments, n_stages),
+            or with more axes.
     """
     in_flight, graphs, pending = moments
     held = in_flight * sums.input_bytes + graphs * sums.graph_bytes
@@ -321,5 +324,5 @@ def held_bytes(sums: StageSums, moments: Moments) -> np.ndarray:
 
 
 def _passing_bytes(sums: StageSums) -> np.ndarray:
-    """Returns what a stage holds while it is at work: workspace and messages."""
+    """Returns the bytes of a stage while it computes: workspace and messages."""
     return sums.workspace_bytes + sums.input_bytes + sums.own_output_bytes

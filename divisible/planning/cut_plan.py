@@ -1,4 +1,4 @@
-"""A plan on its way through the search: not cut yet, then cut, then simulated."""
+"""A plan in the search: not cut yet, then cut, then simulated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class UncutPlan(NamedTuple):
         stages_per_rank: Number of stages on each rank.
         schedule: Name of the schedule.
         n_microbatches: Number of microbatches of a minibatch.
-        recompute: Which microbatches run forward again before their backward.
+        recompute: Microbatches that run forward again before their backward:
+            ``'never'``, ``'except_last'`` or ``'always'``.
         hold_in: Where microbatches wait for their backward, ``'memory'`` or ``'disk'``,
             on ranks that have no room for them.
         streamed: Positions of layers whose weights are on disk.
@@ -56,17 +57,17 @@ class UncutPlan(NamedTuple):
 
 
 class SimulatedStep(NamedTuple):
-    """What the simulation of a step has shown.
+    """The results of the simulation of a step.
 
     Attributes:
-        seconds: Seconds of the step, with what is not hidden of the exchange of
-            gradients.
+        seconds: Seconds of the step, including the part of the exchange of gradients
+            that is not hidden.
         busy: Seconds that the busiest rank computes.
         bubble: The share of the step that ranks wait, on average.
         held: Bytes of microbatches in flight, on the rank with most.
-        in_flight: Microbatches in flight, on the rank with most; of a rank's ``n``
-            stages each has an ``n``-th of one.
-        exchange: What the exchange costs; ``None`` without replicas.
+        in_flight: Microbatches in flight, on the rank with most. On a rank with ``n``
+            stages each counts an ``n``-th of a microbatch.
+        exchange: Costs of the exchange; ``None`` without replicas.
     """
 
     seconds: float
@@ -83,7 +84,7 @@ class CutPlan:
 
     Attributes:
         uncut: The plan apart from its cuts.
-        cuts: Where the model is cut.
+        cuts: Positions of the cuts in the model.
         bound: Seconds that a step takes at least.
         parts: Samples of each replica; ``None`` for equal ones.
         on_disk: For each rank of a pipeline whether its microbatches wait on disk;

@@ -14,12 +14,12 @@ from divisible.planning.possible_stages import busy_seconds, bytes_alone, link_s
 from divisible.planning.units import count, format_bytes
 
 METHODS = ("optimal", "uniform", "parameters", "time")
-# How many stages without enough memory an error lists.
+# Number of stages without enough memory that an error lists.
 _SHOWN = 4
 
 
 class MemoryLimitError(ValueError):
-    """No cut fits into the memory of the ranks; the message says what lacks where."""
+    """No cut fits into the memory of the ranks; the message has the shortages."""
 
 
 def find_cuts(
@@ -33,7 +33,8 @@ def find_cuts(
         method: One of `METHODS`.
 
     Raises:
-        MemoryLimitError: If they do not fit; with the optimal method, if none does.
+        MemoryLimitError: If the cuts do not fit; with the optimal method, if no cuts
+            fit.
     """
     if method == "optimal":
         cuts = _optimal(model, limits)
@@ -44,7 +45,8 @@ def find_cuts(
     if method == "uniform":
         cuts = Plan.uniform(n_layers, model.n_stages).cuts
     elif method == "parameters":
-        # Layers without parameters are spread as well, all together as half a byte.
+        # Layers without parameters are spread as well: all together count as half a
+        # byte.
         cuts = _balanced(
             model.largest.sums.parameters + np.linspace(0, 0.5, n_layers + 1), model
         )
@@ -57,11 +59,11 @@ def find_cuts(
 def stage_plans(
     model: CostModel, cuts: Sequence[int], limits: np.ndarray
 ) -> tuple[StagePlan, ...]:
-    """Returns what the stages of a plan are expected to cost.
+    """Returns the expected costs of the stages of a plan.
 
     Args:
         model: The costs of the stages.
-        cuts: Where the model is cut.
+        cuts: Positions of the cuts in the model.
         limits: The memory that each stage may use, in bytes.
     """
     before = np.diagonal(link_seconds(model)[:, cuts[:-1]])
@@ -102,21 +104,21 @@ def _optimal(model: CostModel, limits: np.ndarray) -> list[int] | None:
     if model.links.overlap:
         cost = StageCost(busy, busy, before, busy)
     else:
-        # Each message keeps both of its ranks: one each way, on either side.
+        # Each message keeps both of its ranks busy: one each way, on either side.
         none = np.zeros_like(busy)
         cost = StageCost(busy + 2 * behind, busy - 2 * before, none, busy)
     return evenest(model, cost, limits)
 
 
 def _balanced(sums: np.ndarray, model: CostModel) -> list[int]:
-    """Minimises the greatest difference of sums, whatever ranks and links are like."""
+    """Minimises the greatest difference of sums, independent of ranks and links."""
     sums = np.tile(sums, (model.n_stages, 1))
     cost = StageCost(sums, sums, np.zeros_like(sums), sums)
     return evenest(model, cost, np.full(model.n_stages, np.inf))
 
 
 def _explain(model: CostModel, limits: np.ndarray) -> MemoryLimitError:
-    """Says what lacks where in the plan that lacks least."""
+    """Returns an error with the shortages of the plan that lacks least memory."""
     alone = bytes_alone(model)
     lacks = np.where(_may_hold(*alone.shape), alone - limits[:, None], np.inf)
     largest = int(lacks.min(axis=0).argmax())
@@ -137,7 +139,7 @@ def _explain(model: CostModel, limits: np.ndarray) -> MemoryLimitError:
 
 
 def _may_hold(n_stages: int, n_layers: int) -> np.ndarray:
-    """Tells which stages can have which layers, if each stage has one at least.
+    """Returns which stages can have which layers, if each stage has one at least.
 
     Returns:
         Booleans of shape (n_stages, n_layers).
@@ -147,7 +149,7 @@ def _may_hold(n_stages: int, n_layers: int) -> np.ndarray:
 
 
 def _shortage(model: CostModel, cuts: Sequence[int], limits: np.ndarray) -> str:
-    """Says which stages lack how much; nothing if none does."""
+    """Returns a text of the stages that lack memory; empty without any."""
     lacks = [
         f"stage {s} (layers {start} to {end - 1}) needs {format_bytes(needed)},"
         f" {format_bytes(needed - limit)} more than the {format_bytes(limit)} of its"

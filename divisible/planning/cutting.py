@@ -1,4 +1,4 @@
-"""Cuts for a plan: so that it fits, with a disk if need be, and in unequal shares.
+"""Cuts for a plan: so that it fits, if necessary with a disk, and in unequal shares.
 
 ::
 
@@ -28,22 +28,22 @@ from divisible.planning.units import format_bytes
 from divisible.planning.workload import Workload
 from divisible.schedules.absences import absences
 
-# How often parts of replicas and the cut are found for each other.
+# Number of times that parts of replicas and the cut are adapted to each other.
 _ROUNDS = 2
-# Which part of its memory the first stage of a rank gets that has several, if the cut
-# that is best without a limit does not fit.
+# Parts of a rank's memory that are tried for its first of several stages, if the best
+# cut without a limit does not fit.
 _FIRST_SHARES = (0.5, 0.375, 0.625, 0.25, 0.75, 0.125, 0.875)
 
 
 def cut_plans(workload: Workload, uncut: UncutPlan) -> list[CutPlan]:
-    """Cuts the model for a plan, with what does not fit on disk.
+    """Cuts the model for a plan, with arrays on disk if they do not fit into memory.
 
     Args:
         workload: The minibatch on its machine.
         uncut: The plan.
 
     Raises:
-        MemoryLimitError: If it does not fit, with a disk or without one.
+        MemoryLimitError: If the plan does not fit, with a disk or without one.
     """
     if workload.machine.disk is None:
         return _shared_out(workload, uncut)
@@ -70,12 +70,12 @@ def cut_plan(
     Args:
         workload: The minibatch on its machine.
         uncut: The plan.
-        cuts: Where; so that the slowest stage is as fast as possible by default.
+        cuts: Positions of the cuts; by default, those with the fastest slowest stage.
         parts: Samples of each replica; equal ones by default.
 
     Raises:
-        MemoryLimitError: If it does not fit. Where ranks have several stages, it is cut
-            for several ways to share their memory, which are not all.
+        MemoryLimitError: If the plan does not fit. For ranks with several stages, some
+            ways to share their memory are tried, not all.
     """
     if parts is not None and max(parts) - min(parts) <= 1:
         parts = None
@@ -86,7 +86,7 @@ def cut_plan(
         _check_memory(cuts, model, memory)
         chosen, on_disk = model, None
         if model.on_disk is not None:
-            # Only on those that have no room for it.
+            # Only on the ranks that have no room for their microbatches.
             in_memory = model.waiting_on(None)
             on_disk = tuple((in_memory.rank_bytes(cuts) > memory).tolist())
             chosen = model.waiting_on(on_disk)
@@ -116,7 +116,7 @@ def _is_bound(workload: Workload, uncut: UncutPlan) -> bool:
 
 
 def _with_disk(workload: Workload, uncut: UncutPlan) -> list[CutPlan]:
-    """Cuts for microbatches that wait on disk, and for weights that are there."""
+    """Cuts for microbatches that wait on disk, and for weights on disk."""
     found, bases = [], [uncut]
     model = workload.cost_model(uncut)
     if model.links.overlap and absences(model.schedule).leaves.size:
@@ -131,10 +131,10 @@ def _with_disk(workload: Workload, uncut: UncutPlan) -> list[CutPlan]:
 
 
 def _streamed(workload: Workload, uncut: UncutPlan) -> list[CutPlan]:
-    """Cuts for the fewest streamed layers with which it fits, if it does."""
+    """Cuts for the fewest streamed layers with which a plan fits; none if none fits."""
     order = _streaming_order(workload, uncut)
     found: list[CutPlan] = []
-    # So many do not suffice, and so many do.
+    # The number of streamed layers that does not suffice, and the number that does.
     few, enough = 0, len(order) + 1
     n = len(order)
     while few < n < enough:
@@ -151,7 +151,7 @@ def _streamed(workload: Workload, uncut: UncutPlan) -> list[CutPlan]:
 
 
 def _streaming_order(workload: Workload, uncut: UncutPlan) -> list[int]:
-    """Returns layers by what they take longer on disk for a byte that they free."""
+    """Returns layers, ordered by the extra seconds on disk per freed byte."""
     plain = workload.cost_model(uncut).largest
     losses = {}
     for i, cost in enumerate(plain.layers):
@@ -166,17 +166,17 @@ def _streaming_order(workload: Workload, uncut: UncutPlan) -> list[int]:
 def _shared_out(workload: Workload, uncut: UncutPlan) -> list[CutPlan]:
     """Cuts the model for a plan, and shares a minibatch out to replicas.
 
-    Where these are of unequal speed, parts by speed are found for a cut, and a cut for
-    the parts, from equal parts on and from parts by all speeds of a replica. Whether
-    the best of these is faster than equal parts depends on microbatches, which have
-    whole samples: it takes a simulation.
+    For replicas of unequal speed, parts by speed are found for a cut, and a cut for the
+    parts. The search starts from equal parts, and from parts by all speeds of a
+    replica. Microbatches have whole samples, so only a simulation shows whether the
+    best of these is faster than equal parts.
 
     Args:
         workload: The minibatch on its machine.
         uncut: The plan.
 
     Raises:
-        MemoryLimitError: If it does not fit.
+        MemoryLimitError: If the plan does not fit.
     """
     equal = cut_plan(workload, uncut)
     speeds = workload.speeds(uncut)
@@ -198,7 +198,7 @@ def _shared_out(workload: Workload, uncut: UncutPlan) -> list[CutPlan]:
 
 
 def _work(workload: Workload, cut: CutPlan) -> np.ndarray:
-    """Returns what each rank of a pipeline has to compute, at speed 1."""
+    """Returns the work of each rank of a pipeline, in seconds at speed 1."""
     return work_of_ranks(workload.cost_model_of(cut), cut.cuts)
 
 
@@ -211,10 +211,10 @@ def _fastest_that_fits(
     """Cuts for several ways in which the stages of a rank may share its memory.
 
     Args:
-        cut: Cuts for limits of all stages.
+        cut: Returns cuts for limits of all stages.
         memory: Bytes that each rank may use.
         at: The rank of each stage.
-        otherwise: Is raised if nothing fits.
+        otherwise: Error that is raised if nothing fits.
     """
     fitting = []
     for share in _FIRST_SHARES:
@@ -231,7 +231,8 @@ def _stage_memory(memory: np.ndarray, at: np.ndarray, share: float) -> np.ndarra
     Args:
         memory: Bytes that each rank may use.
         at: The rank of each stage.
-        share: The part of the first stage of each rank; the others have equal ones.
+        share: The part of the first stage of each rank; the other stages have equal
+            parts.
 
     Returns:
         Bytes of shape (n_stages,).
@@ -243,7 +244,7 @@ def _stage_memory(memory: np.ndarray, at: np.ndarray, share: float) -> np.ndarra
 
 
 def _check_memory(cuts: Sequence[int], model: CostModel, memory: np.ndarray) -> None:
-    """Refuses what does not fit when the stages of a rank share its memory."""
+    """Refuses cuts that do not fit when the stages of a rank share its memory."""
     needed = model.rank_bytes(cuts)
     lacks = needed - memory
     rank = int(lacks.argmax())

@@ -1,4 +1,4 @@
-"""Disks for what does not fit into memory: their bandwidths, and what waits for them.
+"""Disks for arrays that do not fit into memory, and costs of streamed layers.
 
 A streamed layer (:class:`divisible.streaming.Streamed`) passes over its files::
 
@@ -9,12 +9,12 @@ A streamed layer (:class:`divisible.streaming.Streamed`) passes over its files::
     with the update                                 the last one reads gW, state and
                                                     writes W, state
 
-Where replicas exchange gradients, the last one writes its own as well, and the update
-follows in a pass of its own, which reads W, gW and the state. Of an embedding a
-microbatch reads and writes some rows, which take no time to speak of; the update passes
-over all of it if it has a state.
+Where replicas exchange gradients, the last microbatch writes its gradients as well. The
+update follows in a pass of its own, which reads W, gW and the state. For an embedding,
+a microbatch reads and writes some rows, in negligible time; the update passes over the
+whole embedding if it has a state.
 
-A pass goes on beside the computation, so it costs what it takes longer than that.
+A pass runs beside the computation, so it costs only the time by which it is longer.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from divisible.records import plain_number
 
 #: The links whose weights can be on disk, by exact types.
 STREAMABLE = (L.Linear, L.Convolution2D, L.EmbedID)
-#: Those of which a microbatch needs some rows.
+#: The links of whose weights a microbatch needs some rows only.
 GATHERED = (L.EmbedID,)
-#: Bytes of the largest segment that is tried where nobody says otherwise: large enough
-#: that a disk reads it at its full speed, and that its products take BLAS to its own.
+#: Bytes of the largest segment that is tried by default: large enough for the disk's
+#: full speed, and for the full speed of BLAS.
 MOST_BYTES = 32 * 2**20
-#: Bytes of the smallest one.
+#: Bytes of the smallest segment that is tried.
 LEAST_BYTES = 2**20
-#: How many segments a rank may have in memory at a time. An update with two arrays of
-#: state passes through four files: of each a segment is computed with, and the next one
-#: read; four are being written, and what an update rule or an initializer computes
-#: meanwhile takes as much again as four.
+#: Segments that a rank may have in memory at a time. An update with two arrays of state
+#: passes through four files. For each file, one segment is computed with and the next
+#: one is read. Four more are being written, and an update rule or an initializer
+#: allocates up to four others.
 IN_MEMORY = 16
-# The part of its memory that a rank's segments have, one in so many.
+# A rank's segments have one part in so many of its memory.
 _SHARE = 8
 
 
 def segment_bytes(memory: float) -> float:
-    """Returns how large a segment is where a rank may use so many bytes.
+    """Returns the size of a segment where a rank may use so many bytes of memory.
 
     Example:
         >>> segment_bytes(2**30) / 2**20
@@ -60,7 +60,7 @@ def segment_bytes(memory: float) -> float:
 def streamable_bytes(
     links: Iterable[chainer.Link], kinds: Sequence[type] = STREAMABLE
 ) -> int:
-    """Returns the bytes of the weights that can be on disk, of links with arrays."""
+    """Returns the bytes of the weights, among those of links, that can be on disk."""
     weights = {
         id(link.W): link.W
         for link in links
@@ -75,17 +75,17 @@ def streamable_bytes(
 
 @dataclass(frozen=True)
 class Disk:
-    """How fast a disk reads and writes what memory has no room for.
+    """The speed at which a disk is read and written.
 
     :func:`divisible.streaming.measure_disk` measures it.
 
     Attributes:
-        read: Bytes per second.
-        write: Bytes per second.
+        read: Bytes per second that are read.
+        write: Bytes per second that are written.
 
     Raises:
-        TypeError: If a value is no number.
-        ValueError: If one is not positive and finite.
+        TypeError: If a value is not a number.
+        ValueError: If a value is not positive and finite.
 
     Example:
         >>> Disk(read=2e9, write=5e8).seconds(n_read=1e9, n_written=1e9)
@@ -104,7 +104,7 @@ class Disk:
                 raise ValueError(f"{name} of a disk must be positive, not {value}")
 
     def seconds(self, n_read: float, n_written: float) -> float:
-        """Returns what it takes to read and write so many bytes."""
+        """Returns the seconds of reading and writing so many bytes."""
         return n_read / self.read + n_written / self.write
 
 
@@ -115,17 +115,17 @@ def streamed_cost(
     segment_bytes: float = MOST_BYTES,
     has_replicas: bool = False,
 ) -> LayerCost:
-    """Returns what a layer costs if what can be of its weights is on disk.
+    """Returns the costs of a layer if as much as possible of its weights is on disk.
 
     Args:
-        cost: Of the layer in memory.
-        disk: Where the weights are.
-        n_microbatches: Of a minibatch, which share the update's passes.
-        segment_bytes: Of a segment; what is smaller is one.
+        cost: Costs of the layer in memory.
+        disk: Disk that has the weights.
+        n_microbatches: Microbatches of a minibatch, which share the update's passes.
+        segment_bytes: Bytes of a segment; smaller weights are one segment.
         has_replicas: Whether gradients are exchanged before they are used.
 
     Returns:
-        LayerCost: The same if none of it can be streamed.
+        LayerCost: The costs; ``cost`` if none of its weights can be streamed.
 
     Example:
         >>> layer = LayerCost(
@@ -168,15 +168,15 @@ def streamed_cost(
 def _update_seconds(
     disk: Disk, passed: int, gathered: int, state: float, m: int, cost: LayerCost
 ) -> float:
-    """Returns the seconds of a minibatch's weight gradients, and an update after them.
+    """Returns the seconds of all weight gradients, and of an update after them.
 
     Args:
-        disk: Where the weights are.
+        disk: Disk that has the weights.
         passed: Bytes of weights that are passed over as a whole.
-        gathered: Bytes of those of which some rows are read.
-        state: Bytes of the optimizer's state, of both.
+        gathered: Bytes of weights of which some rows are read.
+        state: Bytes of the optimizer's state for both.
         m: Microbatches of a minibatch.
-        cost: Of the layer in memory.
+        cost: Costs of the layer in memory.
     """
     adding = disk.seconds(passed * (m - 1), passed * m)
     updated = passed + (gathered if state else 0)
@@ -187,9 +187,10 @@ def _update_seconds(
 def _early_update_seconds(
     disk: Disk, passed: int, gathered: int, state: float, m: int, cost: LayerCost
 ) -> float:
-    """Returns the same with the update of what is passed over in the last microbatch.
+    """Returns these seconds if most is updated within the last microbatch.
 
-    It has read the weights for the gradient of its input.
+    The gradient of the layer's input has read the weights by then. Gathered weights are
+    updated afterwards. For the arguments see :func:`_update_seconds`.
     """
     own = state * passed / (passed + gathered)
     others = gathered + state - own if state else 0
@@ -213,11 +214,11 @@ def streamed_profile(
     """Returns a profile of a model with some layers' weights on disk.
 
     Args:
-        profile: At the size of microbatch in use.
-        positions: Of these layers.
-        disk: Where they are; only needed if there are some.
-        n_microbatches: Of a minibatch.
-        segment_bytes: Of a segment.
+        profile: Profile at the size of microbatch in use.
+        positions: Positions of these layers.
+        disk: Disk that has the weights; only needed if there are positions.
+        n_microbatches: Microbatches of a minibatch.
+        segment_bytes: Bytes of a segment.
         has_replicas: Whether gradients are exchanged before they are used.
     """
     if not positions:

@@ -1,16 +1,16 @@
 """The search for the best cuts, a dynamic program over the stages.
 
-Every method of `partition` is this one, for other costs. ``best[s][j]`` is the least
-possible cost of the layers before ``j`` in stages 0 to ``s``::
+Every method of `partition` is this program, with other costs. ``best[s][j]`` is the
+least possible cost of the layers before ``j`` in stages 0 to ``s``::
 
     best[s][j] = min over i < j of  max(best[s - 1][i], cost of stage s = layers i..j-1)
 
          0          i           j         n
          |--- s - 1 stages ---|-- stage s --|...
 
-The stage from ``i`` grows as ``i`` falls, so the search over ``i`` stops once the
-layers' time alone exceeds the best found, and passes over blocks of starts none of
-which can be better. So thousands of layers are cut without a wait.
+The stage from ``i`` grows as ``i`` falls. So the search over ``i`` stops once the
+layers' time alone exceeds the best cost found, and skips blocks of starts that cannot
+be better. Thousands of layers are cut without a wait.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from divisible.planning.possible_stages import memory_table
 
 # Two sums of the same times in another order differ by rounding.
 _ROUNDING = 1e-12
-# How many starts of a stage the dynamic program passes over at once.
+# Number of starts of a stage that the dynamic program skips at once.
 _BLOCK = 64
 
 
 class StageCost(NamedTuple):
     """The costs of stages, by where they begin and end.
 
-    Stage ``s`` of the layers ``i`` to ``j - 1`` costs the greater of
-    ``ends[s, j] - starts[s, i]`` and ``floor[s, i]``, and no less than
-    ``bound[s, j] - bound[s, i]``, which grows as ``i`` falls. Of the memory that lacks
-    there is the bound only, on what is needed.
+    Stage ``s`` of the layers ``i`` to ``j - 1`` costs the greater of ``ends[s, j] -
+    starts[s, i]`` and ``floor[s, i]``, and no less than ``bound[s, j] - bound[s, i]``,
+    which grows as ``i`` falls. If a shortage of memory is minimised, only ``bound`` is
+    used, for the bytes needed.
     """
 
     ends: np.ndarray
@@ -50,7 +50,7 @@ def evenest(model: CostModel, cost: StageCost, limits: np.ndarray) -> list[int] 
 
     Args:
         model: The costs of the stages; gives the memory that they need.
-        cost: What to minimise.
+        cost: The costs to minimise.
         limits: The memory that each stage may use, in bytes; shape (n_stages,).
 
     Returns:
@@ -63,7 +63,7 @@ def evenest(model: CostModel, cost: StageCost, limits: np.ndarray) -> list[int] 
 
 
 def least_lacking(model: CostModel, limits: np.ndarray) -> list[int]:
-    """Returns the cuts with which the stage that lacks most memory lacks least."""
+    """Returns the cuts whose largest shortage of memory is least."""
     return _solve(model, None, limits)[1]
 
 
@@ -77,8 +77,9 @@ def _solve(
 
     Args:
         model: The costs of the stages; gives the memory that they need.
-        cost: What to minimise; ``None`` for the memory that lacks.
-        limits: The memory that there is, unless its lack is minimised.
+        cost: The costs to minimise; ``None`` to minimise the shortage of memory.
+        limits: The memory of each stage, which the shortage is relative to if it is
+            minimised.
         cap: Without it, the greatest cost of a stage is minimised. With it, no stage
             may cost more than this, and the sum of squares is minimised.
 
@@ -139,8 +140,8 @@ def _dynamic_program(
 ):
     """Finds the least cost, and for each stage and end its best start.
 
-    Starts are tried from the end backwards. What a block of them can give at best is
-    what its best start has before it, together with the layers behind the block.
+    Starts are tried from the end backwards. The best possible cost in a block of starts
+    is that of the layers before its best start and of the layers after the block.
     """
     n_stages, n = ends.shape[0], ends.shape[1] - 1
     n_blocks = -(-n // block_size)

@@ -15,15 +15,15 @@ class StagePlan:
     Attributes:
         seconds: Seconds of one microbatch on its rank: forward, backward and
             recomputation.
-        link_seconds: Seconds for which a message keeps the link before it busy.
-        memory: Bytes at the peak.
-        memory_limit: Bytes that its rank may use; ``None`` for any number.
-        output_bytes: Bytes of a microbatch that it sends to the next stage; as many
-            bytes of gradients come back.
+        link_seconds: Seconds for which a message keeps the link before the stage busy.
+        memory: Bytes at the stage's peak.
+        memory_limit: Bytes that the stage's rank may use; ``None`` for no limit.
+        output_bytes: Bytes of a microbatch that the stage sends to the next one; as
+            many bytes of gradients come back.
         n_gradients: Elements that replicas exchange.
 
     Raises:
-        TypeError: If a value is no number.
+        TypeError: If a value is not a number.
         ValueError: If one is negative or not finite, or ``seconds`` are 0.
     """
 
@@ -37,7 +37,9 @@ class StagePlan:
     def __post_init__(self) -> None:
         for name, value in vars(self).copy().items():
             if value is not None or name != "memory_limit":
-                number = plain_number(f"{name} of a stage", value, "Make the plan anew")
+                number = plain_number(
+                    f"{name} of a stage", value, "Make the plan again"
+                )
                 object.__setattr__(self, name, number)
         if self.seconds == 0:
             raise ValueError("seconds of a stage are 0: it must take some time")
@@ -48,13 +50,14 @@ class ExchangePlan:
     """The expected costs of exchanging gradients between replicas, in a step.
 
     Attributes:
-        sent_bytes: What the rank sends that sends most.
-        seconds: How long it takes on the rank that ends last.
-        coding_seconds: How long that rank computes meanwhile.
-        hidden_seconds: How much of it lies before the last backward of the step ends.
+        sent_bytes: Bytes that are sent by the rank that sends most.
+        seconds: Seconds of the exchange on the rank that ends last.
+        coding_seconds: Seconds that this rank computes meanwhile.
+        hidden_seconds: Seconds of the exchange before the last backward of the step
+            ends.
 
     Raises:
-        TypeError: If a value is no number.
+        TypeError: If a value is not a number.
         ValueError: If one is negative or not finite.
 
     Example:
@@ -69,12 +72,12 @@ class ExchangePlan:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).copy().items():
-            number = plain_number(f"{name} of exchange", value, "Make the plan anew")
+            number = plain_number(f"{name} of exchange", value, "Make the plan again")
             object.__setattr__(self, name, number)
 
     @property
     def exposed_seconds(self) -> float:
-        """How long it goes on after the last backward of the step."""
+        """Seconds of the exchange after the last backward of the step."""
         return self.seconds - self.hidden_seconds
 
     def __str__(self) -> str:

@@ -1,21 +1,21 @@
-"""The exchange of gradients between replicas of a pipeline, reckoned beforehand.
+"""The predicted costs of the exchange of gradients between replicas of a pipeline.
 
 Each rank averages its gradients with those at the same place in the other replicas. It
-may begin with a stage when the last microbatch has added to its gradients. Late stages
-are ready early, and exchange in the bubble at the end of the step::
+may begin with a stage when the last microbatch has added to the stage's gradients. Late
+stages are ready early, and are exchanged in the bubble at the end of the step::
 
     rank 0  ...  0B5      0B6      0B7|==== exchange ====|
     rank 1  ...      1B6      1B7|==== exchange ====|
-                                      ^ the last backward has ended: what comes
-                                        before is hidden
+                                      ^ the last backward has ended: the exchange
+                                        before this is hidden
 
-An exchange goes in chunks. While one is on the wire, another is coded, so that the
-slower of the two takes its time, and the other as long as a chunk needs of it. Each of
-n replicas sends what others add up, and what it has added up itself: (n - 1) / n of all
-bytes, twice.
+An exchange is divided into chunks. While one is on the wire, another is coded. So the
+slower of the two takes its full time, and the other adds the time of one chunk. Each of
+n replicas sends the parts that others add up, and the sum of its own part: (n - 1) / n
+of all bytes, twice.
 
-Messages between stages, which use the same links, are not reckoned with; nor are
-parameters of one dimension, which are few and travel in float32.
+Messages between stages, which use the same links, are not included; nor are parameters
+of one dimension, which are few and travel in float32.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
 
 _BYTES_OF_FLOAT32 = 4
-#: Error feedback keeps what was lost, and what is being lost, both in float32.
+#: Error feedback keeps earlier losses, and the losses under way, both in float32.
 _RESIDUALS = 2
-# The ranks' first words, before anything is sent.
+# Latencies of the ranks' first messages, before gradients are sent.
 _OPENING = 1
 _PHASES = 2
 
 
 class Spans(NamedTuple):
-    """When the gradients of each stage are exchanged, in seconds.
+    """The times at which the gradients of each stage are exchanged, in seconds.
 
     Attributes:
-        start: Of shape (n_stages,).
-        end: The same; ``start`` where a stage has no parameters.
+        start: Start of each stage's exchange, of shape (n_stages,).
+        end: End of each stage's exchange, of the same shape; ``start`` where a stage
+            has no parameters.
     """
 
     start: np.ndarray
@@ -60,13 +61,13 @@ class Spans(NamedTuple):
 
 
 class Wire(NamedTuple):
-    """How replicas exchange gradients, as a user asks for it.
+    """The way in which replicas exchange gradients, from a user's arguments.
 
     Attributes:
         dtype: The name of the dtype on the wire.
-        error_feedback: Whether they keep what encodings lose.
-        coding: How fast a rank codes, whose speed is 1; ``None`` for what the profile
-            says, and if that says nothing, what is measured here.
+        error_feedback: Whether replicas keep the losses of encodings.
+        coding: Speed of coding on a rank whose speed is 1; ``None`` for the rate of the
+            profile, or a rate measured here if the profile has none.
     """
 
     dtype: str = "fp32"
@@ -74,7 +75,7 @@ class Wire(NamedTuple):
     coding: CodingRate | None = None
 
     def exchange(self, replicas: int, profile: Profile) -> GradientExchange | None:
-        """Returns the exchange between some replicas; ``None`` for one."""
+        """Returns the exchange between some replicas; ``None`` for one replica."""
         if replicas == 1:
             return None
         rate = self.coding or profile.coding.get(self.dtype)
@@ -88,12 +89,12 @@ class GradientExchange:
     """An exchange between replicas: its bytes, seconds and memory.
 
     Attributes:
-        replicas: How many exchange, two or more.
+        replicas: Number of replicas, two or more.
         wire: The dtype on the wire.
-        coding: How fast a rank codes, whose speed is 1.
-        error_feedback: Whether it keeps what encodings lose.
-        links: The way from each rank of a pipeline to the same one of the others;
-            ``None`` before :meth:`on`.
+        coding: Speed of coding on a rank whose speed is 1.
+        error_feedback: Whether replicas keep the losses of encodings.
+        links: The way from each rank of a pipeline to the same rank of the other
+            replicas; ``None`` before :meth:`on`.
         speeds: Speeds of the ranks of a pipeline, of shape (n_ranks,);
             ``None`` before :meth:`on`.
 
@@ -112,31 +113,32 @@ class GradientExchange:
     speeds: np.ndarray | None = field(default=None, compare=False)
 
     def on(self, links: Links, speeds: np.ndarray) -> GradientExchange:
-        """Returns the exchange on the ranks of a pipeline, which takes its time there.
+        """Returns the exchange on the ranks of a pipeline, with their links and speeds.
 
         Args:
-            links: The way from each rank to the same one of the other replicas.
+            links: The way from each rank to the same rank of the other replicas.
             speeds: Speeds of the ranks, of shape (n_ranks,).
         """
         return replace(self, links=links, speeds=speeds)
 
     def sent_bytes(self, n: int) -> int:
-        """Returns what the replica that sends most sends of ``n`` elements.
+        """Returns the bytes that the replica with most sends of ``n`` elements.
 
-        What it adds up is rounded up to whole blocks.
+        The part that it adds up is rounded up to whole blocks.
         """
         block = 1 if self.wire.name == "fp32" else BLOCK
         n_blocks = -(-n // block)
-        # What it adds up itself goes to all others; the rest goes to whom adds it up.
+        # Its own part's sum goes to all others; the rest goes to the replicas that add
+        # it up.
         own = min(n, -(-n_blocks // self.replicas) * block)
         rest = self._n_bytes(n) - self._n_bytes(own)
         return rest + (self.replicas - 1) * self._n_bytes(own)
 
     def buffer_bytes(self, n: int) -> int:
-        """Returns what messages take at most while ``n`` elements are exchanged.
+        """Returns the most bytes of messages while ``n`` elements are exchanged.
 
-        Of a chunk a replica holds what it sends of it and what comes, in either phase,
-        beside its own part and the sum of that.
+        For each chunk a replica holds the messages that it sends and receives, in
+        either phase, its own part, and the part's sum.
         """
         n_chunks = -(-n // CHUNK)
         if n_chunks == 0:
@@ -146,7 +148,7 @@ class GradientExchange:
         return round(min(n_chunks, WINDOW) * per_chunk * (3 * others + 2))
 
     def with_residuals(self, profile: Profile) -> Profile:
-        """Returns a profile of which error feedback is a part, as of an optimizer."""
+        """Returns a profile that counts error feedback as a part of the optimizer."""
         if not self.error_feedback:
             return profile
         each = _RESIDUALS * _BYTES_OF_FLOAT32
@@ -158,19 +160,19 @@ class GradientExchange:
         return replace(profile, layers=[keep(layer) for layer in profile.layers])
 
     def coding_seconds(self, n: float, speed: float = 1.0) -> float:
-        """Returns what a rank computes for ``n`` elements."""
+        """Returns the seconds that a rank computes for ``n`` elements."""
         return self.coding.seconds(n, self.replicas) / speed
 
     def seconds(
         self, n: int, bandwidth: float, latency: float, speed: float, overlap: bool
     ) -> float:
-        """Returns how long ``n`` elements take.
+        """Returns the seconds of an exchange of ``n`` elements.
 
         Args:
-            n: Elements.
+            n: Number of elements.
             bandwidth: Bytes per second that the rank sends, and receives meanwhile.
-            latency: Of a message, in seconds.
-            speed: Of the rank.
+            latency: Latency of a message, in seconds.
+            speed: Speed of the rank.
             overlap: Whether chunks are coded while others travel.
         """
         if n == 0:
@@ -182,14 +184,14 @@ class GradientExchange:
         return longer + shorter + _PHASES * latency
 
     def least_seconds(self, schedule: Schedule, elements: Sequence[int]) -> np.ndarray:
-        """Returns how long each rank takes at least after its last backward.
+        """Returns the least seconds of each rank's exchange after its last backward.
 
         Args:
-            schedule: The schedule; which stage is on which rank.
+            schedule: The schedule, which has the rank of each stage.
             elements: Elements of the parameters of each stage.
 
         Returns:
-            Seconds of shape (n_ranks,): of the stage that takes least.
+            Seconds of the stage that takes least, of shape (n_ranks,).
         """
         least = np.full(schedule.n_ranks, np.inf)
         seconds = self._stage_seconds(schedule, elements)
@@ -199,13 +201,14 @@ class GradientExchange:
     def spans(
         self, schedule: Schedule, timeline: Timeline, elements: Sequence[int]
     ) -> Spans:
-        """Returns when the gradients of each stage are exchanged.
+        """Returns the times at which the gradients of each stage are exchanged.
 
-        A rank exchanges one stage after the other, as they become ready. What it codes
-        while it still has to compute delays that, unless it waits anyway.
+        A rank exchanges one stage after the other, as they become ready. Coding while
+        the rank still has to compute delays the computation, unless the rank waits
+        anyway.
 
         Args:
-            schedule: The schedule; which stage is on which rank.
+            schedule: The schedule, which has the rank of each stage.
             timeline: The timeline of a simulated step.
             elements: Elements of the parameters of each stage.
         """
@@ -232,7 +235,7 @@ class GradientExchange:
         return Spans(start, end)
 
     def _stage_seconds(self, schedule: Schedule, elements: Sequence[int]) -> np.ndarray:
-        """Returns how long the elements of each stage take on its rank."""
+        """Returns the seconds of each stage's exchange on its rank."""
         links, speeds = self.links, self.speeds
         return np.array(
             [

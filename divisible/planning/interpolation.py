@@ -14,21 +14,21 @@ from divisible.planning.profile import Profile
 def interpolate(profiles: Sequence[Profile], n_samples: int) -> Profile:
     """Estimates the profile at a size of microbatch from those at other sizes.
 
-    Times and sizes of activations are taken to be linear between two sizes, and on to
-    either side of the range. But below it no microbatch costs less than its share of
-    the smallest one measured, nor more than that; and above it none costs less than the
-    largest. From a single profile they are in proportion.
+    Times and sizes of activations are assumed to be linear between two sizes, and
+    beyond the range on either side. Below the range no microbatch costs less than its
+    share of the smallest one measured, nor more than that one; above it none costs less
+    than the largest. With a single profile they are in proportion.
 
     Args:
-        profiles: Of the same model, at different sizes.
+        profiles: Profiles of the same model, at different sizes.
         n_samples: Samples of the microbatch.
 
     Returns:
-        Profile: The estimate; the profile itself where there is one of this size.
+        Profile: The estimate; a given profile if it is of this size.
 
     Raises:
-        ValueError: If the profiles are of different models or there is none, or there
-            is no sample.
+        ValueError: If there is no profile, the profiles are of different models, or
+            ``n_samples`` is less than 1.
 
     Example:
         >>> small = Profile([LayerCost(0.3, 0, 0)], n_samples=10)
@@ -63,7 +63,7 @@ def interpolate(profiles: Sequence[Profile], n_samples: int) -> Profile:
                 elif n_samples > sizes[-1]:
                     value = max(value, y[-1])
             values[name] = value if name in SECONDS else round(value)
-        # Extrapolated, one may cross the other.
+        # Extrapolated values may exceed the whole that they are a part of.
         values["passing_bytes"] = min(values["passing_bytes"], values["output_bytes"])
         return dataclasses.replace(costs[profiles.index(nearest)], **values)
 
@@ -86,8 +86,8 @@ def sort_profiles(profiles: Sequence[Profile]) -> list[Profile]:
     """Returns profiles of one model by size.
 
     Raises:
-        ValueError: If they are of different models, or two of one size, or there is
-            none.
+        ValueError: If the profiles are of different models, two are of one size, or
+            there is none.
     """
     profiles = sorted(profiles, key=lambda profile: profile.n_samples)
     if not profiles:

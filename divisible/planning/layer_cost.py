@@ -19,7 +19,7 @@ SAMPLE_BYTES = (
     "pending_bytes",
     "workspace_bytes",
 )
-#: Sizes that do not.
+#: Sizes that do not grow.
 FIXED_BYTES = (
     "parameter_bytes",
     "optimizer_bytes",
@@ -43,20 +43,20 @@ class LayerCost:
         backward_input: Seconds of the gradients of its input (I).
         backward_weight: Seconds of the gradients of its parameters (W), added to those
             of earlier microbatches.
-        output_bytes: Bytes sent to later stages if the model is cut behind it: its
-            output, and values that skip connections carry past it.
-        passing_bytes: The part of ``output_bytes`` that skip connections carry. It
-            enters a later stage only if a layer there pops it.
-        skip_bytes: Bytes that skip connections bring to it.
-        activation_bytes: Bytes held from forward to backward because of it: arrays
-            that its own functions retain, and its output where it or the next layer
-            retains that. The input counts with the layer before.
+        output_bytes: Bytes sent to later stages if the model is cut after the layer:
+            its output, and values that skip connections carry past it.
+        passing_bytes: The part of ``output_bytes`` that skip connections carry. A later
+            stage receives it only if a layer there pops it.
+        skip_bytes: Bytes that skip connections bring to the layer.
+        activation_bytes: Bytes held from forward to backward because of the layer:
+            arrays that its own functions retain, and its output where it or the next
+            layer retains that. The input counts with the layer before.
         parameter_bytes: Bytes of the parameters; their gradients take as many. A
             parameter that several layers share counts with each, as every stage has a
             copy.
         optimizer_bytes: Bytes of the optimizer's state. Parameters of float16 add the
             sums of their gradients and the master weights, both in float32.
-        boundary_output_bytes: Bytes held on top if a stage ends here: outputs that
+        boundary_output_bytes: Additional bytes held if a stage ends here: outputs that
             are not among the `activation_bytes`.
         pending_bytes: Bytes held between I and W.
         workspace_bytes: Bytes that its forward or backward allocates and frees again,
@@ -71,10 +71,9 @@ class LayerCost:
         place: The file and the line of a lambda, which has no name.
 
     Raises:
-        TypeError: If a value is no number, or the name no text.
-        ValueError: If a value is negative, infinite, NaN or beyond 2**63,
-            a part is more than the whole, as ``streamable_bytes`` may be than
-            ``parameter_bytes``, or all times are 0.
+        TypeError: If a value is not a number, or the name not a text.
+        ValueError: If a value is negative, infinite, NaN or beyond 2**63, a part such
+            as ``streamable_bytes`` is more than its whole, or all times are 0.
     """
 
     forward: float
@@ -127,5 +126,5 @@ class LayerCost:
 
     @property
     def title(self) -> str:
-        """The name in a line, without what is within; of a lambda, where it is."""
+        """The name in a line, without inner layers; for a lambda its file and line."""
         return f"lambda in {self.place}" if self.place else title(self.name)

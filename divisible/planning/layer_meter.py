@@ -1,8 +1,8 @@
-"""Measures layer after layer, and counts what each holds once.
+"""Measures layer after layer, and counts each array that layers hold once.
 
-An array that passes from layer to layer may be held by several: by the function that
-made it, by the next one, which retains its input, by a skip connection. It counts for
-the first of them, so that the shares of layers add up to what a stage holds::
+Several layers may hold an array that passes between them: the function that made it,
+the next one, which retains its input, or a skip connection. The array counts for the
+first of them, so that the shares of layers add up to the bytes of a stage::
 
     x --Linear--> y0 --ReLU--> y1 --Linear--> y2
     |             |            |              |
@@ -38,15 +38,15 @@ class LayerMeter:
 
     Args:
         model (Divisible): The undivided model.
-        inputs: Its input.
+        inputs: Inputs of the model.
         optimizer: The optimizer in use, if any.
-        repeat (int): How often to measure each layer.
+        repeat (int): Number of measurements of each layer.
 
     Attributes:
-        mean_seconds (float): What the layers took on average, all together; their
-            costs are medians.
-        scatter_seconds (float): How far from these the layers' timings are, all
-            together: half of the timings of a layer are as near, or nearer.
+        mean_seconds (float): Mean seconds of all layers together; their costs are
+            medians.
+        scatter_seconds (float): Scatter of the layers' timings, all together: half of
+            the timings of a layer are this near to their median, or nearer.
     """
 
     def __init__(
@@ -61,9 +61,9 @@ class LayerMeter:
         self._optimizer = optimizer
         self._repeat = repeat
         self._costs: list[LayerCost] = []
-        #: For each layer what it holds while it is run again.
+        #: Bytes that each layer holds while it is run again.
         self._held_again: list[int] = []
-        # Arrays that count already, on their way from layer to layer.
+        # Arrays that were counted already, on their way from layer to layer.
         self._counted = BufferSet(tensor.array for tensor in inputs)
         self._skips = _Skips(model)
         self.mean_seconds = self.scatter_seconds = 0.0
@@ -77,7 +77,7 @@ class LayerMeter:
         """Measures the next layer.
 
         Args:
-            position (int): Of the layer.
+            position (int): Position of the layer.
         """
         part = self._model.divide(position, position + 1, mode="copy")
         skipped = self._skips.take(position, self._counted)
@@ -95,7 +95,8 @@ class LayerMeter:
         runs.backward_weight()
         cost = self._cost(
             runs,
-            # A layer may have some that its forward does not use, and never makes.
+            # A layer may have parameters that its forward does not use, and never
+            # makes.
             list(part.params(include_uninit=False)),
             output_bytes=_nbytes([outputs]) + self._skips.nbytes,
             passing_bytes=self._skips.nbytes,
@@ -117,8 +118,9 @@ class LayerMeter:
         """Measures the loss, which follows the last layer.
 
         Args:
-            lossfun: ``lossfun(*outputs, *targets)``, a scalar variable; or that and the
-                number of samples that it is a mean of.
+            lossfun: Loss function ``lossfun(*outputs, *targets)``, which returns a
+                scalar variable, or the variable and the number of samples that it is a
+                mean of.
             targets: Arrays on any device.
         """
         targets = tuple(map(self._model.device.send, targets))
@@ -137,8 +139,8 @@ class LayerMeter:
         if others or not isinstance(y, chainer.Variable):
             raise TypeError(f"lossfun must return one variable, not {runs.outputs}")
         made = [param for param in parameters() if param.is_initialized]
-        # The last layer's outputs are among it, if the loss holds them and that does
-        # not.
+        # The last layer's outputs are part of it, if the loss holds them and that layer
+        # does not.
         held = BufferSet(retained_arrays(runs.outputs)) - BufferSet(targets)
         held -= self._counted | BufferSet(param.array for param in made)
         runs.backward_input()
@@ -147,10 +149,10 @@ class LayerMeter:
         return self._cost(runs, made, activation_bytes=held.nbytes, name=name)
 
     def costs(self) -> list[LayerCost]:
-        """Returns the costs of all layers, with those of a second forward.
+        """Returns the costs of all layers, including second forwards.
 
-        Neighbouring layers that are recomputed hold what they compute together, in
-        whichever of them the backward is.
+        Neighbouring layers that are recomputed hold the arrays of all of them, during
+        the backward of each.
         """
         result = list(self._costs)
         marks = self._model.recomputed
@@ -181,11 +183,11 @@ class LayerMeter:
     def _count(
         self, part: Divisible, position: int, inputs: Tensors, results: tuple
     ) -> tuple[int, int]:
-        """Counts the arrays of a layer that do not count yet.
+        """Counts the arrays of a layer that were not counted before.
 
         Returns:
-            The bytes that it holds between forward and backward, and those of outputs
-            that somebody else holds, or nobody.
+            The bytes that the layer holds between forward and backward, and the bytes
+            of outputs that it does not hold.
         """
         before = BufferSet(tensor.array for tensor in inputs)
         held = BufferSet(retained_arrays(results)) - _persistents(part)
@@ -193,11 +195,11 @@ class LayerMeter:
         is_recomputed = self._model.recomputed[position]
         self._held_again.append(((held | returned) - before).nbytes)
         if is_recomputed:
-            # Between forward and backward nothing but the first one's inputs.
+            # Between forward and backward only the inputs of the first layer are held.
             begins = position == 0 or not self._model.recomputed[position - 1]
             held = before if begins else BufferSet()
         if self._costs:
-            # What the layer before returned and did not hold, but this one does.
+            # Arrays that the layer before returned and did not hold, but this one does.
             late = ((held & before) - self._counted).nbytes
             last = self._costs[-1]
             self._costs[-1] = dataclasses.replace(
@@ -207,7 +209,8 @@ class LayerMeter:
             )
         own = held - before
         self._counted |= held
-        # Inputs that are passed on, if they do not count already: a view of one, say.
+        # Inputs that are passed on, if they were not counted before: views of them, for
+        # example.
         loose = BufferSet() if is_recomputed else returned - self._counted
         self._counted &= returned
         return own.nbytes, loose.nbytes
@@ -225,7 +228,7 @@ class _Skips:
         self._carried: dict[str, tuple[Tensors, BufferSet]] = {}
 
     def take(self, position: int, counted: BufferSet) -> dict[str, Tensors]:
-        """Returns what a layer takes, by name."""
+        """Returns the values that a layer pops, by name."""
         taken = {}
         for skip in self._ends:
             if skip.pop == position:
@@ -234,16 +237,16 @@ class _Skips:
         return taken
 
     def hand_over(self, position: int, outputs: Tensors, counted: BufferSet) -> int:
-        """Keeps what a layer hands over, which is what it passes on as well.
+        """Stores the values that a layer stashes, and returns how many bytes are new.
 
         Args:
-            position: Of the layer.
-            outputs: Of the layer.
-            counted: Arrays among them that count already; changed to all of them.
+            position: Position of the layer.
+            outputs: Outputs of the layer.
+            counted: Arrays among them that were counted before; changed to all of them.
 
         Returns:
-            The bytes of those that did not count. A stage holds them from forward to
-            backward, whether a function of its own retains them or not.
+            The bytes of arrays that were not counted before. A stage holds them from
+            forward to backward, whether a function of its own retains them or not.
         """
         uncounted = BufferSet()
         for skip in self._ends:
@@ -260,7 +263,7 @@ class _Skips:
 
 
 def _as_function(part: Divisible, skipped: dict[str, Tensors]) -> Callable:
-    """Returns a layer as a function of its inputs and, behind them, of skips."""
+    """Returns a layer as a function of its inputs and, after them, of skips."""
 
     def run(*values: Any) -> Any:
         end = len(values) - sum(map(len, skipped.values()))
@@ -280,7 +283,7 @@ def _nbytes(messages: Iterable[Tensors]) -> int:
 
 
 def _persistents(part: Divisible) -> BufferSet:
-    """Returns the arrays that a layer keeps whatever runs through it."""
+    """Returns the arrays that a layer has independent of its inputs."""
 
     def arrays() -> Iterator[Any]:
         for link in part.links():

@@ -1,10 +1,10 @@
 """Sums over the layers of a profile, and over those of each stage.
 
-Of any range of layers what adds up is a difference of two sums::
+The sum over a range of layers is a difference of two sums::
 
     sum over layers i to j-1  =  before[j] - before[i]
 
-so that every possible stage can be weighed, and those of given cuts at once.
+so every possible stage can be weighed, and all stages of given cuts at once.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class StageSums(NamedTuple):
         backward_input: Seconds of I.
         backward_weight: Seconds of W.
         n_gradients: Elements that replicas exchange.
-        fixed_bytes: Of the parameters, their gradients and the optimizer's state.
-        graph_bytes: What is held from F, or R, to B or I besides the input.
-        pending_bytes: What is held between I and W.
-        workspace_bytes: What the greediest layer allocates and frees again.
-        input_bytes: What comes in: the output of the layer before, and what skip
-            connections that end in the stage bring.
-        output_bytes: What goes out to the next stage and over skip connections.
-        own_output_bytes: The same without skip connections that pass by.
+        fixed_bytes: Bytes of the parameters, their gradients and the optimizer's state.
+        graph_bytes: Bytes held from F, or R, to B or I besides the input.
+        pending_bytes: Bytes held between I and W.
+        workspace_bytes: Bytes that the greediest layer allocates and frees again.
+        input_bytes: Bytes of the inputs: the output of the layer before, and the values
+            of skip connections that end in the stage.
+        output_bytes: Bytes of the outputs to the next stage and over skip connections.
+        own_output_bytes: Bytes of the outputs without skip connections that pass by.
     """
 
     forward: np.ndarray
@@ -50,23 +50,24 @@ class LayerSums:
     """Sums over the layers before each position of a model.
 
     Args:
-        column: Gives an attribute of all layers, as `Profile.column` does.
-        input_bytes: Of the first layer's input.
+        column: Returns an attribute of all layers, as `Profile.column` does.
+        input_bytes: Bytes of the first layer's input.
 
     Attributes:
         forward, backward_input, backward_weight: Seconds of the layers before each
-            position; these and all below are of shape (n_layers + 1,), but for
-            ``workspace``.
-        parameters, fixed, activations, pending: Bytes of the layers before.
-        gradients: Elements that replicas exchange of the layers before.
-        ended_skips: Bytes of the skip connections that end before it.
-        crossing: Bytes that cross a cut there in one direction.
-        passing: The part of it that skip connections carry. They go straight to where
-            they end, not through the stages in between.
-        own_output: The other part, from the layer before the cut.
-        own_input: The same, but at the beginning the input of the model.
-        boundary: Bytes held on top for ending there.
-        workspace: What a layer needs while it runs, of shape (n_layers,).
+            position. All attributes are of shape (n_layers + 1,), except ``workspace``.
+        parameters, fixed, activations, pending: Bytes of the layers before each
+            position.
+        gradients: Elements that replicas exchange, of the layers before each position.
+        ended_skips: Bytes of the skip connections that end before each position.
+        crossing: Bytes that cross a cut at each position in one direction.
+        passing: The part of ``crossing`` that skip connections carry. It is sent
+            directly to the stage where they end, not through the stages in between.
+        own_output: The other part of ``crossing``, from the layer before the cut.
+        own_input: Equal to ``own_output``, except for the input of the model at the
+            beginning.
+        boundary: Additional bytes held if a stage ends at the position.
+        workspace: Bytes that a layer needs while it runs, of shape (n_layers,).
     """
 
     def __init__(self, column: Callable[[str], np.ndarray], input_bytes: int) -> None:
@@ -92,15 +93,15 @@ class LayerSums:
     def stages(self, cuts: Sequence[int]) -> StageSums:
         """Adds up the layers of each stage.
 
-        A skip connection comes into a stage if it begins before and ends in it. Those
-        are no more than all that are open where the stage begins, and no more than all
-        that end in it; the lesser of the two is reckoned.
+        A skip connection comes into a stage if it begins before and ends in it. Such
+        connections have at most the bytes of all that are open where the stage begins,
+        and at most those of all that end in it; the lesser of the two is taken.
 
         Args:
             cuts: Where the stages begin, and where the last one ends.
 
         Returns:
-            One of each for every stage.
+            The sums of every stage.
         """
         cuts = np.asarray(cuts)
         start, end = cuts[:-1], cuts[1:]

@@ -15,15 +15,15 @@ from divisible.planning.per_rank import PerRank, spread, spread_memory, spread_s
 from divisible.planning.units import count, format_bytes, format_seconds
 from divisible.records import from_fields, plain_integer, shown
 
-# Values of so many ranks or links are listed one by one in words.
+# Number of ranks or links whose values are listed one by one.
 _MOST_LISTED = 8
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The ranks that a plan is made for, and what lies between them.
+    """The ranks that a plan is made for, and the links between them.
 
-    Printed, it is a line of text.
+    Printed, a machine is a line of text.
 
     Attributes:
         ranks: Number of ranks.
@@ -34,8 +34,8 @@ class Machine:
         disk: The disk of each rank; ``None`` if there is none to use.
 
     Raises:
-        TypeError: If ``ranks`` is no integer, or a number is none.
-        ValueError: If a value is out of range, or there are fewer than ranks.
+        TypeError: If ``ranks`` is not an integer, or another value is not a number.
+        ValueError: If a value is out of range, or there are fewer values than ranks.
 
     Example:
         >>> print(Machine(4, memory=2**30, speeds=[1, 1, 0.5, 1]))
@@ -85,7 +85,7 @@ class Machine:
         return self.network.links(self.ranks)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns fields that JSON knows: no limit, and infinitely fast, are null."""
+        """Returns fields for JSON, with null for no limit and for infinite speed."""
         network, disk = self.network, self.disk
         return {
             "ranks": self.ranks,
@@ -101,10 +101,10 @@ class Machine:
 
     @classmethod
     def from_json(cls, row: Any) -> Machine:
-        """Makes a machine of what :meth:`to_json` returned.
+        """Makes a machine from the result of :meth:`to_json`.
 
         Raises:
-            ValueError: If it is something else; the message names the field.
+            ValueError: If a field is something else; the message names the field.
         """
         if isinstance(row, dict):
             row = dict(row)
@@ -132,10 +132,10 @@ class Machine:
 
 
 def check_machine(machine: object) -> None:
-    """Refuses what is no machine.
+    """Refuses a value that is not a machine.
 
     Raises:
-        TypeError: With what it is.
+        TypeError: If ``machine`` is something else.
     """
     if not isinstance(machine, Machine):
         raise TypeError(
@@ -150,7 +150,7 @@ def _plain(name: str, values: PerRank) -> float | tuple[float, ...]:
 
 
 def _n_listed(values: PerRank, n: int) -> int:
-    """Returns for how many ranks there are values to check: one serves any number."""
+    """Returns the number of values to check; a single one serves any ranks."""
     return n if np.ndim(values) else min(n, 1)
 
 
@@ -167,7 +167,7 @@ def _with_infinity(values: Any) -> Any:
 
 
 def _in_words(values: PerRank, in_words: Callable[[float], str]) -> str:
-    """Returns the values of ranks or links in words, of many of them the range."""
+    """Returns the values of ranks or links as text; for many of them the range."""
     array, between = np.atleast_1d(values), ", "
     if len(array) > _MOST_LISTED:
         array, between = np.array([array.min(), array.max()]), " to "

@@ -1,4 +1,4 @@
-"""Measures what the layers of a model cost.
+"""Measures the costs of a model's layers.
 
 Each layer runs by itself, backward by the code that the pipeline runs::
 
@@ -7,7 +7,7 @@ Each layer runs by itself, backward by the code that the pipeline runs::
       F, I, W repeatedly the median of their seconds
       F, I, W once more  under a memory tracer: what they allocate in passing
 
-so that no more is ever in memory than the model as it is given, and one layer with its
+so memory never holds more than the model as it is given, and one layer with its
 activations.
 """
 
@@ -32,10 +32,10 @@ from divisible.planning.profile import Profile
 from divisible.random_streams import restored_random_state
 from divisible.user_warnings import warn_user
 
-# How many times their medians the layers may take on average without a warning, and
-# how many seconds more: those of an interrupt or two.
+# Ratio of the layers' mean seconds to their medians that causes a warning, and the
+# least difference in seconds: that of an interrupt or two.
 _DISTURBED, _NOISE = 1.3, 3e-3
-# How many timings it takes to see how far they lie from their median.
+# Number of timings needed to estimate their scatter.
 _SEVERAL = 3
 
 
@@ -49,48 +49,51 @@ def profile(
     repeat: int = 5,
     progress: Callable[[int, int], None] | None = None,
 ) -> Profile:
-    """Measures what each layer of a model costs.
+    """Measures the costs of each layer of a model.
 
-    Give a microbatch of the size in use. The model stays as it is: parameters,
-    gradients, running averages and the random state of NumPy. Its layers are copied
-    one by one, and parameters that are made at the first call are made in the copy, so
-    a model whose layers are not there yet takes no more memory than its largest layer.
+    Give a microbatch of the size in use. The model is not changed: neither parameters,
+    gradients and running averages, nor the random state of NumPy. Its layers are copied
+    one by one, and parameters that are made at the first call are made in the copy. So
+    a model whose parameters are not made yet takes no more memory than its largest
+    layer.
 
-    A :class:`RuntimeWarning` says so if the machine was disturbed, or stopped the
-    process now and then because its CPU time has a quota: medians then tell how fast
-    it is in between. How far timings lie from their medians is the ``scatter`` of the
-    profile. (It takes three repeats to see either.)
+    A :class:`RuntimeWarning` is given if the machine was disturbed, or stopped the
+    process at times because its CPU time has a quota: medians then show its speed in
+    between. The profile's ``scatter`` is how far timings lie from their medians. Both
+    need at least three repeats.
 
-    Of layers that were appended with ``recompute=True`` the second forward counts as a
-    part of I; what they hold then, all of neighbouring ones, as workspace.
+    For layers that were appended with ``recompute=True``, the second forward counts as
+    a part of I. The arrays held during it, of all neighbouring such layers, count as
+    workspace.
 
     Args:
         model (Divisible): The undivided model.
         x (array or tuple of arrays): Input of the model, samples along the first axis,
-            as a :class:`~pipeline.Pipeline` takes it.
+            in the form for :class:`~pipeline.Pipeline`.
         t (array or tuple of arrays): Targets; without them, and without ``lossfun``,
             there is no loss.
-        lossfun: ``lossfun(*outputs, *targets)``, a scalar variable; softmax cross
-            entropy by default.
-        optimizer (chainer.GradientMethod): The optimizer in use, whose state counts
-            as memory; without it there is none. A
-            :class:`~mixed_precision.MixedPrecision` counts with its master weights, and
-            with unscaled gradients if its update rule or the hooks it has need them.
-        repeat (int): How often each layer is measured; the medians count. It runs once
-            before.
-        progress: Called with the number of layers measured and that of all.
+        lossfun: Loss function ``lossfun(*outputs, *targets)``, which returns a scalar
+            variable; softmax cross entropy by default.
+        optimizer (chainer.GradientMethod): The optimizer in use, whose state counts as
+            memory; without it there is none. A :class:`~mixed_precision.MixedPrecision`
+            counts with its master weights, and with unscaled gradients if its update
+            rule or hooks need them.
+        repeat (int): Number of measurements of each layer, after a first run; the
+            medians count.
+        progress: Function that is called with the number of layers measured and the
+            number of all.
 
     Returns:
-        Profile: Printed, it is a table.
+        Profile: The costs; printed, a table.
 
     Raises:
         TypeError: If ``model`` is not a ``Divisible``, ``x`` or ``t`` are not arrays,
             ``x`` has another floating-point type than the parameters, or ``optimizer``
-            is none.
-        ValueError: If ``repeat`` is less than 1, ``x`` and ``t`` are not of as many
-            samples, or ``model`` is a stage that does not
-            begin with the first layer.
-        Exception: What a layer raises, with its position as ``layer_position``.
+            is not an optimizer.
+        ValueError: If ``repeat`` is less than 1, ``x`` and ``t`` have different numbers
+            of samples, or ``model`` is a stage that does not begin with the first
+            layer.
+        Exception: Any error of a layer, with its position as ``layer_position``.
 
     Example:
         >>> import chainer.links as L
@@ -147,9 +150,9 @@ def profile(
 
 
 def _as_arrays(model: Divisible, x: Any, t: Any) -> tuple[tuple, tuple | None]:
-    """Returns inputs and targets as a pipeline takes them.
+    """Returns inputs and targets in the form that a pipeline uses.
 
-    That casts inputs to float16 if the layers are.
+    A pipeline casts inputs to float16 if the layers are float16.
     """
     dtypes = floating_dtypes(model)
     arrays = tuple(as_trainable(array, dtypes) for array in as_arrays("x", x))
@@ -163,11 +166,11 @@ def _as_arrays(model: Divisible, x: Any, t: Any) -> tuple[tuple, tuple | None]:
 
 
 def _warn_if_disturbed(mean: float, median: float) -> None:
-    """Warns if the layers' medians promise more than the machine keeps.
+    """Warns if the layers' medians are much shorter than their means.
 
     Args:
-        mean: Seconds that the layers took on average, all together.
-        median: The same of their medians.
+        mean: Mean seconds of all layers together.
+        median: Median seconds of the layers, added up.
     """
     if mean > max(_DISTURBED * median, median + _NOISE):
         warn_user(

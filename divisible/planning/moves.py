@@ -1,8 +1,8 @@
-"""Simulated steps, and cuts that are moved as long as that makes them shorter.
+"""Simulations of plans, and moves of their cuts as long as the step becomes shorter.
 
-The slowest stage, which cuts are found for, is not all that counts: until the pipeline
-is full, and when it empties, and wherever a rank waits for an answer, messages count as
-well::
+Cuts are found for the slowest stage, but it does not determine the step alone. Until
+the pipeline is full, when it empties, and wherever a rank waits for an answer, messages
+count as well::
 
     cuts [0, 4, 8, 12] --> [0, 3, 8, 12], [0, 5, 8, 12], ...  one of them faster: go on
 """
@@ -21,7 +21,8 @@ from divisible.planning.workload import Workload
 
 #: Predictions of equal time differ by rounding.
 SAME = 1 + 1e-6
-# How far a cut, or it and the next one, is moved to see whether that is faster.
+# Distances by which a cut, or a cut and the next one, is moved to see whether that is
+# faster.
 _MOVES = (
     *((sign * distance,) for distance in (1, 2, 3, 4) for sign in (-1, 1)),
     *itertools.product((-1, 1), repeat=2),
@@ -44,7 +45,7 @@ def simulated(workload: Workload, cut: CutPlan) -> CutPlan:
     step = SimulatedStep(
         seconds=seconds,
         busy=float(timeline.busy.max()),
-        # Of all ranks until the last exchange has ended.
+        # Share of all ranks until the last exchange has ended.
         bubble=float(1 - timeline.busy.mean() / seconds),
         held=int(timeline.peak_memory.max()),
         in_flight=float(timeline.peak_in_flight.max()),
@@ -59,10 +60,10 @@ def moved(workload: Workload, cut: CutPlan, effort: int) -> CutPlan:
     Args:
         workload: The minibatch on its machine.
         cut: The plan, simulated.
-        effort: How much may be tried: layers times stages, and actions.
+        effort: Limit of the trials: the sum of layers times stages, and of actions.
 
     Returns:
-        CutPlan: The best found, simulated.
+        CutPlan: The best plan found, simulated.
     """
     n_stages, n_layers = cut.uncut.n_stages, cut.cuts[-1]
     each = n_stages * (n_layers + 3 * cut.uncut.n_microbatches)

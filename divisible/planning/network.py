@@ -1,4 +1,4 @@
-"""The links between ranks, and those between the stages that lie on them."""
+"""The links between ranks, and the links between stages on these ranks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from divisible.records import LIMIT, shown
 
 
 class Links(NamedTuple):
-    """Links with a number for each: those of a :class:`Network`, checked and spread.
+    """The links of a :class:`Network`, checked, with a number for each.
 
     Attributes:
         bandwidth: Bytes per second in either direction, of shape (n_links,).
-        latency: Seconds; the same shape.
+        latency: Seconds of latency, of the same shape.
         overlap: Whether messages travel while ranks compute.
     """
 
@@ -34,8 +34,8 @@ class Links(NamedTuple):
     def between_stages(self, stage_ranks: Sequence[int]) -> Links:
         """Returns the links between neighbouring stages, from those between ranks.
 
-        Ranks that are no neighbours talk over the links between them, at the rate of
-        the slowest and with the greatest latency.
+        Ranks that are not neighbours communicate over the links between them, at the
+        rate of the slowest and with the greatest latency.
 
         Args:
             stage_ranks: The rank of each stage.
@@ -63,7 +63,7 @@ class Links(NamedTuple):
         )
 
     def between_replicas(self, replicas: int) -> Links:
-        """Returns for each rank of a pipeline the way to the same one of the others.
+        """Returns the way from each rank of a pipeline to the same of other replicas.
 
         The way has the bandwidth of the slowest link on it, and the greatest latency.
 
@@ -89,11 +89,11 @@ class Network:
     Attributes:
         bandwidth: Bytes per second in either direction; one number for all links or
             one for each pair of ranks ``r`` and ``r + 1``.
-        latency: Seconds; the same.
+        latency: Seconds of latency; one number for all links or one for each.
         overlap: Whether messages travel while ranks compute.
 
     Raises:
-        TypeError: If something is no number.
+        TypeError: If a value is not a number.
         ValueError: If a bandwidth is not positive or a latency negative.
 
     Example:
@@ -122,7 +122,7 @@ class Network:
         """Returns the first ``n_ranks - 1`` links, a number for each.
 
         Raises:
-            ValueError: If there are fewer.
+            ValueError: If there are fewer links.
         """
         return Links(
             spread("bandwidth", self.bandwidth, n_ranks - 1, "links between ranks"),

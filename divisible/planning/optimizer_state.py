@@ -9,10 +9,10 @@ import numpy as np
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Refuses what is neither an optimizer nor ``None``.
+    """Refuses a value that is neither an optimizer nor ``None``.
 
     Raises:
-        TypeError: With what it is.
+        TypeError: If ``optimizer`` is something else.
     """
     is_mixed = hasattr(optimizer, "update_bytes") and not isinstance(optimizer, type)
     if not (isinstance(optimizer, (chainer.GradientMethod, type(None))) or is_mixed):
@@ -25,7 +25,7 @@ def check_optimizer(optimizer: object) -> None:
 def state_bytes(
     optimizer: chainer.GradientMethod | None, parameters: Iterable[chainer.Parameter]
 ) -> int:
-    """Returns what an update needs beside parameters and gradients like them.
+    """Returns the bytes that an update needs besides parameters and their gradients.
 
     The state of an optimizer is made for one parameter at a time.
     """
@@ -40,7 +40,7 @@ def _state_bytes(
     if optimizer is None:
         return sums
     if hasattr(optimizer, "update_bytes"):
-        # MixedPrecision, which has more than its rules' state.
+        # MixedPrecision, which needs more than its rules' state.
         return sums + optimizer.update_bytes(parameter)
     rule = optimizer.create_update_rule()
     rule._init_states(parameter)

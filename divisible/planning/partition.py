@@ -1,4 +1,4 @@
-"""A model cut into stages for one size of microbatch, with what each costs."""
+"""A model cut into stages for one size of microbatch, with the costs of each."""
 
 from __future__ import annotations
 
@@ -35,46 +35,49 @@ def partition(
 ) -> Plan:
     """Cuts a model so that the slowest stage is as fast as possible.
 
-    Stage ``s`` runs on rank ``s``. A pipeline takes, after it is full, as long per
+    Stage ``s`` runs on rank ``s``. After a pipeline is full, it takes as long per
     microbatch as its slowest stage: forward, backward and recomputation of its layers
-    on its rank; or its slowest link, if messages travel while ranks compute, and else
-    the stage with its messages. Of the plans with the same slowest stage it chooses
-    the one with the least sum of squared times, which is even and sends little.
+    on its rank. If messages travel while ranks compute, a slower link counts instead;
+    otherwise messages add to the time of a stage. Among the plans with the same slowest
+    stage, the one with the least sum of squared times is chosen, which is even and
+    sends little.
 
     Args:
-        profile: What the layers cost, at the size of microbatch in use.
+        profile: Costs of the layers, at the size of microbatch in use.
         n_stages (int): Number of stages.
-        method (str): ``'optimal'``; or for comparison ``'uniform'`` for equally many
-            layers, as in section 7 of Takisawa et al., ``'parameters'`` for the least
-            most parameters, ``'time'`` for the least most time of the layers, whatever
-            ranks and links are like.
-        speeds: Of the ranks, relative to that of the profile: 2 halves the times. One
-            number for all or one for each rank; the first ``n_stages`` are used.
+        method (str): Method to find cuts. The methods other than ``'optimal'`` are for
+            comparison, and do not depend on ranks and links. Stages have equally many
+            layers by ``'uniform'``, as in section 7 of Takisawa et al. The most
+            parameters of a stage are minimised by ``'parameters'``, and the longest
+            time of a stage's layers by ``'time'``.
+        speeds: Speeds of the ranks, relative to that of the profile: 2 halves the
+            times. One number for all or one for each rank; the first ``n_stages`` are
+            used.
         memory: Bytes that a rank may use; one number for all or one for each. No limit
             by default.
         network (Network): The links; infinitely fast by default.
-        schedule (str or Schedule): Tells how many microbatches a stage holds: a name of
-            one with one stage on each rank, or the schedule itself. If that puts
-            several stages on a rank, ``speeds``, ``memory`` and ``network`` are still
-            those of the stages, one after the other.
-        n_microbatches (int): Number of microbatches. It may be left out with a name
-            where more of them take no more memory, which they do in ``'gpipe'``.
-        recompute (str): ``'never'``, ``'except_last'`` or ``'always'``: for which
-            microbatches the forward runs again before the backward, and only the
-            stage's input is held in between.
-        cuts: Where to cut, in place of a method: to learn what the stages cost, and
-            whether they fit.
+        schedule (str or Schedule): Schedule, which determines how many microbatches a
+            stage holds: the name of one with one stage on each rank, or a schedule. If
+            a schedule puts several stages on a rank, ``speeds``, ``memory`` and
+            ``network`` are still those of the stages, one after the other.
+        n_microbatches (int): Number of microbatches. It may be left out with the name
+            of a schedule in which more microbatches take no more memory, unlike
+            ``'gpipe'``.
+        recompute (str): Microbatches whose forward runs again before the backward, so
+            that only the stage's input is held in between: ``'never'``,
+            ``'except_last'`` or ``'always'``.
+        cuts: Positions of cuts to use instead of a method, in order to get the costs of
+            the stages, and to check whether they fit.
 
     Returns:
-        Plan: The cuts, what each stage costs, and the ``conditions``.
+        Plan: The cuts, the costs of each stage, and the ``conditions``.
 
     Raises:
-        MemoryLimitError: If the plan needs more memory than there is; with the
-            optimal method, if every plan does. The message says which stage lacks how
-            much.
-        TypeError: If ``profile`` is not a single one.
-        ValueError: If an argument is out of range, there are fewer layers than
-            stages, or ``cuts`` are not of so many stages of this model.
+        MemoryLimitError: If the plan needs more memory than there is; with the optimal
+            method, if every plan does. The message says which stage lacks how much.
+        TypeError: If ``profile`` is not a single profile.
+        ValueError: If an argument is out of range, there are fewer layers than stages,
+            or ``cuts`` do not fit the model and ``n_stages``.
 
     Example:
         >>> from divisible.planning.layer_cost import LayerCost
@@ -136,7 +139,7 @@ def partition(
 def _schedule(
     schedule: str | Schedule, n_stages: int, n_microbatches: int | None, recompute: str
 ) -> Schedule:
-    """Returns what the stages run, with the forwards that run again."""
+    """Returns the schedule of the stages, with the forwards that run again."""
     if isinstance(schedule, Schedule):
         if schedule.n_stages != n_stages:
             raise ValueError(

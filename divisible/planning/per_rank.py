@@ -15,11 +15,11 @@ PerRank = Union[float, Sequence[float]]
 
 
 def spread(name: str, values: PerRank, n: int, what: str = "ranks") -> np.ndarray:
-    """Returns one number for each of ``n``; those beyond are left out.
+    """Returns one number for each of ``n``; further numbers are left out.
 
     Raises:
-        TypeError: If something is no number.
-        ValueError: If there are fewer.
+        TypeError: If a value is not a number.
+        ValueError: If there are fewer numbers than ``n``.
     """
     array = numbers(name, values)
     if array.ndim == 0:
@@ -33,10 +33,11 @@ def spread(name: str, values: PerRank, n: int, what: str = "ranks") -> np.ndarra
 
 
 def spread_speeds(speeds: PerRank | None, n: int) -> np.ndarray:
-    """Returns the speed of each of ``n`` ranks, 1 if nothing is said.
+    """Returns the speed of each of ``n`` ranks, 1 by default.
 
     Raises:
-        ValueError: If there are fewer, or one is not finite and positive.
+        ValueError: If there are fewer speeds than ``n``, or one is not finite and
+            positive.
     """
     speeds = spread("speeds", 1.0 if speeds is None else speeds, n)
     if not np.all((speeds > 1 / LIMIT) & (speeds < LIMIT)):
@@ -48,10 +49,10 @@ def spread_speeds(speeds: PerRank | None, n: int) -> np.ndarray:
 
 
 def spread_memory(memory: PerRank | None, n: int) -> np.ndarray:
-    """Returns the bytes that each of ``n`` ranks may use, no limit if nothing is said.
+    """Returns the bytes that each of ``n`` ranks may use, no limit by default.
 
     Raises:
-        ValueError: If there are fewer, or one is not positive.
+        ValueError: If there are fewer numbers than ``n``, or one is not positive.
     """
     limits = spread("memory", np.inf if memory is None else memory, n)
     if not np.all(limits > 0):

@@ -1,4 +1,4 @@
-"""Where a model is cut, and how its stages are run."""
+"""The plan: the cuts of a model, and how its stages are run."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Alternative:
     """A way to run a model that :func:`divisible.best_plan` did not choose.
 
     Attributes:
-        name: What it would have been.
-        seconds: Of the predicted step; at least so many if it was out of the running
-            before it was simulated, and infinitely many if it does not fit.
-        reason: Why it lost.
+        name: Description of the plan.
+        seconds: Seconds of the predicted step; a lower bound if the plan lost before it
+            was simulated; infinity if it does not fit.
+        reason: Reason why the plan lost.
         plan: The plan, if there is one that fits.
     """
 
@@ -50,10 +50,10 @@ class Alternative:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Where a model is cut into stages, and how they are run.
+    """The cuts of a model into stages, and how the stages are run.
 
-    Only the cuts are needed. :func:`divisible.partition` adds what each stage is
-    expected to cost, and :func:`divisible.best_plan` how to run them. Printed, it is a
+    Only the cuts are needed. :func:`divisible.partition` adds the expected costs of
+    each stage, and :func:`divisible.best_plan` how to run them. Printed, a plan is a
     table.
 
     Args:
@@ -62,39 +62,41 @@ class Plan:
             layers.
         n_microbatches: Number of microbatches of a minibatch.
         schedule: Name of the schedule, for :class:`pipeline.Pipeline`.
-        recompute: Which microbatches run forward again before their backward:
+        recompute: Microbatches that run forward again before their backward:
             ``'never'``, ``'except_last'`` or ``'always'``.
         replicas: Number of pipelines that share a minibatch.
         stages_per_rank: Number of stages on each rank.
-        layers: A text for each layer of the model, to recognise it by.
-        stages: What each stage is expected to cost.
+        layers: A text for each layer of the model, by which it is recognized.
+        stages: Expected costs of each stage.
         step_seconds: Predicted seconds of a minibatch, forward and backward.
-        bubble: The predicted share of them that a rank waits, in the mean of the ranks.
-        scatter: How far the timings that these were made from lie from their medians,
-            as a part of them (:class:`~divisible.Profile`).
-        alternatives: What :func:`divisible.best_plan` did not choose, best first; not
-            saved.
+        bubble: Predicted share of ``step_seconds`` that a rank waits, mean of the
+            ranks.
+        scatter: How far the timings behind these predictions lie from their medians, as
+            a part of them (:class:`~divisible.Profile`).
+        alternatives: Plans that :func:`divisible.best_plan` did not choose, best first;
+            not saved.
         exchange_dtype: The dtype in which replicas exchange gradients, for
             ``data_parallel.create_multi_node_optimizer``.
-        error_feedback: Whether they keep what encodings lose.
-        exchange: What the exchange is expected to cost.
-        shares: For each replica a number, in whose ratio minibatches are divided;
+        error_feedback: Whether replicas keep the losses of encodings.
+        exchange: Expected costs of the exchange.
+        shares: Ratio in which minibatches are divided, a number for each replica;
             ``None`` for equal parts.
         fusion: The chains of layers that run as one function, each by its first
-            position and the one after its last: what ``Pipeline(fuse='auto').fusion``
-            has found, for ``Pipeline(fuse=plan.fusion)``.
-        hold_in: For each rank of a pipeline where its microbatches wait for their
+            position and the one after its last. They are the result of
+            ``Pipeline(fuse='auto').fusion``, for ``Pipeline(fuse=plan.fusion)``.
+        hold_in: Where the microbatches of each rank of a pipeline wait for their
             backward, ``'memory'`` or ``'disk'``, for ``Pipeline(hold_in=)``.
         streamed: Positions of layers whose weights are on disk, for
             ``divisible.streaming.stream(model, plan=plan)``.
-        conditions: The machine, the samples and the profiles that it was made for, with
-            which whatever reads it reckons; ``None`` if they are not known.
+        conditions: The machine, the samples and the profiles that the plan was made
+            for, which predictions from the plan use; ``None`` if they are not known.
 
     Raises:
-        ValueError: If ``cuts`` is not of this form, ``layers`` or ``stages`` are not
-            as many, or another argument is out of range.
+        ValueError: If ``cuts`` is not of this form, the lengths of ``layers`` or
+            ``stages`` differ from those of the cuts, or another argument is out of
+            range.
         TypeError: If a cut is not an integer, ``step_seconds``, ``bubble`` or
-            ``scatter`` no number, or ``conditions`` are none.
+            ``scatter`` is not a number, or ``conditions`` are not conditions.
 
     Example:
         >>> plan = Plan([0, 3, 5])
@@ -160,7 +162,7 @@ class Plan:
         )
 
     def _set(self, **values: Any) -> None:
-        """Puts plain values in the place of what was given; JSON knows no others."""
+        """Replaces the given values by plain ones, the only ones that JSON has."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
@@ -201,7 +203,7 @@ class Plan:
 
     @property
     def batch(self) -> int | None:
-        """The samples of a minibatch that it is made for; ``None`` if not known."""
+        """The samples of the plan's minibatch; ``None`` if not known."""
         if self.conditions is None:
             return None
         return self.conditions.minibatch(self.n_microbatches)
@@ -210,8 +212,8 @@ class Plan:
         """Returns ``(start, end)`` of a stage, for :meth:`Divisible.divide`.
 
         Stage ``s`` is on rank ``s`` if there is one on each (``stages_per_rank``) and
-        one replica; else :meth:`divisible.schedules.Schedule.rank_stages` says which
-        stages a rank of a replica has.
+        one replica; else :meth:`divisible.schedules.Schedule.rank_stages` returns the
+        stages of a rank of a replica.
 
         Raises:
             IndexError: If there is no such stage.
@@ -225,14 +227,15 @@ class Plan:
         return self.cuts[stage], self.cuts[stage + 1]
 
     def check(self, model: Divisible, n_ranks: int | None = None) -> None:
-        """Makes sure that this is a plan for a model and a number of ranks.
+        """Checks that this is a plan for a model and a number of ranks.
 
         Args:
             model: The model, or a stage of it.
             n_ranks: The number of ranks, ``comm.size``.
 
         Raises:
-            ValueError: If it is for another; the message says what differs.
+            ValueError: If the plan is for another model or number; the message says
+                what differs.
         """
         n = len(model.model_layers)
         if self.layers is not None:
@@ -251,25 +254,25 @@ class Plan:
 
     @property
     def n_ranks(self) -> int:
-        """The number of ranks that it takes."""
+        """The number of ranks that the plan needs."""
         return self.n_stages // self.stages_per_rank * self.replicas
 
     def placement(self, hosts: Sequence[Hashable]) -> str:
         """Returns how to place the ranks on hosts, so that least goes between hosts.
 
-        That is, whether activations or gradients do; `divisible.placement`
-        says how it is reckoned.
+        The result depends on whether activations or gradients are larger;
+        `divisible.placement` describes the calculation.
 
         Args:
-            hosts: For each rank of the world the name of its host, or its number.
+            hosts: Name or number of the host of each rank of the world.
 
         Returns:
             str: ``'stages_together'`` or ``'replicas_together'``, as for
             ``data_parallel.Grid``.
 
         Raises:
-            ValueError: If there are not so many ranks, or the plan does not say what
-                stages send, because nobody has reckoned it.
+            ValueError: If the number of hosts is not that of the ranks, or the plan
+                does not have the bytes that stages send.
 
         Example:
             >>> stage = StagePlan(1.0, 0.0, 0, output_bytes=100, n_gradients=10)
@@ -331,7 +334,7 @@ class Plan:
 
     @property
     def certainty(self) -> str:
-        """Which plans are as good, in a line of text; empty if that is not known."""
+        """A line of text about plans that are as good, or an empty one."""
         if self.scatter is None:
             return ""
         return (
@@ -341,7 +344,7 @@ class Plan:
 
     @property
     def title(self) -> str:
-        """The plan in a few words, for a picture: schedule, microbatches, cuts."""
+        """A short text of the plan, for a picture: schedule, microbatches, cuts."""
         words = [
             self.schedule or "plan",
             f"cut at {shown(self.cuts)}",

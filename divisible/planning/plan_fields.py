@@ -1,4 +1,4 @@
-"""The fields of a plan, checked: they may come from a file."""
+"""The fields of a plan, checked, as they may come from a file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FORMER_NAMES = {"checkpoint": "recompute", "wire_dtype": "exchange_dtype"}
 
 
 def positions_of_cuts(cuts: Any) -> list[int]:
-    """Returns cuts as plain integers, and refuses what makes no stages."""
+    """Returns cuts as plain integers, and refuses those that make no stages."""
     found = [
         plain_integer(f"position {i} of cuts", cut)
         for i, cut in enumerate(listed("cuts", cuts))
@@ -45,7 +45,7 @@ def positions_of_cuts(cuts: Any) -> list[int]:
 
 
 def positive_count(name: str, value: Any) -> int:
-    """Returns a number of something as a plain integer."""
+    """Returns a positive number as a plain integer."""
     try:
         number = plain_integer(name, value)
     except TypeError:
@@ -56,7 +56,7 @@ def positive_count(name: str, value: Any) -> int:
 
 
 def optional_number(name: str, value: Any) -> float | None:
-    """Returns a number that may be left out as a plain one."""
+    """Returns an optional number as a plain one."""
     return None if value is None else plain_number(name, value, "Leave it out")
 
 
@@ -70,7 +70,7 @@ def replica_shares(shares: Any, replicas: int) -> list[float] | None:
             f"shares {shown(found)} are {len(found)}, but there are"
             f" {count(replicas, 'replica')}: give each one"
         )
-    # Refuses what is no share.
+    # Raises an error for a value that is not a share.
     integer_shares(found, len(found))
     return found
 
@@ -83,7 +83,7 @@ def descriptions(
     Args:
         name: The name of the field, ``'layers'`` or ``'stages'``.
         values: Its values.
-        n: Number of them that the cuts make.
+        n: Number of stages or layers in the cuts.
         cuts: The cuts, for the message.
     """
     if values is None:
@@ -100,7 +100,7 @@ def descriptions(
 
 
 def check_exchange(exchange_dtype: Any, error_feedback: Any) -> None:
-    """Refuses what is no dtype on the wire, and neither true nor false."""
+    """Refuses a value that is not a dtype on the wire, or not true or false."""
     if exchange_dtype is not None:
         check_wire_dtype("exchange_dtype", exchange_dtype)
     if not isinstance(error_feedback, bool):
@@ -110,7 +110,7 @@ def check_exchange(exchange_dtype: Any, error_feedback: Any) -> None:
 
 
 def check_conditions(conditions: Any) -> None:
-    """Refuses what is neither conditions nor ``None``."""
+    """Refuses a value that is neither conditions nor ``None``."""
     if not (conditions is None or isinstance(conditions, Conditions)):
         raise TypeError(f"conditions must be Conditions, not {shown(conditions)}")
 
@@ -167,7 +167,7 @@ def from_json(content: dict[str, Any], folder: str) -> dict[str, Any]:
         folder: The folder of the file; names of profiles are relative to it.
 
     Raises:
-        ValueError: If it is another kind of file, or a field is something else.
+        ValueError: If the file is of another kind, or a field is something else.
     """
     found = dict(content)
     if found.pop("divisible", "plan") != "plan":

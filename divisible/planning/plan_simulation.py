@@ -32,25 +32,25 @@ def simulate_plan(
     """Simulates one minibatch of a plan: forward and backward, without the update.
 
     Args:
-        plan: With ``n_microbatches`` and ``schedule``.
+        plan: Plan with ``n_microbatches`` and ``schedule``.
         profile: The costs of the model's layers; several profiles at different sizes
             of microbatch are interpolated.
         batch: Samples of the minibatch, of which each replica takes its share, equal
-            ones if the plan has none. By default those of the plan's conditions, and of
-            the largest profile if it has none.
-        machine: The ranks of all replicas, with their links, speeds and disks; more of
-            them than the plan takes are left out. By default that of the plan's
-            conditions, and one of infinitely fast links if it has none.
-        coding: How fast a rank codes gradients for the wire. By default what the plan's
-            conditions say, then what the profile says, then what is measured here.
+            ones if the plan has none. By default the samples in the plan's conditions,
+            or those of the largest profile.
+        machine: The ranks of all replicas, with their links, speeds and disks; more
+            ranks than the plan needs are left out. By default the machine in the plan's
+            conditions, or one of infinitely fast links.
+        coding: Speed of coding gradients for the wire. By default the rate in the
+            plan's conditions, or the profile's, or a rate measured here.
 
     Returns:
-        Timeline: Of one replica. For each place in the pipeline it is reckoned with the
-        slowest rank and link that a replica has there, for the samples that it has,
-        because in the end all wait for each other. With several replicas it has the
-        exchange of their gradients as well. ``peak_memory`` is all that a rank holds:
-        parameters, gradients, optimizer state, activations, workspace, and what the
-        exchange needs.
+        Timeline: Timeline of one replica. At each place in the pipeline it has the
+        slowest rank and link of any replica, for the samples of that replica, because
+        all replicas wait for each other in the end. With several replicas it includes
+        the exchange of their gradients. ``peak_memory`` has all bytes of a rank:
+        parameters, gradients, optimizer state, activations, workspace, and buffers of
+        the exchange.
 
     Raises:
         ValueError: If an argument is out of range, or the plan is for another model.
@@ -70,7 +70,7 @@ def simulate_plan(
     holds = "disk" in plan.hold_in
     if machine.disk is None and (holds or plan.streamed):
         raise ValueError(
-            "the plan puts something on disk: say how fast that is, with"
+            "the plan puts something on disk: give the disk's speed, with"
             " machine=Machine(..., disk=Disk(read, write))"
         )
     dtype = plan.exchange_dtype or Wire().dtype
@@ -110,7 +110,7 @@ def conditions_of(plan: Plan, profiles: Sequence[Profile]) -> Conditions:
 
 
 def _used(plan: Plan, machine: Machine) -> Machine:
-    """Returns the ranks of a machine that a plan takes."""
+    """Returns the ranks of a machine that a plan needs."""
     if machine.ranks < plan.n_ranks:
         raise ValueError(
             f"the plan {plan.cuts} is for {plan.n_ranks} ranks, but the machine has"
@@ -133,7 +133,8 @@ def check_plan(plan: Plan, profile: Profile) -> None:
     """Refuses a plan that is not complete, or for another model than the profile's.
 
     Raises:
-        ValueError: With what is missing or differs.
+        ValueError: If the plan is not complete or does not fit; the message says what
+            is missing or differs.
     """
     for name in ("n_microbatches", "schedule"):
         if getattr(plan, name) is None:

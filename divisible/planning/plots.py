@@ -15,12 +15,12 @@ from divisible.schedules.plot import DPI, LABELS, time_unit
 def plot_profile(
     profile: Profile, path: str | os.PathLike, title: str | None = None
 ) -> None:
-    """Draws what the layers of a model cost: seconds above, bytes below.
+    """Draws the costs of a model's layers: seconds above, bytes below.
 
     Args:
-        profile: What to draw; the loss is part of its last layer.
-        path: Where to write; the ending gives the format.
-        title: Above the picture.
+        profile: Profile to draw; the loss is part of its last layer.
+        path: Path of the picture; the ending gives the format.
+        title: Text above the picture.
 
     Raises:
         ImportError: If matplotlib is not installed.

@@ -25,11 +25,11 @@ class MemoryTable(NamedTuple):
     the skip connections that end in it.
 
     Attributes:
-        ends: Shape (n_moments, n_stages, n_layers + 1).
-        starts: The same shape.
-        inputs: Shape (n_moments, n_stages).
-        at_least: Shape (n_stages, n_layers + 1); a stage needs differences of these
-            whatever its ends are.
+        ends: Bytes up to each end, of shape (n_moments, n_stages, n_layers + 1).
+        starts: Bytes up to each start, of the same shape.
+        inputs: Numbers of microbatches, of shape (n_moments, n_stages).
+        at_least: Bytes that a stage needs at least, as differences, independent of its
+            ends; shape (n_stages, n_layers + 1).
     """
 
     ends: np.ndarray
@@ -53,7 +53,7 @@ def memory_table(model: CostModel) -> MemoryTable:
 
 
 def bytes_alone(model: CostModel) -> np.ndarray:
-    """Returns what each layer would need as a stage of its own.
+    """Returns the bytes that each layer would need as a stage of its own.
 
     Returns:
         Shape (n_stages, n_layers).
@@ -64,7 +64,7 @@ def bytes_alone(model: CostModel) -> np.ndarray:
 
 
 def busy_seconds(model: CostModel) -> np.ndarray:
-    """Returns what each stage would compute of the layers before each position.
+    """Returns the seconds of each stage for the layers before each position.
 
     Returns:
         Seconds for one microbatch, of shape (n_stages, n_layers + 1).
@@ -73,13 +73,14 @@ def busy_seconds(model: CostModel) -> np.ndarray:
 
 
 def link_seconds(model: CostModel) -> np.ndarray:
-    """Returns how long a message keeps each link busy, for each cut.
+    """Returns the seconds that a message keeps each link busy, for each cut.
 
-    With overlap that is the transfer alone: many messages can be on their way.
+    With overlap these are the seconds of the transfer alone: many messages can be on
+    their way.
 
     Returns:
-        Shape (n_stages + 1, n_layers + 1); edge ``s`` lies before stage ``s``, and the
-        first and last are not there and cost nothing.
+        Shape (n_stages + 1, n_layers + 1); edge ``s`` lies before stage ``s``; the
+        first and the last do not exist and cost nothing.
     """
     crossing, links = model.largest.sums.crossing, model.links
     seconds = np.zeros((model.n_stages + 1, len(crossing)))

@@ -33,29 +33,30 @@ from divisible.terminal_text import printable
 class Profile:
     """The costs of each layer of a model, at one size of microbatch.
 
-    :func:`divisible.profile` measures it; :func:`divisible.partition` and
-    :func:`divisible.best_plan` make plans of it. Printed, it is a table.
+    :func:`divisible.profile` measures one; :func:`divisible.partition` and
+    :func:`divisible.best_plan` make plans from it. Printed, a profile is a table.
 
     Args:
         layers: A :class:`LayerCost` for each layer of the undivided model.
         n_samples: Samples of the microbatch.
-        input_bytes: Of the first layer's input.
-        loss: What follows the last layer, on the last stage.
-        machine: Where it was measured.
-        coding: How fast a core of it codes gradients, by dtype on the wire.
+        input_bytes: Bytes of the first layer's input.
+        loss: Costs of the loss, which follows the last layer on the last stage.
+        machine: Machine on which the costs were measured.
+        coding: Speed of coding gradients on one core of the machine, by dtype on the
+            wire.
         scatter: How far the timings of a layer lie from their median, as a part of it:
-            half of them are as near, or nearer. ``None`` if it is not known.
+            half of them are as near, or nearer. ``None`` if this is not known.
 
     Attributes:
-        file: The file that it was loaded from, for plans to name; ``None`` if there is
-            none.
+        file: The file that the profile was loaded from, for plans to name; ``None``
+            without one.
 
     Raises:
         ValueError: If there is no layer or no sample, ``input_bytes`` or ``scatter`` is
-            negative, or ``coding`` has a dtype that is none.
-        TypeError: If ``n_samples`` or ``input_bytes`` is no integer, ``machine`` no
-            text, ``coding`` no mapping to :class:`CodingRate`, or ``scatter`` no
-            number.
+            negative, or ``coding`` has an unknown dtype.
+        TypeError: If ``n_samples`` or ``input_bytes`` is not an integer, ``machine``
+            not a text, ``coding`` not a mapping to :class:`CodingRate`, or ``scatter``
+            not a number.
 
     Example:
         >>> layers = [LayerCost(0.1, 0.1, 0.1, output_bytes=400), LayerCost(0.2, 0, 0)]
@@ -111,9 +112,9 @@ class Profile:
             name: An attribute of :class:`LayerCost` that is a number.
 
         Returns:
-            Array of shape (n_layers,), of float64. Of the loss ``workspace_bytes``
-            are not added, because nothing else is at work then, and
-            ``boundary_output_bytes`` are 0 for the last layer, which sends nothing.
+            Array of shape (n_layers,), of float64. ``workspace_bytes`` of the loss are
+            not added, because no layer computes then, and ``boundary_output_bytes`` are
+            0 for the last layer, which sends nothing.
         """
         values = np.array([getattr(layer, name) for layer in self.layers], float)
         loss = getattr(self.loss, name, 0)
@@ -131,10 +132,10 @@ class Profile:
         return LayerSums(self.column, self.input_bytes)
 
     def check(self, model: Divisible) -> None:
-        """Makes sure that this is a profile of a model.
+        """Checks that this is a profile of a model.
 
         Raises:
-            ValueError: If it is one of another model; the message names the first
+            ValueError: If the profile is of another model; the message names the first
                 layer that differs.
         """
         names = [layer.name for layer in self.layers]
@@ -148,7 +149,7 @@ class Profile:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Profile:
-        """Reads what :meth:`save` wrote.
+        """Reads a file that :meth:`save` wrote.
 
         Raises:
             OSError: If the file cannot be read.
@@ -186,7 +187,7 @@ class Profile:
 
     @property
     def headline(self) -> str:
-        """Of how many samples it is, where it was measured, and how surely."""
+        """The profile in a line of text: samples, machine and scatter."""
         words = [f"{self.n_samples} samples", self.machine]
         if self.scatter is not None:
             words.append(f"timings scattered by {self.scatter:.1%}")
@@ -202,16 +203,16 @@ def named_files(profiles: Sequence[Profile]) -> tuple[str, ...]:
 def check_layers(
     what: str, names: Sequence[str], other: str, layers: Sequence[str]
 ) -> None:
-    """Makes sure that layers described in two places are the same.
+    """Checks that layers described in two places are the same.
 
     Args:
-        what: What one description belongs to, for the message.
+        what: Owner of one description, for the message.
         names: A text for each layer.
-        other: What the other one belongs to.
-        layers: Its texts.
+        other: Owner of the other description.
+        layers: A text for each layer of the other description.
 
     Raises:
-        ValueError: If they are not; the message names the first layer that differs.
+        ValueError: If the layers differ; the message names the first one that does.
     """
     if len(names) != len(layers):
         raise ValueError(
@@ -219,7 +220,7 @@ def check_layers(
             f" {len(layers)}: it belongs to another model"
         )
     for position, (a, b) in enumerate(zip(names, layers)):
-        # Costs that were not measured may be of layers without a text.
+        # Costs that were not measured may have layers without a text.
         if a and b and a != b:
             a, b = differing_titles(a, b)
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Which arrays a computational graph keeps alive, and how much memory they are."""
+"""Arrays that a computational graph keeps alive, and the memory that they need."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BufferSet(MutableSet):
             self._owners[id(owner)] = owner
 
     def discard(self, array: Any) -> None:
-        """Takes the buffer behind an array out, if it is in."""
+        """Removes the buffer behind an array, if it is in the set."""
         self._owners.pop(id(buffer_of(array)), None)
 
     def __contains__(self, array: Any) -> bool:
@@ -59,11 +59,11 @@ class BufferSet(MutableSet):
 def retained_arrays(outputs: Iterable[Any]) -> Iterator[Any]:
     """Yields the arrays that the graph behind some outputs keeps for its backward.
 
-    Those are the inputs and outputs that functions retain, parameters included, and
+    These are the inputs and outputs that functions retain, parameters included, and
     arrays that functions have as attributes, such as the mask of dropout.
 
     Args:
-        outputs: What a forward returned; all but variables is ignored.
+        outputs: Outputs of a forward; all but variables are ignored.
     """
     for function in functions_behind(outputs):
         yield from (x.data for x in function.inputs)

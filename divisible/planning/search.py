@@ -1,8 +1,8 @@
 """Chooses stages, microbatches, schedule and recomputation together.
 
-Every plan is cut so that its slowest stage is as fast as possible. What its busiest
-rank has to compute is a bound on its step, so that only those are simulated that could
-still win with these cuts::
+Every plan is cut so that its slowest stage is as fast as possible. The work of its
+busiest rank is a bound on its step. So only plans are simulated that could still win
+with these cuts::
 
     uncut plan --> cuts --> do not fit: out
                        --> bound        --> simulate in the order of the bounds, until
@@ -35,9 +35,10 @@ from divisible.planning.workload import Workload
 from divisible.schedules.catalogue import NAMES, TRIED_BY_DEFAULT
 from divisible.schedules.recomputation import RECOMPUTATIONS
 
-# Plans that are cut still better: so many at most, and so much slower at most.
+# Plans whose cuts are improved: the largest number of them, and the largest ratio of
+# their seconds to the best.
 _IMPROVED, _NEAR = 5, 1.1
-# How much may be tried for each of them; some seconds' worth.
+# Effort of the trials for each of them; some seconds' worth.
 _EFFORT = 2 * 10**6
 
 
@@ -58,55 +59,57 @@ def best_plan(
 ) -> Plan:
     """Finds the fastest way to run a model on a machine.
 
-    Searches the number of stages, of microbatches and of replicas, the schedule and
-    the recomputation. Each configuration is cut optimally (:func:`divisible.partition`)
+    Searches the number of stages, of microbatches and of replicas, the schedule and the
+    recomputation. Each configuration is cut optimally (:func:`divisible.partition`),
     and simulated (:func:`divisible.simulate`) unless it does not fit or cannot win with
-    these cuts. Those of the fastest are then moved as long as that makes the simulated
-    step shorter, of very large models as far as some seconds allow. The step is forward
-    and backward of a minibatch, and what is not hidden of the exchange of gradients
-    between replicas (`divisible.planning.gradient_exchange` says how it is reckoned).
+    these cuts. The cuts of the fastest ones are then moved as long as the simulated
+    step becomes shorter, for very large models as far as some seconds allow. The step
+    is forward and backward of a minibatch, and the part of the exchange of gradients
+    between replicas that is not hidden (see `divisible.planning.gradient_exchange`).
 
-    Replicas of unequal speed get unequal shares of a minibatch: those of the plan are
-    for :class:`data_parallel.ReplicaIterator`.
+    Replicas of unequal speed get unequal shares of a minibatch: pass the plan's
+    ``shares`` to :class:`data_parallel.ReplicaIterator`.
 
     Fewer ranks than there are may be faster; the first ones are used. With replicas,
-    neighbouring ranks make a pipeline, and each rank has the links on the way to the
-    other replicas for itself: where ranks share one, give each its part.
+    neighbouring ranks make a pipeline, and each rank is assumed to have the links to
+    the other replicas for itself: if ranks share a link, give each its part of the
+    bandwidth.
 
     Args:
-        profile: The costs of the layers. A profile at one size of microbatch is scaled
-            in proportion, which flatters small microbatches; give several, such as at
-            the whole minibatch, a quarter and a sixteenth of it.
+        profile: Costs of the layers. A profile at one size of microbatch is scaled in
+            proportion, which flatters small microbatches; give several, such as at the
+            whole minibatch, a quarter and a sixteenth of it.
         machine: The ranks with their memory, speeds, links and disks. A disk is used
             where memory does not suffice: microbatches wait there for their backward
             (``plan.hold_in``), or weights of layers are there (``plan.streamed``).
         batch: Samples of the minibatch; those of the largest profile by default.
-        microbatches: The numbers of microbatches to try; by default for each size of
-            microbatch the least number that gives it. Of more than 1,024 samples, some
-            60 numbers up to 1,024 are tried, and if nothing fits, 4,096 and so on up
-            to 65,536.
-        schedules: The names of those to try.
-        recompute: The ways to recompute to try.
-        pipeline_ranks: The numbers of ranks to make a pipeline of, to try; by default
-            all that the machine has.
+        microbatches: The numbers of microbatches to try; by default the least number
+            for each size of microbatch. For more than 1,024 samples, some 60 numbers up
+            to 1,024 are tried, and if nothing fits, 4,096 and so on up to 65,536.
+        schedules: The names of the schedules to try.
+        recompute: The ways of recomputation to try.
+        pipeline_ranks: The numbers of ranks of a pipeline to try; by default all up to
+            the machine's.
         replicas: The fewest and the most replicas to try, ``(least, most)``.
         exchange_dtype: The dtype in which replicas exchange gradients, such as
             ``'fp32'`` or ``'int8'``: a name in `divisible.communication.wire.WIRE`.
-        error_feedback: Whether they keep what encodings lose, which takes memory.
-        coding: How fast a rank codes gradients for the wire; what the profile says by
-            default, and if that says nothing, what is measured here.
-        progress: Called with the number of configurations seen and that of all.
+        error_feedback: Whether replicas keep the losses of encodings, which takes
+            memory.
+        coding: Speed of coding gradients for the wire; by default the rate of the
+            profile, or a rate measured here if it has none.
+        progress: Function that is called with the number of configurations seen and the
+            number of all.
 
     Returns:
-        Plan: With ``step_seconds``, ``bubble``, what the ``exchange`` between replicas
-        costs, the ``alternatives`` and why they lost, the ``conditions``, and the
-        largest ``scatter`` of the profiles: what is slower by no more than that may be
-        as fast.
+        Plan: Plan with ``step_seconds``, ``bubble``, the costs of the ``exchange``
+        between replicas, the ``alternatives`` and why they lost, the ``conditions``,
+        and the largest ``scatter`` of the profiles. A plan that is slower by no more
+        than the scatter may be as fast.
 
     Raises:
         MemoryLimitError: If nothing fits. Where several stages on a rank share its
-            memory, some ways to do so are tried, not all.
-        TypeError: If ``machine`` is none, or numbers of something are not integers.
+            memory, some ways to share it are tried, not all.
+        TypeError: If ``machine`` is not a machine, or a number is not an integer.
         ValueError: If an argument is out of range.
 
     Example:
@@ -157,7 +160,7 @@ def best_plan(
 
 
 def _check_size(profile: Profile, batch: int) -> None:
-    """Refuses minibatches whose memory is no 64-bit integer."""
+    """Refuses minibatches whose memory is not a 64-bit integer."""
     of_layers = sum(float(profile.column(name).sum()) for name in SAMPLE_BYTES)
     n_bytes = batch / profile.n_samples * of_layers
     if n_bytes >= 2**62:
@@ -171,12 +174,13 @@ def _cut(
     rounds: Iterable[Sequence[UncutPlan]],
     progress: Callable[[int, int], None] | None,
 ) -> tuple[list[CutPlan], list[RefusedPlan]]:
-    """Cuts the model for all plans of the first round of which some fit.
+    """Cuts the model for all plans of the first round in which some fit.
 
     Args:
         workload: The minibatch on its machine.
-        rounds: Rounds of plans, made when their turn comes.
-        progress: Called with the number of plans seen and that of all.
+        rounds: Rounds of plans, each made when its turn comes.
+        progress: Function that is called with the number of plans seen and the number
+            of all.
 
     Returns:
         The plans that fit, and those of all rounds so far that do not.
@@ -210,7 +214,7 @@ def _thrift(refused: RefusedPlan) -> tuple:
 
 
 def _simulate(workload: Workload, plans: list[CutPlan]) -> None:
-    """Puts simulated plans in the place of those that could win."""
+    """Replaces the plans that could win by simulated ones."""
     best = np.inf
     for i in sorted(range(len(plans)), key=lambda i: plans[i].bound):
         if plans[i].bound > best * SAME:
@@ -220,10 +224,10 @@ def _simulate(workload: Workload, plans: list[CutPlan]) -> None:
 
 
 def _improve(workload: Workload, plans: list[CutPlan]) -> None:
-    """Cuts the fastest of those that are simulated still better."""
+    """Improves the cuts of the fastest simulated plans."""
 
     def order(i: int) -> tuple:
-        # Those that take the same time but for rounding go by what they need.
+        # Plans of the same time, up to rounding, are ordered by their needs.
         return float(f"{plans[i].step.seconds:.5g}"), *_frugality(plans[i])
 
     fastest = sorted((i for i, p in enumerate(plans) if p.step is not None), key=order)
@@ -234,7 +238,7 @@ def _improve(workload: Workload, plans: list[CutPlan]) -> None:
 
 
 def _fastest(plans: Sequence[CutPlan]) -> CutPlan:
-    """Returns the winner of those that are simulated."""
+    """Returns the winner among the simulated plans."""
     done = [plan for plan in plans if plan.step is not None]
     best = min(plan.step.seconds for plan in done)
     same = [plan for plan in done if plan.step.seconds <= best * SAME]
@@ -242,7 +246,7 @@ def _fastest(plans: Sequence[CutPlan]) -> CutPlan:
 
 
 def _frugality(plan: CutPlan) -> tuple:
-    """Of plans that take the same time, the one that needs least is best."""
+    """Returns a key that is least for the plan with the least needs."""
     uncut, step = plan.uncut, plan.step
     return (
         uncut.replicas * uncut.n_ranks,

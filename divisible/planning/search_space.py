@@ -1,4 +1,4 @@
-"""The plans that a search tries: how many replicas, ranks, microbatches, and so on."""
+"""The plans that a search tries: replicas, ranks, microbatches, and so on."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from divisible.schedules.catalogue import CATALOGUE, NAMES, ONE_PER_RANK, create
 from divisible.schedules.recomputation import RECOMPUTATIONS
 
 # With more microbatches than enough a pipeline hardly waits less. More are tried only
-# if nothing fits, so many times as many, up to what takes minutes.
+# if nothing fits, each time by this factor more, up to a number that takes minutes.
 _ENOUGH, _MORE, _MOST = 1024, 4, 2**16
-# How many numbers up to what is enough are tried, if there are so many more.
+# Number of trials up to enough microbatches, if more are possible.
 _TRIED = 61
 
 
@@ -39,7 +39,7 @@ class SearchSpace:
 
     Raises:
         TypeError: If numbers of something are not integers.
-        ValueError: If a number is out of range, or a name is that of nothing.
+        ValueError: If a number is out of range, or a name is unknown.
     """
 
     ranks: int
@@ -71,7 +71,7 @@ class SearchSpace:
             )
 
     def rounds(self) -> Iterator[list[UncutPlan]]:
-        """Yields plans to try, in rounds; a next one is for where nothing fits."""
+        """Yields plans to try in rounds; a further round is for when nothing fits."""
         for numbers in self._numbers():
             yield [
                 plan
@@ -125,7 +125,7 @@ class SearchSpace:
 
 
 def _numbers(n_samples: int) -> Sequence[int]:
-    """Returns numbers up to what is enough, one for each size of microbatch."""
+    """Returns numbers up to enough microbatches, one for each size of microbatch."""
     tried = range(1, n_samples + 1)
     if n_samples > _ENOUGH:
         tried = np.geomspace(1, _ENOUGH, _TRIED).round().astype(int).tolist()
@@ -133,12 +133,12 @@ def _numbers(n_samples: int) -> Sequence[int]:
 
 
 def _more(n_samples: int, few: int) -> Sequence[int]:
-    """Returns the next number to try, if so few were not enough."""
+    """Returns the next number to try, if ``few`` microbatches were not enough."""
     return [_least(n_samples, min(_MORE * few, n_samples))] * (n_samples > few)
 
 
 def _least(n_samples: int, n_microbatches: int) -> int:
-    """Returns the least number of microbatches that gives the same size of them."""
+    """Returns the least number of microbatches that gives the same size."""
     size = -(-n_samples // n_microbatches)
     return -(-n_samples // size)
 

@@ -13,9 +13,9 @@ _REMEDY = "Give each a positive number, such as its speed"
 def integer_shares(shares: Sequence[float], total: int, least: int = 1) -> list[int]:
     """Divides a whole number in the ratio of shares, by largest remainders.
 
-    Each part is its exact share rounded down; what is left over goes, one each, to the
+    Each part is its exact share rounded down; the remaining units go, one each, to the
     largest remainders. Parts below ``least`` are raised to it, and the others divide
-    what then is left in the same way, until no part is too small::
+    the rest in the same way, until no part is too small::
 
         shares 6 : 3 : 3 : 0.5, total 10, least 1
 
@@ -26,16 +26,16 @@ def integer_shares(shares: Sequence[float], total: int, least: int = 1) -> list[
 
     Args:
         shares: Positive numbers, of any sum.
-        total: What is divided, such as the samples of a minibatch.
-        least: No part is smaller.
+        total: Number to divide, such as the samples of a minibatch.
+        least: Least size of a part.
 
     Returns:
-        list of int: Parts in the order of the shares, of the sum ``total``. Each is
-        within 1 of its exact share of what is left beside the raised ones; those are
-        ``least``. Among equal remainders the first comes first.
+        list of int: Parts in the order of the shares, of the sum ``total``. Raised
+        parts are ``least``; each other part is within 1 of its exact share of the rest.
+        Among equal remainders the first comes first.
 
     Raises:
-        TypeError: If a share is no number, or ``total`` or ``least`` no integer.
+        TypeError: If a share is not a number, or ``total`` or ``least`` not an integer.
         ValueError: If there are no shares, one is zero, negative, infinite or NaN,
             ``least`` is negative, or ``total`` is too small for it.
 
@@ -70,7 +70,7 @@ def integer_shares(shares: Sequence[float], total: int, least: int = 1) -> list[
 
 
 def _share(i: int, share: float) -> Fraction:
-    # Exact, so that equal remainders are equal and no sum overflows.
+    # Fractions are exact, so that equal remainders are equal and no sum overflows.
     value = Fraction(plain_number(f"share {i}", share, _REMEDY))
     if value == 0:
         raise ValueError(f"share {i} is {share}: it must be positive. {_REMEDY}.")

@@ -1,4 +1,4 @@
-"""How long code runs and how much memory it allocates, on a CPU or a GPU."""
+"""Measures how long code runs and how much memory it allocates, on a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 
 def stopwatch(device: chainer.backend.Device) -> Callable[[Callable[[], Any]], float]:
-    """Returns a function that runs another and returns the seconds it took.
+    """Returns a function that runs another one and returns the seconds that it took.
 
     Args:
-        device: Where it computes. On a GPU the time is that between two events in its
-            stream, and the stream is waited for.
+        device: Device that computes. On a GPU the time is that between two events in
+            its stream, and the stream is waited for.
     """
     return _cpu_seconds if device.xp is np else _gpu_seconds
 
@@ -24,10 +24,10 @@ def memory_tracer(device: chainer.backend.Device) -> CPUTracer | GPUTracer:
     """Returns a context in which allocations are counted.
 
     ``now()`` returns the bytes allocated and forgets the peak; ``peak()`` returns the
-    most that there have been since.
+    most bytes since.
 
     Args:
-        device: Where the memory is.
+        device: Device that has the memory.
     """
     return CPUTracer() if device.xp is np else GPUTracer()
 

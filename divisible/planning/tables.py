@@ -32,7 +32,7 @@ def profile_rows(
 
     Args:
         layers: The costs of each layer.
-        loss: The costs of the loss; ``None`` where it was not measured.
+        loss: The costs of the loss; ``None`` if it was not measured.
     """
     costs = [(str(i), cost) for i, cost in enumerate(layers)]
     if loss is not None:

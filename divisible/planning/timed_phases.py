@@ -20,20 +20,21 @@ _NAMES = ("forward", "backward_input", "backward_weight")
 
 
 class Phases:
-    """Forward, I and W of one microbatch, again and again.
+    """Forward, I and W of one microbatch, repeatedly.
 
     Args:
-        function: What to run: a layer, or a loss.
-        parameters: Returns its parameters.
-        inputs: What to run it on.
+        function: Layer or loss to run.
+        parameters: Returns the parameters of the function.
+        inputs: Inputs of the function.
 
     Attributes:
-        outputs: Of the last forward, until its I.
-        input_gradients: Of the last I, held as a stage holds them until they are sent.
-        pending: What the last I has left for W; ``None`` when that has run.
-        mean_seconds (float): Of all phases together, on average; see :meth:`seconds`.
-        scatter_seconds (float): How far from their median the runs of all phases
-            together are: half of them are as near, or nearer.
+        outputs: Outputs of the last forward, until its I.
+        input_gradients: Gradients of the inputs from the last I, held as a stage holds
+            them until they are sent.
+        pending: Pending weight gradients of the last I; ``None`` after their W.
+        mean_seconds (float): Mean seconds of all phases together; see :meth:`seconds`.
+        scatter_seconds (float): Scatter of the runs of all phases together: half of the
+            runs are this near to their median, or nearer.
     """
 
     def __init__(
@@ -45,7 +46,8 @@ class Phases:
         self._function = function
         self._inputs = inputs
         self._weights = WeightGradients(parameters)
-        # Of the microbatch; of the outputs, the same for all microbatches.
+        # Inputs of the microbatch; gradients of the outputs, the same for all
+        # microbatches.
         self._values: list[Any] = []
         self._gradients: list[Any] | None = None
         self.mean_seconds = self.scatter_seconds = 0.0
@@ -54,17 +56,17 @@ class Phases:
         self.pending: backprop.PendingWeightGradients | None = None
 
     def forward(self) -> None:
-        """Runs the forward and keeps its outputs."""
+        """Runs the forward, and stores its outputs."""
         self._values = [from_tensor(tensor) for tensor in self._inputs]
         outputs = self._function(*self._values)
         self.outputs = outputs if isinstance(outputs, tuple) else (outputs,)
 
     def backward_input(self) -> None:
-        """Runs I, and keeps what W needs and the gradients of the inputs."""
+        """Runs I, and stores the pending weight gradients and the input gradients."""
         variables = [x for x in self._values if isinstance(x, chainer.Variable)]
         outputs = [y for y in self.outputs if isinstance(y, chainer.Variable)]
         if self._gradients is None:
-            # After the first forward: by now there are all parameters.
+            # The first forward has made all parameters.
             self._weights.begin()
             self._gradients = list(map(_gradient, outputs))
         self._values, self.outputs = [], ()
@@ -78,10 +80,10 @@ class Phases:
         self.pending = None
 
     def seconds(self, device: Any, repeat: int) -> dict[str, float]:
-        """Returns the median seconds of each phase; it runs once before."""
+        """Returns the median seconds of each phase, after a first run."""
         seconds = stopwatch(device)
         times: dict[str, list[float]] = {name: [] for name in _NAMES}
-        # Collecting garbage in the middle would be measured as well.
+        # Garbage collection in the middle would be measured as well.
         enabled = gc.isenabled()
         gc.disable()
         try:
@@ -111,11 +113,11 @@ class Phases:
 
 
 def _gradient(y: chainer.Variable) -> Any:
-    """Returns a gradient for an output, or None if there can be none.
+    """Returns a gradient for an output, or None if it can have none.
 
-    It has the memory order of the output, as the gradients have that kernels return.
-    Those of Chainer's own are in C order, even where what a convolution returns has its
-    channels last, and a batch normalization is slower then.
+    The gradient has the memory order of the output, as gradients of our kernels do.
+    Gradients of Chainer's own functions are in C order, even where a convolution's
+    outputs have their channels last, with which a batch normalization is slower.
     """
     if not y.requires_grad or y.dtype.kind != "f":
         return None

@@ -1,13 +1,13 @@
 """Parts of a minibatch for replicas of unequal speed.
 
-All replicas keep one cut, and all wait for the last one. So each gets samples by how
-fast its busiest rank is, with that cut::
+All replicas have the same cuts, and all wait for the last one. So each gets samples in
+proportion to the speed of its busiest rank, with these cuts::
 
                   speeds      work of a cut     samples per second     of 30 samples
     replica 0     1    1         0.5  0.5       1 / 0.5 = 2            20
     replica 1     1    0.5       0.5  0.5       0.5 / 0.5 = 1          10
 
-Where a place is slow in one replica only, the cut need not suit it any more.
+If a place is slow in one replica only, the cut may not suit it any more.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from divisible.planning.shares import integer_shares
 
 
 def parts_by_speed(speeds: np.ndarray, work: np.ndarray, batch: int) -> list[int]:
-    """Returns for each replica its samples of a minibatch.
+    """Returns the samples of each replica in a minibatch.
 
     Args:
-        speeds: Of the ranks, of shape (replicas, ranks of a pipeline).
-        work: Of each rank of a pipeline, for a sample, at speed 1.
+        speeds: Speeds of the ranks, of shape (replicas, ranks of a pipeline).
+        work: Work of each rank of a pipeline: seconds for a sample, at speed 1.
         batch: Samples of the minibatch, one or more for each replica.
 
     Example:
@@ -35,7 +35,7 @@ def parts_by_speed(speeds: np.ndarray, work: np.ndarray, batch: int) -> list[int
         >>> parts_by_speed(speeds, np.array([2, 1]), 30)
         [15, 15]
     """
-    # A rank without any work never is the busiest.
+    # A rank without any work is never the busiest.
     with np.errstate(divide="ignore"):
         samples_per_second = (speeds / work).min(axis=1)
     return integer_shares(samples_per_second.tolist(), batch)
@@ -44,13 +44,13 @@ def parts_by_speed(speeds: np.ndarray, work: np.ndarray, batch: int) -> list[int
 def microbatches_of_largest(
     parts: Sequence[int] | None, batch: int, replicas: int, n_microbatches: int
 ) -> list[int]:
-    """Returns the sizes of microbatches of the replica that has most.
+    """Returns the sizes of microbatches of the replica that has most samples.
 
     Args:
         parts: Samples of each replica; ``None`` for equal ones.
         batch: Samples of the minibatch.
-        replicas: How many there are.
-        n_microbatches: Into how many each cuts its part.
+        replicas: Number of replicas.
+        n_microbatches: Number of microbatches in each replica's part.
 
     Example:
         >>> microbatches_of_largest(None, 30, 2, 4)
@@ -65,12 +65,13 @@ def microbatches_of_largest(
 def relative_loads(
     parts: Sequence[int], n_microbatches: int, seconds: Callable[[int], float]
 ) -> np.ndarray:
-    """Returns what each replica has to compute, relative to the one that has most.
+    """Returns the work of each replica, relative to the one that has most.
 
     Args:
         parts: Samples of each replica.
-        n_microbatches: Into how many each cuts its part, if it has so many samples.
-        seconds: Of a microbatch with so many samples, at speed 1.
+        n_microbatches: Number of microbatches in each replica's part, if it has so many
+            samples.
+        seconds: Returns the seconds of a microbatch with so many samples, at speed 1.
 
     Example:
         >>> relative_loads([20, 10, 2], 4, float).tolist()

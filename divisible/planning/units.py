@@ -1,4 +1,4 @@
-"""Numbers with units, as people read and write them."""
+"""Numbers with units, in the form that people read and write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NUMBER = r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)\s*"
 
 
 def format_bytes(value: float) -> str:
-    """Returns a size for people.
+    """Returns a size as text.
 
     Example:
         >>> format_bytes(0), format_bytes(1536), format_bytes(3 * 2**30)
@@ -27,7 +27,7 @@ def format_bytes(value: float) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """Returns a time for people.
+    """Returns a time as text.
 
     Example:
         >>> format_seconds(0), format_seconds(0.00125), format_seconds(1234)
@@ -36,7 +36,7 @@ def format_seconds(value: float) -> str:
     if value == 0:
         return "0"
     for unit in ("s", "ms", "us"):
-        # What is rounded up to a whole unit is said in it.
+        # A number that is rounded up to a whole unit is written in that unit.
         if abs(value) >= 0.9995 * _SECONDS[unit]:
             break
     value /= _SECONDS[unit]
@@ -44,7 +44,7 @@ def format_seconds(value: float) -> str:
 
 
 def count(n: int, what: str) -> str:
-    """Returns a number of things for people.
+    """Returns a number of things as text.
 
     Example:
         >>> count(1, 'stage'), count(3, 'microbatch')
@@ -59,7 +59,7 @@ def parse_bytes(text: str) -> float:
     """Reads a size such as ``'8GiB'``, ``'500 MB'``, ``'4G'`` or a number of bytes.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the text is not a size.
 
     Example:
         >>> parse_bytes('1.5KiB'), parse_bytes('2 MB')
@@ -79,7 +79,7 @@ def parse_rate(text: str) -> float:
         Bytes per second.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the text is not a bandwidth.
 
     Example:
         >>> parse_rate('1gbit'), parse_rate('100MB/s')
@@ -88,7 +88,8 @@ def parse_rate(text: str) -> float:
     match = re.fullmatch(_NUMBER + r"([kmgt]?)bit(/s)?", text.lower())
     if match is not None:
         return float(match[1]) * _BYTES[match[2]] / 8
-    # Some write bits so, and would get eight times what they mean.
+    # Some write bits with a small b, and would get eight times the bandwidth that they
+    # mean.
     if re.search(r"[kmgtKMGT]i?b(/s)?$|bits?(/s)?$|bps$", text.strip()):
         raise ValueError(
             f"{text!r}: bits or bytes? Write 1Gbit/s, or 100MB/s with a large B"
@@ -105,7 +106,7 @@ def parse_seconds(text: str) -> float:
     """Reads a time such as ``'50us'``, ``'1.5 ms'`` or a number of seconds.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the text is not a time.
 
     Example:
         >>> parse_seconds('2ms'), parse_seconds('0.5')

@@ -2,8 +2,8 @@
 
 ::
 
-    profiles at some sizes ---> profile at the size of each microbatch, with what
-                                replicas and disks add to it
+    profiles at some sizes ---> profile at the size of each microbatch, with the
+                                costs of replicas and disks
     links, speeds, memory ----> at each place in a pipeline the slowest, and the
     of all ranks                least, that a replica has there
 """
@@ -54,7 +54,7 @@ class Workload:
         self._pipelines: dict[tuple[int, int], tuple] = {}
 
     def memory(self, uncut: UncutPlan) -> np.ndarray:
-        """Returns for each place in a pipeline the least that a replica has there."""
+        """Returns the least memory of any replica at each place in a pipeline."""
         n = uncut.replicas * uncut.n_ranks
         return self._memory[:n].reshape(uncut.replicas, -1).min(axis=0)
 
@@ -66,10 +66,10 @@ class Workload:
     def cost_model(
         self, uncut: UncutPlan, parts: Sequence[int] | None = None
     ) -> CostModel:
-        """Returns the costs of a plan, wherever it is cut.
+        """Returns the costs of a plan, for any cuts.
 
-        They are those of the slowest replica at each place in the pipeline, because in
-        the end all wait for each other.
+        The costs are those of the slowest replica at each place in the pipeline,
+        because all replicas wait for each other in the end.
 
         Args:
             uncut: The plan.
@@ -89,7 +89,7 @@ class Workload:
 
         speeds = self.speeds(uncut)
         if parts is not None:
-            # In microbatches of the replica that has the largest ones.
+            # Relative to the microbatches of the replica that has the largest ones.
             loads = relative_loads(parts, m, lambda n: sized(n).seconds)
             speeds = speeds / loads[:, None]
         model = CostModel.of(
@@ -107,7 +107,7 @@ class Workload:
         return self.cost_model(cut.uncut, cut.parts).waiting_on(cut.on_disk)
 
     def plan(self, cut: CutPlan) -> Plan:
-        """Returns the plan with what its stages cost, and its conditions."""
+        """Returns the plan with the costs of its stages, and its conditions."""
         uncut, step, wire = cut.uncut, cut.step, self.wire
         model = self.cost_model_of(cut)
         # Stages that share the memory of a rank have no limit of their own.
@@ -143,7 +143,7 @@ class Workload:
         )
 
     def _pipeline(self, uncut: UncutPlan) -> tuple[Links, GradientExchange | None]:
-        """Returns the links of a pipeline, and its exchange with the others."""
+        """Returns the links of a pipeline, and its exchange with the other replicas."""
         key = uncut.replicas, uncut.n_ranks
         if key not in self._pipelines:
             links = self._links.of_first(uncut.replicas * uncut.n_ranks)
@@ -159,7 +159,7 @@ class Workload:
     def _profile(
         self, n_samples: int, uncut: UncutPlan, exchange: GradientExchange | None
     ) -> Profile:
-        """Returns the profile of a microbatch, with what replicas and disks add."""
+        """Returns the profile of a microbatch, with the costs of replicas and disks."""
         has_replicas = exchange is not None
         key: tuple = n_samples, has_replicas
         segment = segment_bytes(float(self.memory(uncut).min()))
@@ -180,8 +180,8 @@ class Workload:
         return self._sized[key]
 
 
-# Plans that are tried one after the other often have the same schedule, or one that
-# differs in what is recomputed.
+# Plans that are tried one after the other often have the same schedule, or differ in
+# recomputation only.
 @functools.lru_cache(maxsize=16)
 def _schedule(
     name: str, n_stages: int, n_microbatches: int, n_ranks: int, when: str
