@@ -1,11 +1,11 @@
-"""What microbatches cost on one rank, as ratios of CPU time to the undivided step.
+"""The costs of microbatches on one rank: CPU time relative to the undivided step.
 
     OMP_NUM_THREADS=1 python -m benchmarks.accumulation
 
 A pipeline of one stage on one rank makes steps, forward and backward, undivided and in
-microbatches. Nothing travels and nobody waits, so what a step takes longer is the price
-of the microbatches alone: weights that are read and prepared for fewer rows, gradients
-of weights that are added up, and Python.
+microbatches. Nothing travels and no rank waits, so additional time is the cost of the
+microbatches alone. They read and prepare weights for fewer rows, add up gradients of
+weights, and run more Python.
 
 Each provider of products has a process of its own. In it the numbers of microbatches
 take turns, and ratios are taken within a round. Times are CPU times of the one thread,
@@ -44,10 +44,10 @@ class Workload(NamedTuple):
     """A model and its minibatch.
 
     Attributes:
-        title: What both are, for people.
+        title: Title of the model and the minibatch.
         build: Makes the model, a list of layers.
         batch: Makes the samples and the labels.
-        microbatches: Into how many the minibatch is cut.
+        microbatches: Numbers of microbatches.
     """
 
     title: str
@@ -109,8 +109,8 @@ class Steps:
     """Steps of a model in any number of microbatches, in a process of their own.
 
     Args:
-        name: Which workload.
-        quick: Whether it is a small one.
+        name: Name of the workload.
+        quick: Whether to use the small workload of the name.
     """
 
     def __init__(self, name: str, quick: bool) -> None:
@@ -184,7 +184,9 @@ def main() -> None:
     add("--output", type=Path)
     arguments = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":
-        parser.error("set OMP_NUM_THREADS=1: CPU time is no measure of several threads")
+        parser.error(
+            "set OMP_NUM_THREADS=1: the CPU time of several threads is misleading"
+        )
     result = Result("accumulation", arguments.output)
     result.write(
         command("OMP_NUM_THREADS=1"),

@@ -2,13 +2,14 @@
 
     OMP_NUM_THREADS=1 mpiexec -n 2 python -m benchmarks.against_torch_pipelining
 
-The same models with the same weights are cut in two, or in four with two stages on each
-rank, so that the slowest stage is the fastest by what their layers take in each of the
-two, and trained on the same minibatches. PyTorch runs each of its schedules over gloo,
-in a process beside each rank; ours is ``schedule='auto'`` with one stage on a rank, and
-with two in V. Beside them stand the undivided steps on one core. No optimizer runs.
+The same models with the same weights are trained on the same minibatches, cut in two,
+or in four with two stages on each rank. Cuts make the slowest stage as fast as
+possible, by the layers' times in either framework. PyTorch runs each of its schedules
+over gloo, in a process beside each rank. Ours is ``schedule='auto'`` with one stage on
+a rank, and with two in V. The undivided steps on one core are measured as well. No
+optimizer runs.
 
-``CHAINER_KERNELS_PROVIDER`` says who computes products and convolutions in ours.
+``CHAINER_KERNELS_PROVIDER`` selects the provider of products and convolutions in ours.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Model(NamedTuple):
     """A model to train, and its minibatch.
 
     Attributes:
-        title: What it is, and the size of its minibatch.
+        title: Title of the model, with the size of its minibatch.
         build: Makes the model.
         batch: Makes a minibatch.
     """
@@ -101,7 +102,7 @@ MODELS = {
 
 @functools.cache
 def layer_costs(name: str, n_samples: int) -> Profile:
-    """Measures what the layers of a model cost for a microbatch."""
+    """Measures the costs of a model's layers for a microbatch."""
     x, t = (array[:n_samples] for array in MODELS[name].batch())
     return profile(MODELS[name].build(), x, t, F.softmax_cross_entropy, repeat=3)
 
@@ -110,9 +111,9 @@ class Ours:
     """A rank of our pipeline.
 
     Args:
-        placement: On which rank each stage is.
+        placement: Rank of each stage.
         n_microbatches: Number of microbatches.
-        name: Of the model.
+        name: Name of the model.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Ours:
 
     @property
     def schedule(self) -> str:
-        """The name of what was chosen."""
+        """The name of the chosen plan."""
         return self._pipe.schedule.name
 
 
@@ -152,8 +153,8 @@ class Theirs:
     """A rank of one of PyTorch's pipelines, which another process runs.
 
     Args:
-        worker: That process.
-        arguments: Of its `step`.
+        worker: The process that runs the pipeline.
+        arguments: Arguments of its `step`.
     """
 
     def __init__(self, worker: Worker, *arguments: Any) -> None:
@@ -188,7 +189,7 @@ def _free_port(comm: MPI.Comm) -> int:
 
 
 def variants(name: str, microbatches: Sequence[int], worker: Worker) -> dict[str, Any]:
-    """Makes what is compared, each warmed up."""
+    """Makes the variants to compare, each warmed up."""
     made: dict[str, Any] = {"torch, undivided": _nothing, "ours, undivided": _nothing}
     if MPI.COMM_WORLD.rank == 0:
         model = MODELS[name]

@@ -44,10 +44,10 @@ class Seconds(NamedTuple):
     """The times of one round.
 
     Attributes:
-        whole: Of everything.
-        saving: Of the call that saves.
-        first: Of the first step after it.
-        last: Of the last step.
+        whole: Seconds of the whole round.
+        saving: Seconds of the call that saves.
+        first: Seconds of the first step after it.
+        last: Seconds of the last step.
     """
 
     whole: float

@@ -16,25 +16,25 @@ Of the digits' first layer, which has 144 of 9,872 weights, a quarter is pruned,
 the others so much that it is 90 % of all. All plans have the same settings, and as many
 epochs as the dense network.
 
-The language model is wider than its text of 69 thousand words needs: what is left of a
-large model is better than a small one, as Zhu and Gupta (2017) found. Smaller models go
-on from the dense one of the same seed, and learn from what it says of each word
-(``Distillation``). Two rows tell what that does:
+The language model is wider than its text of 69 thousand words needs: the remains of a
+large model are better than a small one, as Zhu and Gupta (2017) found. Smaller models
+continue from the dense one of the same seed, and learn from its scores of each word
+(``Distillation``). Two rows show the effect of that::
 
-    dense, taught     goes on likewise, and nothing is made smaller
-    labels alone      goes on with the usual loss, and becomes smaller likewise
+    dense, taught     continues in the same way, and nothing is made smaller
+    labels alone      continues with the usual loss, and becomes smaller too
 
 The settings were sought with seed 0, by the perplexity of topics that were left out of
 the training set for that. Dropout 0.45 is the best of 0.35, 0.4, 0.45 and 0.5 for the
 dense model; the others are the best of some two dozen tries for the one with few
-weights. The topics matter. Text that repeats the training set rewards what was learned
-by heart, and that takes weights: 13 % of the test set's runs of 8 words occur there,
-6 % of one tenth of the topics, 22 % of another. Settings that suit the first tenth made
-the smaller model 4 % worse than the dense one. These suit the second.
+weights. The topics matter. Text that repeats the training set rewards memory, which
+takes weights. In the training set occur 13 % of the test set's runs of 8 words, 6 % of
+those of one tenth of the topics, and 22 % of another. Settings that suit the first
+tenth made the smaller model 4 % worse than the dense one. These suit the second.
 
-Files are what ``save_npz`` writes of what ``apply`` returns, compressed. A step with
-half of the channels is one of the smaller network, alternating with one of the dense
-one.
+Files are those that ``save_npz`` writes of the result of ``apply``, compressed. A step
+with half of the channels is one of the smaller network, alternating with one of the
+dense one.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ from model_compression import (
 
 
 class Further(NamedTuple):
-    """How smaller models go on from the dense one.
+    """How smaller models continue from the dense one.
 
     Attributes:
-        make: Makes the model, whose weights are the dense one's then.
-        optimizer: Makes the optimizer.
-        epochs: How many more.
-        weight: How much they learn from what the dense one says.
+        make: Function that makes the model, which then gets the dense one's weights.
+        optimizer: Function that makes the optimizer.
+        epochs: Number of further epochs.
+        weight: Weight of the dense model's scores in the loss.
     """
 
     make: Callable[[], Divisible]
@@ -90,20 +90,20 @@ class Task(NamedTuple):
 
     Attributes:
         make: Makes the model.
-        data: Returns inputs and targets to train with, and to test with, of a seed.
+        data: Function from a seed to inputs and targets for training and test.
         optimizer: Makes the optimizer.
         batch: Samples of a minibatch.
-        epochs: How many.
-        further: How smaller models go on; they begin anew where this is ``None``.
-        metric: Of the outputs for the test set and their targets.
-        wanted: By how much it may be worse, and in which unit.
-        layers: What of the model is made smaller, and to which degree where it is
-            pruned to 90 %.
+        epochs: Number of epochs.
+        further: How smaller models continue; they begin from initial weights if this is
+            ``None``.
+        metric: Metric of the outputs for the test set and their targets.
+        wanted: Amount by which the metric may be worse, and its unit.
+        layers: Parts of the model that are made smaller, and their degrees where the
+            model is pruned to 90 %.
         channels: Layers that lose channels; none where there is no list to follow.
-        rate: By which part of the training is behind, what the learning rate is
-            multiplied by.
-        begin: After which part of the training pruning begins.
-        steps: In how many steps it goes on, to the half.
+        rate: Factors of the learning rate, by the elapsed part of the training.
+        begin: Part of the training after which pruning begins.
+        steps: Number of steps until half of the training.
     """
 
     make: Callable[[], Divisible]
@@ -190,8 +190,8 @@ class Variant(NamedTuple):
     """A row of the table: how a model is made smaller.
 
     Attributes:
-        plan: What is made smaller; ``None`` for nothing.
-        weight: How much it learns from what the dense model says.
+        plan: Method by which the model is made smaller; ``None`` for none.
+        weight: Weight of the dense model's scores in the loss.
     """
 
     plan: CompressionPlan | None
@@ -199,7 +199,7 @@ class Variant(NamedTuple):
 
 
 def variants(task: Task) -> dict[str, Variant]:
-    """Returns what is done to a model, by name."""
+    """Returns the variants of a model, by name."""
     n = task.further.epochs if task.further else task.epochs
     weight = task.further.weight if task.further else 0.0
     begin, end, late = ((n * k, "epoch") for k in (task.begin, 0.5, 0.7))
@@ -242,7 +242,7 @@ def variants(task: Task) -> dict[str, Variant]:
 
 
 class Run(NamedTuple):
-    """A trained model: its metric, what is zero of it, and its file's bytes."""
+    """A trained model: its metric, the part that is zero, and its file's bytes."""
 
     metric: float
     sparsity: float
@@ -268,7 +268,7 @@ def run_variant(name: str, seed: int, file: Path, label: str) -> Run:
 def train(
     task: Task, seed: int, variant: Variant, dense: Divisible | None = None
 ) -> tuple[Divisible, Run]:
-    """Trains one model, anew or from a dense one, which is then its teacher."""
+    """Trains one model, from initial weights or from a dense one, then its teacher."""
     course = task if dense is None else task.further
     np.random.seed(seed)
     model = course.make()
@@ -311,7 +311,7 @@ def train(
 
 
 def said(model: Divisible, x: Any) -> Any:
-    """Returns what a model says of samples, as an array."""
+    """Returns a model's outputs for samples, as an array."""
     with chainer.using_config("train", False), chainer.no_backprop_mode():
         return model(x).array
 

@@ -48,8 +48,8 @@ def best_cuts(
     one less, that end at an earlier position, and one more.
 
     Args:
-        seconds: Of each layer.
-        positions: Where the model may be cut.
+        seconds: Seconds of each layer.
+        positions: Positions at which the model may be cut.
         n_stages: Number of stages.
     """
     until = [0.0, *accumulate(seconds)]

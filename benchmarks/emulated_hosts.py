@@ -7,16 +7,16 @@ rate: what counts is how long messages take beside phases. These are real proces
 real TCP, and ratios between runs on the same hosts are honest. All hosts have the same
 share of a core, and all shares together are less than the machine has.
 
-The 32-layer perceptron makes steps on all hosts, with as many microbatches as were best
-in the paper, and in turn with them steps of the undivided model in plain Chainer on one
-such host while the others sleep. The times of F, B, I and W are taken from the measured
-timelines; divisible.simulate predicts the step from their means and the time of a
-message at the link's rate. The speed-up should reach 90 % of the predicted one.
+The 32-layer perceptron makes steps on all hosts, with the best numbers of microbatches
+in the paper. In turn with them, one such host makes steps of the undivided model in
+plain Chainer, while the others sleep. The times of F, B, I and W are taken from the
+measured timelines; divisible.simulate predicts the step from their means and the time
+of a message at the link's rate. The speed-up should reach 90 % of the predicted one.
 
 The layers are wide, because a quota is given out in periods of 10 or 20 ms: an action
 must take several of them, also on the smallest share, or their raggedness is measured.
 
-Where hosts cannot be emulated it says so; see benchmarks/cluster.
+Where hosts cannot be emulated the benchmark reports that; see benchmarks/cluster.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def main() -> None:
             for name, (here, there) in actions.items():
                 variants = {
                     "here": repeated(here, repetitions),
-                    # It is slower by so much that fewer repetitions will do.
+                    # The other one is so much slower that fewer repetitions suffice.
                     "there": repeated(there, max(1, repetitions // 8)),
                 }
                 for variant in variants.values():

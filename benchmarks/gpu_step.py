@@ -2,14 +2,14 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.gpu_step
 
-The same models with the same weights are trained on the same minibatches: by Chainer as
-it is on CuPy, by Chainer with cuDNN, and by PyTorch in both of its memory layouts; in
-float32, in float32 whose products tensor cores round (TF32), and in float16 with
-normalizations in float32. Each has a process of its own, for PyTorch brings another
-cuDNN than the one that is installed. They take turns. A step is forward, backward and
-update, timed by the clock on the wall until the GPU is idle.
+The same models with the same weights are trained on the same minibatches: by stock
+Chainer on CuPy, by Chainer with cuDNN, and by PyTorch in both of its memory layouts.
+The dtypes are float32, float32 whose products tensor cores round (TF32), and float16
+with normalizations in float32. Each variant has a process of its own, for PyTorch
+brings another cuDNN than the installed one. They take turns. A step is forward,
+backward and update, timed by the wall clock until the GPU is idle.
 
-What is compared trains the same: the first losses, without dropout, are compared first.
+All variants train the same: the first losses, without dropout, are compared first.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ WORKLOADS = {
     "resnet50": (ResNet50, 32, 256),
 }
 FLOAT32, TF32, FLOAT16 = "float32", "TF32", "float16"
-#: How far the first losses may be from PyTorch's. What rounding does to the weights,
-#: the next one shows many times over.
+#: How far the first losses may be from PyTorch's. Later losses multiply the rounding of
+#: the weights many times over.
 TOLERANCES = {FLOAT32: (1e-4, 5e-2), TF32: (1e-3, 1e-1), FLOAT16: (1e-2, 2e-1)}
 #: Steps between two looks at the clock.
 _N_STEPS = 3
@@ -49,12 +49,12 @@ _LR, _MOMENTUM = 0.01, 0.9
 
 
 class Variant(NamedTuple):
-    """Somebody who trains.
+    """A way of training that is compared.
 
     Attributes:
         kind: ``'chainer'`` or ``'torch'``.
         channels_last: Whether images and weights have their channels last in memory.
-        environment: Of its process.
+        environment: Environment of the variant's process.
     """
 
     kind: str

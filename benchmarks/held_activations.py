@@ -54,7 +54,7 @@ LINK = "1gbit"
 SCHEDULE, MICROBATCHES = "gpipe", 8
 #: The sizes of microbatch at which layers are profiled, as parts of the minibatch.
 PROFILED = (16, 8)
-#: By name what a plan may do.
+#: Options of plans, by name.
 WAYS = {
     "hold": {"recompute": ["never"]},
     "recompute": {"recompute": ["always"]},
@@ -71,8 +71,9 @@ class Case(NamedTuple):
     Attributes:
         name: The way that is expected to win.
         model: The name of the model, its width, its layers and its minibatch.
-        n_hosts: How many there are.
-        limit: Of a host's memory, in parts of what two hosts need that hold all.
+        n_hosts: Number of hosts.
+        limit: Memory of a host, as a part of the memory that two hosts need to hold
+            everything.
     """
 
     name: str
@@ -169,7 +170,7 @@ class OnHosts:
         return {"disk": disk, "found": found}
 
     def ways(self) -> dict[str, Any]:
-        """Returns by way what is simulated and measured."""
+        """Returns the simulated and measured results, by way."""
         plans = {way: self._plan(way, 2) for way in WAYS}
         seconds = alternate(plans, self._job["rounds"], self._seconds)
         return {
@@ -378,7 +379,7 @@ def show_ways(arguments: argparse.Namespace, result: Result) -> None:
 
 
 def show_choices(arguments: argparse.Namespace, result: Result) -> None:
-    """Writes what is chosen in each case, and what else there was."""
+    """Writes the choice in each case, and the alternatives."""
     for case in CASES:
         job = {"task": "choice", "limit": case.limit}
         disk, found = on_hosts(arguments, case.model, case.n_hosts, job)

@@ -12,7 +12,7 @@ to train the undivided model, and is killed. Measured are the resident memory of
 process (VmHWM), the most that the kernel has counted on each host, and the loss, which
 must fall.
 
-Where hosts cannot be emulated it says so; see benchmarks/cluster.
+Where hosts cannot be emulated the benchmark reports that; see benchmarks/cluster.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
     OMP_NUM_THREADS=1 mpiexec -n 4 python -m benchmarks.memory
 
-The microbatch stays as large as it is, so that a minibatch of more microbatches has
-more samples. GPipe holds the activations of every microbatch, 1F1B those of at most as
-many as there are stages.
+The size of the microbatch stays the same, so a minibatch of more microbatches has more
+samples. GPipe holds the activations of every microbatch, 1F1B those of at most as many
+as there are stages.
 
-Measured on each rank, above parameters, gradients and the minibatch itself, are the
-peak memory of live arrays (tracemalloc, which NumPy reports to; arrays to receive in
-included) and the peak of resident memory (VmHWM). Predicted is the peak of
-divisible.simulate, given what one microbatch keeps in a stage until its backward, and
-until its weight gradients. What lives during a single action comes on top of it.
+Each rank measures two peaks, above parameters, gradients and the minibatch itself. One
+is that of live arrays, including arrays to receive in, by tracemalloc, which NumPy
+reports to. The other is that of resident memory (VmHWM). The prediction is the peak of
+divisible.simulate, given the bytes that one microbatch holds in a stage until its
+backward, and until its weight gradients. Memory of a single action comes on top of it.
 Resident memory can grow by less, because pages that the process had before are reused.
 """
 
@@ -46,7 +46,7 @@ def resident(field: str) -> float:
 
 
 def reset_peak() -> None:
-    """Lets ``VmHWM`` start anew."""
+    """Resets ``VmHWM`` to the present resident memory."""
     clear = Path("/proc/self/clear_refs")
     if clear.exists():
         clear.write_text("5")

@@ -15,9 +15,9 @@ data, so that the modes differ in nothing else:
 
 In the third task steps are small beside the weights, so that float16 rounds them away.
 
-The fourth is made so that gradients vanish in float16, as those of activations do
-in the slides' SSD detector: the loss is divided by 2^20, as if it were the mean over
-the pixels of a large image of which one matters, and the learning rate multiplied by as
+The fourth is made so that gradients vanish in float16, as those of activations do in
+the slides' SSD detector. The loss is divided by 2^20, as if it were the mean over the
+pixels of a large image of which one matters. The learning rate is multiplied by as
 much. In exact arithmetic nothing changes.
 
 Products are computed in float32 and rounded once, so that these are the accuracies to
@@ -152,7 +152,7 @@ def train(task: Task, mode: str, seed: int, n_epochs: int) -> Run:
         shuffled = order.permutation(len(x_train))
         for begin in range(0, len(shuffled), BATCH):
             batch = shuffled[begin : begin + BATCH]
-            # A model that has diverged goes on with infinities.
+            # A model that has diverged continues with infinities.
             with np.errstate(all="ignore"):
                 loss = lossfun(model(x_train[batch]), t_train[batch])
                 total += float(loss.array) * len(batch)

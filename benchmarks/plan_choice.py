@@ -2,16 +2,16 @@
 
     python -m benchmarks.plan_choice
 
-A perceptron of 12 unequal layers on 3 emulated hosts, with 1 to 16 microbatches: every
-cut with every number of microbatches makes a step (55 x 16 plans). `best_plan` chooses
-one without having seen a step: from profiles of the layers, the speed of the hosts when
-all of them are busy, and the measured link. Then the chosen plan, the best found and
-the equal-layers cut take turns. The chosen one should be at most 5 % slower than the
-best.
+A perceptron of 12 unequal layers runs on 3 emulated hosts, with 1 to 16 microbatches.
+Every cut with every number of microbatches makes a step (55 x 16 plans). The search
+`best_plan` chooses one without having seen a step: from profiles of the layers, the
+speed of the hosts when all of them are busy, and the measured link. Then the chosen
+plan, the best found and the equal-layers cut take turns. The chosen one should be at
+most 5 % slower than the best.
 
-The profiles come from a whole core. A host's quota of one is given out in pieces that
-are longer than a small layer takes: the median of its times is that of a whole core,
-which the median of a large one's is not, so small microbatches would look too good.
+The profiles come from a whole core. A host gets its quota of a core in pieces that are
+longer than a small layer takes. So the median of a small layer's times would be that of
+a whole core, unlike that of a large layer, and small microbatches would look too good.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Search:
         return slowed(profile, seconds / sum(layer.seconds for layer in profile.layers))
 
     def answer(self) -> dict[str, Any]:
-        """Returns the plans with what was predicted and measured."""
+        """Returns the plans with predictions and measurements."""
         numbers = list(range(1, self._job["most"] + 1))
         chosen = best_plan(
             self._profiles,

@@ -1,11 +1,11 @@
-"""The gain of looking at messages between layers, on emulated hosts.
+"""The gain of polling for messages between layers, on emulated hosts.
 
     python -m benchmarks.progress
 
 Over TCP an MPI library moves a large message only while the program is in one of its
-calls. `pipeline.step.runner.Progress` makes such calls between the layers; here steps
-of the same pipeline with and without them take turns. Few microbatches make large
-messages.
+calls. The class `pipeline.step.runner.Progress` makes such calls between the layers.
+Here steps of the same pipeline with and without them take turns. Few microbatches make
+large messages.
 
 Each host is a network namespace with a CPU quota and a link of 1 Gbit/s.
 """

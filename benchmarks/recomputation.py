@@ -6,12 +6,12 @@ The same pipeline makes steps with `recompute` never, except_last and always, in
 Where a microbatch is recomputed, a stage holds only its input from forward to backward,
 and runs the forward a second time just before the backward.
 
-Predicted is divisible.simulate of the very schedule that ran: its makespan, given the
-mean times of F, B, I and W in the measured timelines of `never`, with R taking as long
-as F; its peak memory, given what one microbatch holds in a stage with its graph, and
-with its input alone. Measured, above parameters and gradients, are the peaks of live
-arrays (tracemalloc, which NumPy reports to). What lives during a single action, and
-arrays to receive in, come on top of the prediction.
+The prediction is the result of divisible.simulate for the very schedule that ran. Its
+makespan is given the mean times of F, B, I and W in the measured timelines of `never`,
+with R taking as long as F. Its peak memory is given the bytes that one microbatch holds
+in a stage with its graph, and with its input alone. The measured peaks are those of
+live arrays above parameters and gradients (tracemalloc, which NumPy reports to). Memory
+of a single action, and arrays to receive in, come on top of the prediction.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The step of a pipeline before channels are taken away, after, and cut anew.
+"""The step of a pipeline before channels are removed, after that, and with new cuts.
 
     OMP_NUM_THREADS=1 mpiexec -n 2 python -m benchmarks.shrinking
 
 VGG16 on two ranks, cut by its profile. Half of the channels of the convolutions on the
-first rank are pruned and taken away between two minibatches, so that the first rank
-waits for the second. Then layers move by a profile of what is left. Three pipelines
-that have come as far take turns. Beside them stands what the whole takes on one rank
-without a pipeline, whose half is the best that two ranks can do.
+first rank are pruned and removed between two minibatches, so that the first rank waits
+for the second. Then layers move by a profile of the remaining model. Three pipelines in
+these states take turns. Beside them is the step on one rank without a pipeline, half of
+which is the best that two ranks can reach.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Run:
     """A pipeline that trains.
 
     Args:
-        comm: Of the ranks.
-        cuts: Where the model is cut.
-        data: A minibatch, again and again.
+        comm: Communicator of the ranks.
+        cuts: Positions of the cuts.
+        data: Minibatch that is used repeatedly.
     """
 
     def __init__(self, comm: MPI.Comm, cuts: list[int], data: tuple) -> None:

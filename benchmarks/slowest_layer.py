@@ -31,7 +31,8 @@ from divisible.minibatch import microbatch_sizes
 from divisible.planning.interpolation import interpolate
 
 SCHEDULES = ("1f1b", "zb_h1", "zb_h2")
-#: Of the undivided step, and of what the slowest layer allows.
+#: Targets: the speed-up over the undivided step, and the part of the speed-up that the
+#: slowest layer allows.
 SPEEDUP, ATTAINED = 3.5, 0.90
 #: Seconds that the run may take.
 DEADLINE = 3600

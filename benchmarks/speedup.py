@@ -8,11 +8,12 @@ in turn within one run, the paper's loop (its Fig. 4, over ChainerMN) and
 pipeline.Pipeline with its schedules at several numbers of microbatches. No optimizer
 runs. The speed-up of a round is the baseline's time over the variant's, of that round.
 
-Beside it stands what divisible.simulate predicts for the same schedule from the times
-of F, B, I and W in the measured timelines, with messages that take no time. Below
-stands what no schedule can win back: how much slower the step's matrix products are by
-themselves at the size of a microbatch, and with both cores at work, which share a cache
-and a clock; and the speed-up if a step were nothing but these products.
+The result has the prediction of divisible.simulate for the same schedule from the times
+of F, B, I and W in the measured timelines, with messages that take no time. Two further
+lines show a loss that no schedule can win back. The step's matrix products are slower
+by themselves at the size of a microbatch, and with both cores at work, which share a
+cache and a clock. The other line is the speed-up if a step were nothing but these
+products.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from divisible.schedules.simulator import simulate
 from divisible.schedules.timeline import Timeline
 from pipeline import Pipeline
 
-#: What issue 3 of this project asks for, at two ranks.
+#: Targets of issue 3 of this project, at two ranks.
 TARGETS = {"1f1b": 1.55, "zero bubble": 1.70}
 PAUSE = 0.002
 
@@ -79,7 +80,7 @@ class Variant:
 
 
 def variants(arguments: argparse.Namespace, data: tuple) -> dict[str, Callable]:
-    """Makes what is compared, each warmed up."""
+    """Makes the variants to compare, each warmed up."""
     comm = MPI.COMM_WORLD
     model = mlp(arguments.width, arguments.layers)
     straight, v = cut(model, 2, comm.rank), cut_like_v(model, 2, comm.rank)
@@ -158,10 +159,10 @@ def limit(schedule: Schedule, n_layers: int, factor: float) -> float:
     """Returns the speed-up if nothing but the matrix products took time.
 
     Args:
-        schedule: Of two stages with half of the layers each.
-        n_layers (int): Of the model.
-        factor (float): How much longer the products take in microbatches, on both
-            ranks at once.
+        schedule: Schedule of two stages with half of the layers each.
+        n_layers (int): Number of layers of the model.
+        factor (float): Factor by which the products take longer in microbatches, on
+            both ranks at once.
     """
     half = n_layers // 2
     stages = [products_of(half, True, False), products_of(n_layers - half, False, True)]

@@ -37,7 +37,7 @@ def start_seconds() -> float:
 
 
 def output(words: list[str]) -> str:
-    """Runs a command and returns what it prints."""
+    """Runs a command and returns its output."""
     return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 

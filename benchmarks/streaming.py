@@ -5,14 +5,14 @@
 Weights, gradients and momentum need six times the memory limit of an emulated host,
 which the kernel enforces; pages of mapped files count against it. One host with the
 limit trains, and one without, with the same segments; their losses must be equal bit
-for bit. Printed are the resident memory of the process (VmHWM), and the most that the
-kernel has counted on the host, cache of files included.
+for bit. The output has the resident memory of the process (VmHWM), and the most bytes
+that the kernel has counted on the host, including the cache of files.
 
-Then, in this process and with one thread: the time of a step of a model that fits into
-memory, with its weights there and on disk; the bytes per second that the disk reads
-and writes; and a pointwise function within the segments against one after them.
+Then this process measures more with one thread. A model that fits into memory makes
+steps with its weights in memory and on disk. The bytes per second of the disk are
+measured. A pointwise function within the segments is compared with one after them.
 
-Where hosts cannot be emulated it says so; see benchmarks/cluster.
+Where hosts cannot be emulated the benchmark reports that; see benchmarks/cluster.
 """
 
 from __future__ import annotations

@@ -2,19 +2,18 @@
 
     OMP_NUM_THREADS=1 mpiexec -n 2 python -m benchmarks.transport
 
-``messages``: an array goes to the other rank and back, over
-divisible.communication.transport, over ChainerMN's send and recv, and with mpi4py's
-blocking calls into an array that is there already; half the time there and back is the
-time of a message. Shapes are agreed before, as in the second and later steps of
-training.
+``messages``: an array goes to the other rank and back. The ways are
+divisible.communication.transport, ChainerMN's send and recv, and mpi4py's blocking
+calls into an array that exists already. Half of the time there and back is the time of
+a message. Shapes are agreed before, as in the second and later steps of training.
 
 ``loop``: the paper's loop (its Fig. 4) against pipeline.Pipeline with the same
 schedule, GPipe, over ChainerMN and over our transport.
 
-``overlap``: both ranks send an array to each other and multiply matrices meanwhile;
-without anything that looks after the message, with a look between two products, and
-with a thread that polls MPI every 0.2 ms while the products run (which release the
-interpreter's lock). What the messages add to the products should become less.
+``overlap``: both ranks send an array to each other and multiply matrices meanwhile. The
+message moves without any polling, with a poll between two products, or with a thread
+that polls MPI every 0.2 ms while the products run (which release the interpreter's
+lock). The time that messages add to the products should become less.
 
 All variants take turns within one run. On one machine messages are copies in memory;
 over TCP, run it on two hosts, such as those of benchmarks.cluster.
@@ -203,7 +202,7 @@ class Overlap:
             time.sleep(POLL_SECONDS)
 
     def look(self) -> bool:
-        """Lets MPI work on the messages, and says whether they have arrived."""
+        """Polls MPI, and returns whether the messages have arrived."""
         return MPI.Request.Testall(self.requests)
 
     def alone(self) -> None:

@@ -3,13 +3,13 @@
     python -m benchmarks.twice_the_hosts
 
 In `paper_tables` all hosts together have the same cores, so each of 16 is half as fast
-as each of 8. Here there are 16 equal hosts from the beginning. `best_plan` cuts the
-model for 8 of them and for all, and the undivided step in plain Chainer and both plans
-take turns on these hosts. With 16 the slowest layer limits the step: more of them can
-help only until it is alone on its host.
+as each of 8. Here there are 16 equal hosts from the beginning. The model is cut by
+`best_plan` for 8 of them and for all. The undivided step in plain Chainer and both
+plans take turns on these hosts. With 16 hosts the slowest layer limits the step: more
+of them can help only until it is alone on its host.
 
-The layers' profiles are those of `paper_tables`, which are measured if they are not
-there.
+The layers' profiles are those of `paper_tables`, which are measured if they are
+missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prints what was found on this machine and what was repaired in Chainer.
+"""Prints the versions found on this machine, and the repairs of Chainer.
 
 python -m chainer_compat
 

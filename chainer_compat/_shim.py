@@ -87,7 +87,7 @@ class Shim(NamedTuple):
 
 
 def since(package: str, version: str) -> Callable[[], Optional[str]]:
-    """Returns a function that says why a shim is not needed, for ``why_not_needed``.
+    """Returns a function for ``why_not_needed`` that compares a package's version.
 
     Args:
         package (str): Name to import, for instance ``'numpy'``.

@@ -1,8 +1,8 @@
 """Directories whose files no other user can have written.
 
-What is read from such a directory may be run, and what is old in it may be deleted. So
-nobody else may change what is in it, nor put another directory in its place: every
-directory above it counts, and every link on the way::
+Files in such a directory may be run when they are read, and old ones may be deleted. So
+no other user may change the files, nor replace the directory: every directory above it
+counts, and every link on the way::
 
     /          root's
     home       root's
@@ -81,7 +81,7 @@ def _names(path: str) -> list[str]:
 
 
 def _found(path: Path, make: bool) -> bool:
-    """Checks who owns what is on the way, and returns whether it is a link."""
+    """Checks the owner of a file on the way, and returns whether it is a link."""
     if make and not os.path.lexists(path):
         # Another rank may be faster.
         path.mkdir(mode=0o700, exist_ok=True)

@@ -67,7 +67,7 @@ class LossScale:
         self._n_finite = n_finite if same else 0
 
     def _resumed(self, saved: float) -> float:
-        """Returns the scale to go on with: the user's own, unless it is dynamic."""
+        """Returns the scale to continue with: the user's own, unless it is dynamic."""
         return self._scale
 
 

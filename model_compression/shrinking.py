@@ -242,8 +242,8 @@ def n_channels(channels: Channels, shapes: Mapping[str, Sequence[int]]) -> int |
         shapes: Shapes of parameters and running averages, by path.
 
     Returns:
-        int or None: Number of channels; ``None`` if the shapes do not tell, as in a
-        damaged file.
+        int or None: Number of channels; ``None`` if no shape has it, as in a damaged
+        file.
 
     Example:
         >>> channels = Channels("/0/W", ("/0/b",), (), "/2/W", 2, "/0", "/2")

@@ -2,16 +2,15 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.against_torch
 
-The same models with the same weights are trained on the same minibatches: by stock
-Chainer, by Chainer with the kernels of this project as they are installed, with oneDNN
-where that is installed, either with layers that run as one as well, and by PyTorch in
-both of its memory layouts. Each has a process of its own, with the C library's
-allocation of memory as its users have it, and they take turns, step by step. Forward,
-backward and update are timed apart: CPU seconds with one thread, seconds of the clock
-on the wall with several.
+The same models with the same weights are trained on the same minibatches in several
+variants. Chainer is stock, or has the kernels of this project as installed, without or
+with oneDNN, and without or with fused layers. PyTorch has both of its memory layouts.
+Each variant has a process of its own, with the C library's usual allocation of memory,
+and they take turns, step by step. Forward, backward and update are timed apart: CPU
+seconds with one thread, seconds of the wall clock with several.
 
-What is compared trains the same: the first losses, without dropout, are compared first.
-The aims are ratios to PyTorch's step in its default layout.
+All variants train the same: the first losses, without dropout, are compared first. The
+aims are ratios to PyTorch's step in its default layout.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from benchmarks.common.results import Result, alternate, command, machine, ratio
 
 
 class Variant(NamedTuple):
-    """Somebody who trains.
+    """A way of training that is compared.
 
     Attributes:
         kind: ``'chainer'`` or ``'torch'``.
-        options: Of the trainer.
-        environment: Of its process.
+        options: Options of the trainer.
+        environment: Environment of the trainer's process.
     """
 
     kind: str
@@ -69,8 +68,8 @@ AIMS = {
     ONEDNN_FUSED: dict(resnet50=0.92, transformer=0.8),
 }
 AIM_OF_THREADS = 1.05
-#: How many losses are compared, and how far each may be from PyTorch's. What rounding
-#: does to the weights, the next one shows many times over.
+#: Number of losses that are compared, and how far each may be from PyTorch's. Later
+#: losses multiply the rounding of the weights many times over.
 TOLERANCES = (1e-4, 2e-2)
 
 

@@ -66,7 +66,7 @@ class TransformerLayer(chainer.Chain):
         return h + F.dropout(self.outer(inner), self.dropout)
 
     def layers(self, name, mask):
-        """Returns the same as layers of a list; ``name`` tells it from others."""
+        """Returns the same as layers of a list, whose names begin with ``name``."""
         drop, around, past = (
             partial(F.dropout, ratio=self.dropout),
             *(
@@ -136,10 +136,10 @@ class Transformer(chainer.Chain):
 
 
 class Workload(NamedTuple):
-    """A model and what it is trained on.
+    """A model and the data to train it on.
 
     Attributes:
-        title: What it is, and the size of its minibatch.
+        title: Title of the model, with the size of its minibatch.
         build: Makes the model.
         batch: Makes a minibatch of inputs and targets.
         optimizer: Makes the optimizer.

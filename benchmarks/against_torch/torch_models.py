@@ -24,7 +24,7 @@ from examples.train.models.resnet50 import Bottleneck, Convolution
 
 @functools.singledispatch
 def converted(layer: Any) -> nn.Module:
-    """Returns the module that does what a layer of Chainer does."""
+    """Returns the module that computes the same as a layer of Chainer."""
     if layer is F.relu:
         return nn.ReLU(inplace=True)
     if isinstance(layer, partial) and layer.func is F.max_pooling_2d:
@@ -33,7 +33,7 @@ def converted(layer: Any) -> nn.Module:
         return nn.Dropout(layer.keywords["ratio"])
     if isinstance(layer, partial) and layer.func is F.mean:
         return _Mean(layer.keywords["axis"])
-    raise TypeError(f"there is no module of PyTorch for {layer!r}")
+    raise TypeError(f"PyTorch has no module for {layer!r}")
 
 
 def _pooling(ksize: int, stride: int, pad: int = 0, cover_all: bool = True) -> dict:
@@ -211,7 +211,7 @@ converted.register(Transformer, _Transformer)
 @functools.singledispatch
 def optimizer(like: chainer.Optimizer, module: nn.Module) -> torch.optim.Optimizer:
     """Returns the optimizer that updates as Chainer's does."""
-    raise TypeError(f"there is no optimizer of PyTorch for {like!r}")
+    raise TypeError(f"PyTorch has no optimizer for {like!r}")
 
 
 @optimizer.register

@@ -19,11 +19,11 @@ PHASES = ("forward", "backward", "update")
 
 
 class Trainer(abc.ABC):
-    """A model and a minibatch, which it is trained on again and again.
+    """A model and a minibatch, on which it is trained repeatedly.
 
     Args:
-        workload: What is trained.
-        clock: Tells the time in seconds.
+        workload: Model and data.
+        clock: Function that returns the time in seconds.
     """
 
     def __init__(self, workload: Workload, clock: Callable[[], float]) -> None:
@@ -94,8 +94,8 @@ class ChainerTrainer(Trainer):
     """Trains in Chainer.
 
     Args:
-        workload: What is trained.
-        clock: Tells the time in seconds.
+        workload: Model and data.
+        clock: Function that returns the time in seconds.
         fused: Whether layers run as one where that is faster. The first steps measure.
     """
 
@@ -141,8 +141,8 @@ class TorchTrainer(Trainer):
     """Trains in PyTorch, from the weights that Chainer's model has.
 
     Args:
-        workload: What is trained.
-        clock: Tells the time in seconds.
+        workload: Model and data.
+        clock: Function that returns the time in seconds.
         channels_last: Whether images and weights have their channels last in memory.
         compiled: Whether ``torch.compile`` gets the model.
     """
@@ -201,7 +201,7 @@ def make_trainer(
 
     Args:
         kind: ``'chainer'`` or ``'torch'``.
-        workload: The name of what is trained.
+        workload: The name of the trained model.
         wall: Whether the clock is the one on the wall, or else the CPU's.
         options: More arguments of the trainer.
     """

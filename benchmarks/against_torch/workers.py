@@ -22,9 +22,9 @@ class Worker:
     """An object in another process.
 
     Args:
-        name: Of the object, for errors.
-        make: Makes it; a function of a module.
-        arguments: Of the function.
+        name: Name of the object, for errors.
+        make: Function of a module that makes the object.
+        arguments: Arguments of the function.
         environment: Variables of the process that differ from those here.
     """
 
@@ -49,8 +49,8 @@ class Worker:
         """Calls a method and returns its result.
 
         Raises:
-            RuntimeError: It raised something, or its process is gone.
-            TimeoutError: It takes too long.
+            RuntimeError: If the method raised an error, or its process is gone.
+            TimeoutError: If the method takes too long.
         """
         self.send(method, *arguments)
         return self.receive()
@@ -90,7 +90,7 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
 
 
 def _serve(connection: Connection, make: Callable, arguments: tuple) -> None:
-    """Makes the object and calls its methods until nobody asks any more."""
+    """Makes the object and calls its methods until the pipe is closed."""
     made = None
     while True:
         try:

@@ -27,15 +27,17 @@ Example::
 
 ``python -m benchmarks.cluster --help`` does the same from a shell.
 
-requirements.py    says whether this machine can do it
-network.py         namespaces, the switch, rates of links
-control_groups.py  CPU shares and memory
-construction.py    makes all of it, and removes all of it
-registry.py        which clusters are up, and whose they are
-guardian.py        the process that makes a cluster and removes it
-enter.sh           starts a program on a host: what mpiexec takes for ssh
-emulated.py        what can be done with a cluster that is up
-starting.py        brings one up
+The modules::
+
+    requirements.py    what this machine lacks to emulate hosts
+    network.py         namespaces, the switch, rates of links
+    control_groups.py  CPU shares and memory
+    construction.py    makes all of it, and removes all of it
+    registry.py        the clusters that are up, and their owners
+    guardian.py        the process that makes a cluster and removes it
+    enter.sh           starts a program on a host, in the place of mpiexec's ssh
+    emulated.py        runs and changes of a cluster that is up
+    starting.py        brings one up
 """
 
 from benchmarks.cluster.construction import ClusterError, Host

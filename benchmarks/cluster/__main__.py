@@ -111,7 +111,7 @@ def link(host: int, is_up: bool, name: str) -> None:
 
 @main.command()
 def status() -> None:
-    """Say which hosts are up and what they have."""
+    """Print the hosts that are up and their limits."""
     entries, stale = registry.entries()
     for entry in entries:
         until = "down" if entry.owner is None else f"the end of process {entry.owner}"

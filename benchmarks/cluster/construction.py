@@ -20,9 +20,9 @@ class Host(NamedTuple):
     """The limits of a host.
 
     Attributes:
-        cpus: Its share of the machine, in cores.
-        rate: Of its link, such as ``'1gbit'``; no limit if ``None``.
-        memory: Such as ``'1G'``; no limit if ``None``.
+        cpus: Share of the machine, in cores.
+        rate: Rate of the link, such as ``'1gbit'``; no limit if ``None``.
+        memory: Size of the memory, such as ``'1G'``; no limit if ``None``.
     """
 
     cpus: float

@@ -55,7 +55,7 @@ def n_bytes(memory: str) -> int:
     """Returns the bytes that a size such as ``'512M'`` or ``'1.5G'`` means."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", memory)
     if found is None:
-        raise ValueError(f"{memory!r} is no size of memory, such as '512M' or '1G'")
+        raise ValueError(f"{memory!r} is not a size of memory, such as '512M' or '1G'")
     return int(float(found[1]) * UNITS[found[2]])
 
 
@@ -97,7 +97,7 @@ def kill(groups: list[str]) -> None:
     """Kills all processes of some groups and waits until they have ended.
 
     Raises:
-        TimeoutError: If some have not.
+        TimeoutError: If some processes have not ended.
     """
     deadline = time.monotonic() + TIMEOUT
     # Again and again, for they may start others meanwhile.

@@ -51,10 +51,10 @@ class Cluster:
     """A cluster that is up.
 
     Args:
-        name: Its name.
+        name: Name of the cluster.
 
     Raises:
-        ClusterError: If there is none of that name.
+        ClusterError: If there is no cluster with the name.
     """
 
     def __init__(self, name: str) -> None:
@@ -121,11 +121,12 @@ class Cluster:
             n: Number of ranks.
             argv: The program and its arguments.
             timeout: Seconds that it may take.
-            hosts: Where, in turn from rank 0 on; on all hosts if ``None``.
-            **options: Of `subprocess.Popen`, such as ``stdout`` and ``text``.
+            hosts: Hosts of the ranks, in turn from rank 0 on; all hosts if ``None``.
+            **options: Options of `subprocess.Popen`, such as ``stdout`` and ``text``.
 
         Raises:
-            subprocess.TimeoutExpired: If it took longer; it has been ended then.
+            subprocess.TimeoutExpired: If the program took longer; it has been ended
+                then.
         """
         command, env = self.launch(n, argv, hosts)
         options = {"stdin": subprocess.DEVNULL, **options}
@@ -149,12 +150,12 @@ class Cluster:
     def set(
         self, host: int, cpus: float | None = None, rate: str | None = None
     ) -> None:
-        """Changes what a host has, also while a program runs.
+        """Changes the limits of a host, also while a program runs.
 
         Args:
-            host: Its number.
-            cpus: Its share of the machine, in cores.
-            rate: Of its link; ``'unlimited'`` for none.
+            host: Number of the host.
+            cpus: Share of the machine, in cores.
+            rate: Rate of the link; ``'unlimited'`` for none.
         """
         name = self._member(host)
         if cpus is not None:

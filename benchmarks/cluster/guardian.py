@@ -27,7 +27,7 @@ from benchmarks.cluster.registry import Entry
 
 
 def main() -> None:
-    """Does what the line says."""
+    """Guards the cluster that a line of standard input describes."""
     # From here on SIGTERM only shows in a pipe, so that nothing stays half made.
     told, tell = os.pipe()
     os.set_blocking(tell, False)
@@ -44,13 +44,13 @@ def main() -> None:
 
 
 def guard(name: str, hosts: list[Host], owner: int | None, told: int) -> None:
-    """Makes a cluster and removes it in the end.
+    """Makes a cluster, and removes it at the end.
 
     Args:
-        name: Of the cluster.
-        hosts: What they have.
+        name: Name of the cluster.
+        hosts: Limits of the hosts.
         owner: The process whose end is awaited, if any.
-        told: What can be read when this process was told to end.
+        told: File descriptor that is readable when this process was told to end.
     """
     ends = [told] if owner is None else [told, os.pidfd_open(owner)]
     remove_stale()
@@ -67,8 +67,8 @@ def guard(name: str, hosts: list[Host], owner: int | None, told: int) -> None:
 
 
 def close_output(text: str = "") -> None:
-    """Tells who started this process how it went; nothing means well."""
-    # Who was to read it may have ended.
+    """Writes the outcome for the process that started this one; nothing for success."""
+    # The reader may have ended.
     with contextlib.suppress(OSError):
         os.write(1, text.encode())
     nowhere = os.open(os.devnull, os.O_RDWR)

@@ -12,9 +12,10 @@ SWITCH = "switch"
 BRIDGE = "bridge"
 NAMESPACES = Path("/run/netns")
 MOST_HOSTS = 200
-#: What passes a link at once however slow it is, and how long a packet may wait.
+#: Size of a burst that passes even a slow link at once, and the longest wait of a
+#: packet.
 BURST, LATENCY = "256kb", "50ms"
-#: What the units of rates mean, in bits per second.
+#: Units of rates, in bits per second.
 UNITS = {"kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 #: Seconds that a tool may take.
 TIMEOUT = 60.0
@@ -30,10 +31,10 @@ def call(*words: str, lines: list[str] | None = None) -> str:
 
     Args:
         *words: The command.
-        lines: What it reads.
+        lines: Lines of input for the command.
 
     Raises:
-        RuntimeError: If it fails.
+        RuntimeError: If the command fails.
     """
     done = subprocess.run(
         words,
@@ -51,13 +52,13 @@ def make(names: dict[int | str, str]) -> None:
     """Makes the namespaces, the switch in one of them, and a link to each host.
 
     Args:
-        names: Of the namespaces: `SWITCH`'s, and those of hosts by their number.
+        names: Names of the namespaces: `SWITCH`'s, and those of hosts by their number.
     """
     hosts = [host for host in names if host != SWITCH]
     for name in names.values():
         call("ip", "netns", "add", name)
-    # Hosts know each other's hardware addresses from the beginning. What a kernel finds
-    # out by itself it forgets if it is too much, of all namespaces together.
+    # Hosts know each other's hardware addresses from the beginning. A kernel forgets
+    # addresses that it finds out itself if all namespaces together have too many.
     ends = {host: (address(host), f"02:00:00:00:00:{host:02x}") for host in hosts}
     ends[SWITCH] = ("10.77.255.254", "02:00:00:00:01:00")
     lines = [
@@ -119,8 +120,8 @@ def set_rate(switch: str, host: int, name: str, rate: str | None) -> None:
     Args:
         switch: Name of the switch's namespace.
         host: Number of the host.
-        name: Of its namespace.
-        rate: Such as ``'1gbit'``; ``None`` for no limit.
+        name: Name of the host's namespace.
+        rate: Rate, such as ``'1gbit'``; ``None`` for no limit.
     """
     for namespace, device in ((name, "eth0"), (switch, _port(host))):
         tc, place = ("tc", "-n", namespace, "qdisc"), ("dev", device, "root")
@@ -151,7 +152,7 @@ def set_link(switch: str, host: int, is_up: bool) -> None:
 
 
 def is_up(switch: str, host: int) -> bool:
-    """Says whether a host's cable is in the switch."""
+    """Returns whether a host's cable is in the switch."""
     (port,) = json.loads(call("ip", "-j", "-n", switch, "link", "show", _port(host)))
     return "UP" in port["flags"]
 

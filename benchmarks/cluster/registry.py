@@ -1,6 +1,6 @@
-"""Which clusters are up: a file for each, locked by its guardian as long as that lives.
+"""The clusters that are up: a file for each, locked by its guardian while that lives.
 
-A file without a lock is of a guardian that was killed, and what it names is left over.
+A file without a lock is of a guardian that was killed, whose cluster is left over.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Entry(NamedTuple):
     """A cluster that is up, or on its way up or down.
 
     Attributes:
-        name: Of the cluster.
-        guardian: The process that will take it down.
-        owner: The process at whose end it does; ``None`` if only when it is told to.
+        name: Name of the cluster.
+        guardian: Process that will remove the cluster.
+        owner: Process at whose end the cluster is removed; ``None`` if only on request.
     """
 
     name: str
@@ -56,13 +56,13 @@ def locked(name: str) -> Iterator[IO | None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                # Who only reads it has done so in a moment.
+                # A process that only reads the file has done so in a moment.
                 if time.monotonic() < deadline:
                     time.sleep(0.01)
                     continue
                 yield None
                 return
-            # Whoever had locked it may just have removed it.
+            # The process that had locked it may just have removed it.
             if not path.exists() or not os.path.samestat(
                 path.stat(), os.fstat(file.fileno())
             ):
@@ -91,7 +91,7 @@ def entries() -> tuple[list[Entry], list[str]]:
 
 
 def read(name: str) -> Entry | None:
-    """Returns what is known of a cluster; ``None`` if it is not up."""
+    """Returns the entry of a cluster; ``None`` if it is not up."""
     try:
         with open(file_of(name)) as file:
             try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.cluster import control_groups
 
-#: What a cluster does to the network, in namespaces that end with the command.
+#: Changes of the network that a cluster makes, in namespaces that end with the command.
 TRIAL = """
 ip link add bridge type bridge
 ip link add host0 type veth peer name eth0
@@ -26,7 +26,7 @@ def mpiexec() -> str | None:
 
 
 def missing() -> str | None:
-    """Says why this machine cannot emulate hosts; ``None`` if it can."""
+    """Returns why this machine cannot emulate hosts; ``None`` if it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "it needs root on Linux"
     if not hasattr(os, "pidfd_open"):

@@ -1,4 +1,4 @@
-"""Brings clusters up, for the time of a ``with`` or until they are told to go."""
+"""Brings clusters up, for the time of a ``with`` or until a request to remove them."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ def cluster(
 ) -> Iterator[Cluster]:
     """Has hosts up for the time of a ``with``, or until this process ends.
 
-    However it ends: a process of its own removes the hosts then.
+    A process of its own removes the hosts at the end, however this process ends.
 
     Args:
-        cpus: For each host its share of the machine, in cores.
-        rate: Of each host's link, such as ``'1gbit'``, or one for each; no limit if
-            ``None``.
-        memory: Of each host, such as ``'1G'``, or one for each; no limit if ``None``.
-        name: Of the cluster; by default none that another process has.
+        cpus: Share of each host in the machine, in cores.
+        rate: Rate of each host's link, such as ``'1gbit'``, one for all or one for
+            each; no limit if ``None``.
+        memory: Memory of each host, such as ``'1G'``, one for all or one for each; no
+            limit if ``None``.
+        name: Name of the cluster; by default one that is not in use.
         overcommit: Whether the hosts may have more cores than the machine, and so slow
             each other down.
 
@@ -79,18 +80,18 @@ def start(
     """Brings a cluster up and returns its guardian.
 
     Args:
-        name: Of the cluster.
-        hosts: What they have.
-        owner: The process at whose end it goes down; ``None`` if only when told to.
+        name: Name of the cluster.
+        hosts: Limits of the hosts.
+        owner: Process at whose end the cluster is removed; ``None`` if only on request.
         overcommit: Whether the hosts may have more cores than the machine.
 
     Raises:
-        ClusterError: If it does not come up.
+        ClusterError: If the cluster does not come up.
     """
     reason = requirements.missing()
     if reason:
         raise ClusterError(f"no hosts can be emulated here: {reason}")
-    registry.file_of(name)  # Refuses what is no name.
+    registry.file_of(name)  # Refuses a text that cannot be a name.
     if not 1 <= len(hosts) <= network.MOST_HOSTS:
         raise ClusterError(f"a cluster has 1 to {network.MOST_HOSTS} hosts")
     for host in hosts:

@@ -27,15 +27,15 @@ PAUSE = 0.05
 
 @dataclass(frozen=True)
 class Hosts:
-    """Hosts that are equal, but for their shares of a core.
+    """Hosts that are equal, except for their shares of a core.
 
     Attributes:
-        n: How many.
-        share: Of a core, each, or one for each. All together should be less than the
-            machine has.
-        rate: Of each host's link, such as ``'1gbit'``; no limit if ``None``.
+        n: Number of hosts.
+        share: Share of a core, one for all hosts or one for each. Together they should
+            be less than the machine has.
+        rate: Rate of each host's link, such as ``'1gbit'``; no limit if ``None``.
         memory: Limit of each host, such as ``'1G'``; no limit if ``None``.
-        ranks: On each host.
+        ranks: Number of ranks on each host.
     """
 
     n: int
@@ -46,7 +46,7 @@ class Hosts:
 
     @property
     def shares(self) -> list[float]:
-        """Of each host."""
+        """The share of each host."""
         is_one = isinstance(self.share, (int, float))
         return [self.share] * self.n if is_one else list(self.share)
 
@@ -66,9 +66,9 @@ def prepare() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Lets programs on hosts keep the memory that they free, for their next step.
+    """Keeps the memory that programs on hosts free, for their next step.
 
-    Their C library would give it back to the system, which would have to clear it at
+    The C library would give it back to the system, which would have to clear it at
     every step.
     """
     os.environ["MALLOC_MMAP_MAX_"] = "0"
@@ -92,18 +92,18 @@ def run(
     Args:
         hosts: The hosts, and how many processes each of them has.
         module: Name of the module with that function.
-        job: What goes into JSON.
-        timeout: Seconds.
-        meanwhile: Is called with the cluster in a thread of its own; it must end when
-            the program does.
+        job: Argument of ``work``, in a form for JSON.
+        timeout: Seconds that the run may take.
+        meanwhile: Function that is called with the cluster in a thread of its own; it
+            must end when the program does.
 
     Returns:
-        What the first rank's call returned. If the hosts' memory is limited, it has the
+        The result of the first rank's call. If the hosts' memory is limited, it has the
         most bytes that the kernel has counted on each, as ``'counted'``.
 
     Raises:
         HostsFailedError: If a process failed.
-        subprocess.TimeoutExpired: If it took too long.
+        subprocess.TimeoutExpired: If the run took too long.
     """
     with tempfile.TemporaryDirectory() as folder:
         task, answer = Path(folder, "job.json"), Path(folder, "answer.json")
@@ -131,8 +131,8 @@ class HostsFailedError(RuntimeError):
     """A process on a host failed.
 
     Args:
-        hosts: All of them.
-        code: What the run ended with.
+        hosts: All hosts.
+        code: Exit code of the run.
     """
 
     def __init__(self, hosts: Hosts, code: int) -> None:

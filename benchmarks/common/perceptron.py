@@ -82,9 +82,9 @@ def step_seconds(comm: MPI.Comm, step: Callable[[], Any], pause: float) -> float
 
     Args:
         comm: The ranks, each of which calls this.
-        step: What this rank does; nothing if others work for it.
-        pause: Seconds between two looks of a rank that waits for the others to start
-            or to end.
+        step: Step of this rank; does nothing if others work for the rank.
+        pause: Seconds between two polls of a rank that waits for the others to start or
+            to end.
 
     Returns:
         Seconds of the rank that took longest, the same on every rank.
@@ -110,16 +110,16 @@ def _quiet_max(comm: MPI.Comm, value: float, pause: float) -> float:
 def measured_costs(
     timelines: Iterable[Timeline], n_stages: int, transfer: float = 0.0
 ) -> Costs:
-    """Returns what the stages cost in measured timelines of one schedule.
+    """Returns the costs of stages in measured timelines of one schedule.
 
     Args:
-        timelines: Of several runs.
+        timelines: Timelines of several runs.
         n_stages: Number of stages.
         transfer: Seconds of a message.
 
     Returns:
-        The mean times of each stage. Of a backward that was not split only the whole
-        is known, which counts as input gradients.
+        The mean times of each stage. A backward that was not split counts as input
+        gradients.
     """
     costs = automatic.measured_costs(timelines, n_stages)
     return dataclasses.replace(costs, transfer=transfer)

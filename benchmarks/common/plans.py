@@ -19,8 +19,9 @@ class Turns(NamedTuple):
     """The times of plans that took turns.
 
     Attributes:
-        seconds: Of each step, by the name of the plan; `UNDIVIDED` is one of them.
-        stages: For each step of a plan the seconds that each stage computed.
+        seconds: Seconds of each step, by the name of the plan; `UNDIVIDED` is one of
+            them.
+        stages: Seconds that each stage computed, for each step of a plan.
     """
 
     seconds: dict[str, list[float]]
@@ -37,10 +38,10 @@ def in_turn(
     """Measures plans in turn, each on the first hosts, as many as it has stages.
 
     Args:
-        hosts: All of them.
-        point: Which model and minibatch.
-        plans: By name, with their number of microbatches and schedule.
-        rounds: Steps of each.
+        hosts: All hosts.
+        point: Model and minibatch.
+        plans: Plans by name, with their number of microbatches and schedule.
+        rounds: Steps of each plan.
         deadline: Seconds that the run may take.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +65,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
     comm, point = MPI.COMM_WORLD, from_json(job["point"])
     x, t = minibatch(point, point.batch)
-    # What this rank does in a step: nothing, where others work for it.
+    # Steps of this rank, which do nothing where others work for it.
     steps = dict.fromkeys(job["plans"], lambda: None)
     pipes = {}
     for name, file in job["plans"].items():

@@ -20,12 +20,13 @@ from divisible.planning.layer_cost import LayerCost
 from divisible.planning.timed_phases import Phases
 from pipeline.step.runner import Progress
 
-#: Seconds that hosts are busy at least. Of 32 hosts the standard deviation was 5.5% of
+#: Least seconds that hosts are busy. For 32 hosts the standard deviation was 5.5% of
 #: the work done in 4 s, 3.4% in 15 s and 2.7% in 30 s.
 SECONDS = 15.0
-#: Times that a message goes to and fro, and bytes of one that tells the bandwidth.
+#: Number of times that a message goes to and fro, and bytes of one that measures the
+#: bandwidth.
 N_PINGS, LARGE_MESSAGE = 12, 2**22
-#: Of messages that nobody waits for; the next one counts them.
+#: Tag of messages that nobody waits for; the next one counts them.
 TAG = 1000
 #: Seconds that a host may wait for another.
 TIMEOUT = 3600.0
@@ -35,13 +36,13 @@ class Traffic:
     """Messages to and from a neighbour that nobody waits for.
 
     They take a host's core as those of a pipeline do, at most one each way for a
-    microbatch, but hold up neither end: of two hosts the slower says how many there
-    are.
+    microbatch, but hold up neither end: the slower of two hosts determines their
+    number.
 
     Args:
-        comm: Where nobody else uses the tag `TAG`.
-        peer: The neighbour, which has one of these as well.
-        n_bytes: Of a message.
+        comm: Communicator in which nobody else uses the tag `TAG`.
+        peer: Rank of the neighbour, which has such an object as well.
+        n_bytes: Bytes of a message.
     """
 
     def __init__(self, comm: MPI.Comm, peer: int, n_bytes: int) -> None:
@@ -68,7 +69,7 @@ class Traffic:
             self._receiving = self._receive()
 
     def end(self) -> None:
-        """Takes what was sent and waits for what it sent itself, as the peer does."""
+        """Receives the messages of the peer, and waits for those of this rank."""
         mine, theirs = np.array([self._n_sent]), np.empty(1, int)
         counts = [
             self._comm.Isend(mine, self._peer, TAG + 1),
@@ -92,19 +93,19 @@ def busy_seconds(
     pause: float,
     at_least: float = SECONDS,
 ) -> list[float]:
-    """Times each rank's part of a model while all run theirs, again and again.
+    """Times each rank's part of a model while all run theirs, repeatedly.
 
-    The ranks run what a profile measures, and have nothing to wait for. A host with a
+    The ranks run the layers as a profile does, and wait for nothing. A host with a
     tenth of a core finds its caches cold whenever its turn comes, and takes more than
-    ten times as long as one with a whole core. As many messages as a full pipeline has
-    go to and fro meanwhile, which take a part of the hosts' cores.
+    ten times as long as one with a whole core. Meanwhile as many messages as in a full
+    pipeline go to and fro, which take a part of the hosts' cores.
 
     Args:
-        comm: A rank on each host.
-        stage: What this rank runs. The stages follow each other.
-        x: A microbatch for the first of them; the others get random numbers.
-        pause: Seconds between two looks of a rank that waits for the others.
-        at_least: For how many seconds each rank is busy at least.
+        comm: Communicator with a rank on each host.
+        stage: Stage of this rank. The stages follow each other.
+        x: Microbatch for the first stage; the others get random numbers.
+        pause: Seconds between two polls of a rank that waits for the others.
+        at_least: Least seconds that each rank is busy.
 
     Returns:
         Seconds of a microbatch forward and backward on each rank, the same on every
@@ -121,7 +122,7 @@ def busy_seconds(
             shape = stage(x[:1]).shape[1:]
         comm.send(shape, rank + 1)
         n_bytes = len(x) * math.prod(shape) * x.itemsize
-    # Of a message between each two neighbours.
+    # Bytes of a message between each two neighbours.
     links = comm.allgather(n_bytes)[:-1]
     before = Traffic(comm, rank - 1, links[rank - 1]) if rank > 0 else None
     behind = Traffic(comm, rank + 1, links[rank]) if rank + 1 < comm.size else None
@@ -161,12 +162,12 @@ def message_seconds(comm: MPI.Comm, n_bytes: int, rounds: int) -> list[float]:
     """Times messages between the first two ranks.
 
     Args:
-        comm: Two ranks at least.
-        n_bytes: Of a message.
-        rounds: Times that one goes to and fro.
+        comm: Communicator of two ranks at least.
+        n_bytes: Bytes of a message.
+        rounds: Number of times that one goes to and fro.
 
     Returns:
-        For each round half of its seconds, the same on every rank.
+        Half of the seconds of each round, the same on every rank.
     """
     buffer, times = np.zeros(n_bytes, np.uint8), []
     for _ in range(rounds):

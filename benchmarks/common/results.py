@@ -19,9 +19,9 @@ from typing import Any, Callable, TypeVar
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-#: Part of a virtual machine's time that its hypervisor may give to others while
-#: something is measured that counts as undisturbed; how often, and for how many
-#: seconds, that is tried at least; and seconds of rest before the next try.
+#: Largest part of a virtual machine's time that its hypervisor may give to others
+#: during an undisturbed measurement. Least number of tries, and least seconds of
+#: trying. Seconds of rest before the next try.
 STOLEN, TRIES, PATIENCE, REST = 0.05, 3, 120.0, 5.0
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ def processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    # Those of the first core; of a virtual machine the name may say little.
+    # Fields of the first core; the name of a virtual machine may not be informative.
     found = {}
     for line in lines:
         key, _, value = line.partition(":")
@@ -46,14 +46,14 @@ def processor() -> str:
 
 
 def machine(*packages: str) -> str:
-    """Describes what the figures depend on.
+    """Describes the versions and settings that the figures depend on.
 
     Args:
         *packages: Installed packages whose versions matter.
 
     """
     versions = [f"{name} {metadata.version(name)}" for name in packages]
-    # It may hold OpenBLAS to the kernels of an older processor.
+    # The variable may restrict OpenBLAS to the kernels of an older processor.
     kind = "OPENBLAS_CORETYPE"
     held = [f"{kind}={os.environ[kind]}"] if kind in os.environ else []
     return ", ".join(
@@ -72,17 +72,17 @@ def command(before: str = "") -> str:
     """Returns the command that started this benchmark, as one would type it.
 
     Args:
-        before: What comes before ``python``, such as ``mpiexec -n 2``.
+        before: Text before ``python``, such as ``mpiexec -n 2``.
     """
     name = sys.modules["__main__"].__spec__.name.removesuffix(".__main__")
     return f"{before} python -m {shlex.join([name, *sys.argv[1:]])}".lstrip()
 
 
 class Result:
-    """The text of one result: printed as it comes, kept as a file at the end.
+    """The text of one result: printed line by line, and written to a file at the end.
 
     Args:
-        name (str): The benchmark's; the file is ``benchmarks/results/NAME.txt``.
+        name (str): Name of the benchmark; the file is ``benchmarks/results/NAME.txt``.
         output (Path or None): Another file.
         silent (bool): Whether to do nothing at all: on every rank but one.
 
@@ -117,12 +117,12 @@ def alternate(
     """Times the variants in turn, round after round, so that a disturbance hits all.
 
     Args:
-        variants: What to time, by name.
-        rounds (int): How often.
+        variants: Variants to time, by name.
+        rounds (int): Number of rounds.
         seconds_of: Runs a variant once and returns its seconds.
 
     Returns:
-        For each name its seconds in every round.
+        The seconds of each variant in every round, by name.
 
     """
     seconds: dict[str, list[float]] = {name: [] for name in variants}
@@ -158,8 +158,8 @@ def quiet_barrier(comm: Any, pause: float = 0.002) -> None:
     """Waits for all ranks without using the core, which another rank may need.
 
     Args:
-        comm (mpi4py.MPI.Comm): Whose ranks to wait for.
-        pause (float): Seconds between two looks.
+        comm (mpi4py.MPI.Comm): Communicator of the ranks to wait for.
+        pause (float): Seconds between two polls.
 
     """
     request = comm.Ibarrier()
@@ -180,16 +180,16 @@ def stolen_seconds() -> float:
 
 
 def undisturbed(comm: Any, measure: Callable[[], T]) -> tuple[T, float]:
-    """Measures again and again until the hypervisor leaves the machine alone meanwhile.
+    """Measures repeatedly, until the hypervisor leaves the machine alone meanwhile.
 
     Args:
         comm (mpi4py.MPI.Comm): Ranks on this machine that measure together.
-        measure (callable): What to do.
+        measure (callable): Function that measures.
 
     Returns:
-        What the last try returned, and the part of the machine's time during it that
-        was given to others: at most `STOLEN`, unless that was so for `TRIES` and for
-        `PATIENCE` seconds.
+        The result of the last try, and the part of the machine's time during it that
+        was given to others. The part is at most `STOLEN`, unless `TRIES` tries in
+        `PATIENCE` seconds had more.
 
     """
     begin, tries = time.perf_counter(), 0

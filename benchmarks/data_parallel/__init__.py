@@ -1,4 +1,4 @@
-"""Exchange of gradients between replicas: how fast it is, and what it costs.
+"""Exchange of gradients between replicas: its speed, and its effect on training.
 
 ::
 

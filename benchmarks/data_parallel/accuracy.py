@@ -4,16 +4,16 @@
 
 Replicas of a small network read digits; their exchanges are simulated in one process,
 on real gradients. Runs of one seed have weights, data, order and their first steps, in
-float32, in common. What the strategy of two roundings changes is compared over several
-seeds, and Algorithm 1 of Oyama et al. with what they tried (their Figs. 8 and 11 to
-13), beside float32 at the learning rate at which it trains in fact: the *gain* is the
-projection of its mean gradient on the exact one. 64 replicas have one seed: 8 nodes of
-8, or all in one level.
+float32, in common. The effect of the strategy of two roundings is compared over several
+seeds, and Algorithm 1 of Oyama et al. with their other variants (their Figs. 8 and 11
+to 13). Beside it is float32 at the learning rate at which the algorithm trains in fact.
+Its *gain* is the projection of its mean gradient on the exact one. There is one seed
+for 64 replicas: 8 nodes of 8, or all in one level.
 
 Two roundings are on 4 nodes of one replica, Algorithm 1 on 2 nodes of two.
 
-At the end stand the gradients themselves, against the ranges of the formats (Figs. 1, 9
-and 10).
+The last tables compare the gradients themselves with the ranges of the formats (Figs.
+1, 9 and 10).
 """
 
 from __future__ import annotations
@@ -93,11 +93,11 @@ def train(
     """Trains with each way from the same common steps.
 
     Args:
-        task: How.
-        ways: By name.
-        seed: Of all runs.
-        gains_of: By name of a run in float32 that is added, the way as whose gain its
-            learning rate is taken.
+        task: Settings of the training.
+        ways: Ways by name.
+        seed: Seed of all runs.
+        gains_of: Ways by the name of an additional run in float32, whose learning rate
+            is multiplied by the way's gain.
     """
     replicas = Replicas(task, seed)
     snapshot = replicas.train_common()
@@ -180,7 +180,7 @@ def write_quantiles(result: Result, runs: Sequence[Run]) -> None:
 
 
 def write_findings(result: Result, runs: Runs, large: Runs) -> None:
-    """Writes what was found beside what the paper says."""
+    """Writes the results beside those of the paper."""
 
     def loss(of: Runs, name: str) -> str:
         difference, error = paired(of[name], of[BASE])
@@ -215,7 +215,7 @@ def write_findings(result: Result, runs: Runs, large: Runs) -> None:
 
 
 def main() -> None:
-    """Trains all, and writes what was found."""
+    """Trains all, and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--seeds", type=int, default=5)

@@ -43,7 +43,7 @@ class SmallNet(chainer.Chain):
     def __init__(self, normalizes: bool) -> None:
         super().__init__()
         with self.init_scope():
-            # What normalization subtracts again is left out.
+            # Normalization would subtract a bias again, so there is none.
             options = {"pad": 1, "nobias": normalizes}
             self.conv1 = L.Convolution2D(1, 16, 3, **options)
             self.conv2 = L.Convolution2D(16, 32, 3, stride=2, **options)

@@ -20,13 +20,13 @@ class Distribution(NamedTuple):
     """Gradients of one parameter.
 
     Attributes:
-        elements: How many there are.
+        elements: Number of elements.
         zeros: The part of them that are zero.
         percentiles: The decimal logarithms of the magnitudes that are not zero.
-        of_ratio: Likewise, of the ratios to the weights.
+        of_ratio: The decimal logarithms of the ratios to the weights that are not zero.
         beyond: The part of the square of the ratios' norm that lies beyond their 0.95
             quantile, where Algorithm 1 saturates.
-        vanish: By format the part of the elements that are not zero and become zero.
+        vanish: Part of the elements that are not zero and become zero, by format.
     """
 
     elements: int
@@ -46,8 +46,8 @@ def distribution(gradient: np.ndarray, weights: np.ndarray) -> Distribution:
     """Returns the distribution of a gradient that is not zero.
 
     Args:
-        gradient: Float32.
-        weights: Of the same shape.
+        gradient: Gradient, float32.
+        weights: Weights, of the same shape.
     """
     flat = gradient.reshape(-1)
     ratio = relative(flat, weights.reshape(-1))

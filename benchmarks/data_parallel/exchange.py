@@ -50,7 +50,7 @@ WAYS: dict[str, Any] = {
 EIGHT_BITS = ("int8", "e4m3")
 PARTS = ("coding", "sizes", "hosts", "levels", "unlimited")
 SMALL = [2**n for n in range(12, 23, 2)]
-#: What is wanted: times as fast as MPI_Allreduce, and as our own fp32.
+#: Wanted speeds: relative to MPI_Allreduce, and to our own fp32.
 OVER_MPI, OVER_FP32, FP32_OVER_MPI, FP16_OVER_FP32 = 3.6, 3.3, 1.0, 1.8
 TWO_LEVELS, NOT_SLOWER = 1.4, 1.0
 #: Elements per second.
@@ -64,11 +64,11 @@ DEADLINE = 900
 
 
 class Table:
-    """Measures on hosts, and writes what was found.
+    """Measures on hosts, and writes the results.
 
     Args:
-        result: Where to.
-        arguments: Of the command.
+        result: Result to write to.
+        arguments: Arguments of the command.
     """
 
     def __init__(self, result: Result, arguments: argparse.Namespace) -> None:
@@ -80,10 +80,10 @@ class Table:
         """Measures on some hosts.
 
         Args:
-            n_hosts: How many.
+            n_hosts: Number of hosts.
             sizes: Elements of the arrays.
-            rate: Of the links.
-            **job: Of `benchmarks.data_parallel.turns.Job`.
+            rate: Rate of the links.
+            **job: Fields of `benchmarks.data_parallel.turns.Job`.
         """
         job.setdefault("ways", WAYS)
         rounds = [self._rounds(n) for n in sizes]
@@ -105,7 +105,7 @@ class Table:
         return found
 
     def write(self, found: dict[str, Any], base: str = "fp32") -> None:
-        """Writes a table of what was measured."""
+        """Writes a table of the measurements."""
         self._result.write(
             f"{'elements':>9}  {'way':16} {'ms':>7}  {MPI_WAY + ' / this':20}"
             f" {base + ' / this':20} MB sent  encode  wire   sum  decode ms"
@@ -141,13 +141,13 @@ _median = statistics.median
 
 
 class Goals:
-    """Lines that say which goals are met."""
+    """Lines of the goals, and whether they are met."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def add(self, what: str, value: float, wanted: float, digits: int = 2) -> None:
-        """Adds a value that should be at least what is wanted."""
+        """Adds a value that should be at least the goal."""
         verdict = "met" if value >= wanted else "MISSED"
         self.lines.append(f"{what}: {value:.{digits}f}, wanted {wanted:g}: {verdict}")
 
@@ -159,7 +159,7 @@ class Goals:
 
 
 def goals_of_sizes(goals: Goals, n_hosts: int, sizes: Iterable[Any]) -> None:
-    """Adds what is wanted of large arrays."""
+    """Adds the goals for large arrays."""
     for elements, seconds, _, _ in sizes:
         if elements < 8 * MEBI:
             continue

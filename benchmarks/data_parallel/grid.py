@@ -1,15 +1,16 @@
-"""Replicas of a pipeline on 4 hosts: what of the exchange is hidden, and which grid.
+"""Replicas of a pipeline on 4 hosts: the hidden part of the exchange, and grids.
 
     python -m benchmarks.data_parallel.grid
 
 ``overlap``: 2 replicas of 2 stages with links of 1 Gbit/s. Gradients are exchanged
-during the step, after it, or not at all, all in turn, so that one run says how much of
-the exchange lies behind computing. Messages move between the functions of layers, so
+during the step, after it, or not at all, all in turn, so that one run shows how much of
+the exchange is hidden by computing. Messages move between the functions of layers, so
 the model has many.
 
 ``plans``: 1 replica of 4 stages, 2 of 2 and 4 of 1 with one model and one minibatch.
-`best_plan` knows the layers' profiles from a whole core, how fast the hosts are when
-all are busy, and the link; its order of the three should be the measured one.
+The search `best_plan` knows the layers' profiles from a whole core, the speed of the
+hosts when all are busy, and the link. Its order of the three should be the measured
+one.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from benchmarks.common.results import Result, command, machine, ratios
 from benchmarks.data_parallel.exchange import Goals
 
 N_HOSTS = 4
-#: As `benchmarks.data_parallel.grid_ranks` has them, which this process cannot import,
-#: as it would start MPI.
+#: The names of `benchmarks.data_parallel.grid_ranks`, which this process cannot import,
+#: because that would start MPI.
 ALONE, AFTER, DURING = "alone", "after", "during"
 #: Schedules of the part overlap, and dtypes on the wire of the part plans.
 SCHEDULES, EXCHANGE_DTYPES = ("1f1b", "zb_h1"), ("fp32", "int8")
@@ -46,7 +47,7 @@ DEADLINE = 280
 
 
 def hidden(seconds: dict[str, Sequence[float]]) -> float:
-    """Returns the share of an exchange that lies behind computing.
+    """Returns the share of an exchange that is hidden by computing.
 
     ::
 
@@ -56,7 +57,7 @@ def hidden(seconds: dict[str, Sequence[float]]) -> float:
                                               '-hidden-'
 
     Args:
-        seconds: Of each step, by `ALONE`, `AFTER` and `DURING`.
+        seconds: Seconds of each step, by `ALONE`, `AFTER` and `DURING`.
     """
     alone, after, during = (
         statistics.median(seconds[w]) for w in (ALONE, AFTER, DURING)

@@ -31,16 +31,16 @@ class Job(NamedTuple):
 
     Attributes:
         task: ``'overlap'``, ``'profile'`` or ``'plans'``.
-        width: Of the perceptron's layers.
-        layers: How many of them have weights.
+        width: Width of the perceptron's layers.
+        layers: Number of layers that have weights.
         batch: Samples of a minibatch, of all replicas.
         rounds: Steps of each way.
-        microbatches: Of a replica; for plans the most.
-        schedules: Of the task overlap.
-        exchange_dtypes: Of the task plans.
+        microbatches: Microbatches of a replica; for plans the largest number.
+        schedules: Schedules of the task overlap.
+        exchange_dtypes: Dtypes on the wire of the task plans.
         sizes: Samples of a microbatch at which layers are profiled.
-        files: Of these profiles.
-        busy: For how many seconds all hosts compute, to see how fast they are then.
+        files: Files of these profiles.
+        busy: Seconds that all hosts compute, in order to measure their speed then.
     """
 
     task: str
@@ -60,8 +60,8 @@ class Overlapped(NamedTuple):
     """The result of training with one schedule.
 
     Attributes:
-        seconds: Of each step and update, by `ALONE`, `AFTER` and `DURING`.
-        report: Of the optimizer that exchanges during the step.
+        seconds: Seconds of each step and update, by `ALONE`, `AFTER` and `DURING`.
+        report: Report of the optimizer that exchanges during the step.
         sent: Bytes that the first rank sent for an exchange.
     """
 
@@ -77,7 +77,7 @@ class Planned(NamedTuple):
         name: Replicas, ranks of each, and the dtype on the wire.
         headline: The plan in words.
         predicted: Seconds of a step.
-        seconds: Of each step and update.
+        seconds: Seconds of each step and update.
     """
 
     name: str
@@ -91,10 +91,10 @@ class Trainer:
 
     Args:
         grid: The grid.
-        stage: This rank's.
-        job: What to do.
-        options: Of the optimizer; ``None`` for one that exchanges nothing.
-        **of_pipe: Of the pipeline.
+        stage: Stage of this rank.
+        job: Work of all ranks.
+        options: Options of the optimizer; ``None`` for one that exchanges nothing.
+        **of_pipe: Options of the pipeline.
     """
 
     def __init__(
@@ -148,8 +148,8 @@ def overlap(comm: MPI.Comm, job: Job) -> dict[str, Overlapped]:
     """Trains two replicas with exchanges during the step, after it, and without.
 
     Args:
-        comm: Of an even number of ranks.
-        job: What to do.
+        comm: Communicator of an even number of ranks.
+        job: Work of all ranks.
 
     Returns:
         The result of each schedule.
@@ -187,8 +187,8 @@ def plans(comm: MPI.Comm, job: Job) -> dict[str, Any]:
     """Plans grids of several shapes, and trains on each.
 
     Args:
-        comm: Of all ranks.
-        job: What to do.
+        comm: Communicator of all ranks.
+        job: Work of all ranks.
     """
     network, profiles = link(comm), [Profile.load(file) for file in job.files]
     model = mlp(job.width, job.layers)
@@ -214,7 +214,7 @@ def plans(comm: MPI.Comm, job: Job) -> dict[str, Any]:
                     exchange_dtype=exchange_dtype,
                     replicas=(replicas, replicas),
                 )
-    # What they measure of their own may differ.
+    # Measurements of their own may differ between ranks.
     chosen = comm.bcast(chosen)
     grids = {name: Grid.of(plan, comm) for name, plan in chosen.items()}
     trainers = {}

@@ -14,7 +14,8 @@ class Network(NamedTuple):
     """A network, and how it trains.
 
     Attributes:
-        sizes: Of the convolutions, and of the fully connected layers but the last.
+        sizes: Sizes of the convolutions, and of the fully connected layers but the
+            last.
         batch: Samples of a replica in a step.
         lr: The learning rate.
     """
@@ -43,7 +44,8 @@ def _pool(x: chainer.Variable) -> chainer.Variable:
     return F.max_pooling_2d(x, 2)
 
 
-#: As AlexNet is, nearly all parameters fully connected; and nearly all convolutions.
+#: A network like AlexNet, with nearly all parameters fully connected; and one with
+#: nearly all in convolutions.
 NETWORKS = {
     "AlexNet-like": Network(((16, 32), (2048, 2048)), 8, 0.01),
     "convolutions": Network(((48, 48, 48, 48), ()), 32, 0.01),

@@ -24,7 +24,7 @@ from data_parallel import Exchange
 from divisible.communication.wire import WIRE
 
 BLOCK = 256
-#: Of a coded array, and of an exchanged one.
+#: Elements of a coded array, and of an exchanged one.
 CODED, EXCHANGED = 2**25, 2**23
 TIMEOUT = 100.0
 

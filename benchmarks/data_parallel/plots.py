@@ -41,13 +41,13 @@ def draw(
     """Draws all panels into a file.
 
     Args:
-        path: Of the picture.
-        small: How 4 replicas trained.
-        large: How 64 did.
-        runs: Of 4 replicas, by way, a run for each seed.
-        of_large: Of 64 replicas.
-        gradients: By parameter.
-        weights: Likewise.
+        path: Path of the picture.
+        small: Settings of the training of 4 replicas.
+        large: Settings of the training of 64 replicas.
+        runs: Runs of 4 replicas by way, one for each seed.
+        of_large: Runs of 64 replicas.
+        gradients: Distributions of gradients, by parameter.
+        weights: Weights, by parameter.
     """
     figure = Figure(figsize=(15, 9), layout="constrained")
     panels = figure.subplots(2, 3)
@@ -103,7 +103,7 @@ def _quantiles(axes: object, task: Task, run: Run) -> None:
 
 
 def _curves(axes: object, task: Task, runs: dict[str, list[Run]]) -> None:
-    # Of the seeds that all have: accuracies differ more between seeds.
+    # Only seeds that all ways have: accuracies differ more between seeds.
     n_seeds = min(map(len, runs.values()))
     for name, each in runs.items():
         mean = np.mean([run.accuracies for run in each[:n_seeds]], axis=0)

@@ -60,10 +60,10 @@ class Trained(NamedTuple):
     """The result of training in one way.
 
     Attributes:
-        seconds: Of each step, of the slowest replica.
+        seconds: Seconds of each step, on the slowest replica.
         parts: Seconds that the first replica took for each part of its exchange, by
             name; medians.
-        accuracies: Of every `TEST_EVERY` steps, in percent.
+        accuracies: Accuracies after every `TEST_EVERY` steps, in percent.
     """
 
     seconds: list[float]
@@ -75,10 +75,10 @@ class Replica:
     """One replica that trains in one way.
 
     Args:
-        comm: Of all replicas.
-        network: What trains.
-        name: Of the way.
-        options: Of the way.
+        comm: Communicator of all replicas.
+        network: Network that is trained.
+        name: Name of the way.
+        options: Options of the way.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def train(comm: MPI.Comm, job: Job) -> dict[str, Any]:
-    """Trains in all ways, and returns what came of each, by name.
+    """Trains in all ways, and returns the results by name.
 
     Args:
-        comm: Of the replicas.
-        job: What to do.
+        comm: Communicator of the replicas.
+        job: Work of all replicas.
     """
     network, data = NETWORKS[job.network], digits(0)
     batch = job.batch or network.batch

@@ -27,12 +27,12 @@ class Way(NamedTuple):
     """A way to exchange gradients.
 
     Attributes:
-        options: Of `simulate_exchange`; ``None`` for the mean in float32.
+        options: Options of `simulate_exchange`; ``None`` for the mean in float32.
         exempts: Whether parameters of one dimension stay in float32.
         feedback: Whether there is error feedback.
         ratio: Whether Algorithm 1 sends gradients relative to the weights; otherwise
-            ones stand for them.
-        lr_factor: Of the learning rate.
+            ones replace the weights.
+        lr_factor: Factor of the learning rate.
     """
 
     options: dict[str, Any] | None = None
@@ -67,10 +67,11 @@ class Run:
     """The result of a run.
 
     Attributes:
-        accuracies: In percent, of every `TEST_EVERY` steps after the common ones.
-        gains: Of each step the projection of the gradient on the exact mean.
-        errors: Of each step the error relative to the norm of the exact mean.
-        quantiles: Those of Algorithm 1 by parameter, each time they were taken.
+        accuracies: Accuracies in percent, after every `TEST_EVERY` steps after the
+            common ones.
+        gains: Projection of the gradient on the exact mean, for each step.
+        errors: Error relative to the norm of the exact mean, for each step.
+        quantiles: Quantiles of Algorithm 1 by parameter, each time they were computed.
     """
 
     accuracies: list[float] = field(default_factory=list)
@@ -88,8 +89,8 @@ class Replicas:
     """Replicas of a network, which all have the same weights.
 
     Args:
-        task: How they train.
-        seed: Of weights, data and order of samples.
+        task: Settings of the training.
+        seed: Seed of weights, data and order of samples.
     """
 
     def __init__(self, task: Task, seed: int) -> None:
@@ -157,7 +158,7 @@ class Replicas:
 
 
 class _Exchange:
-    """Exchanges of one run, and what they keep from one to the next."""
+    """Exchanges of one run, and their state from one to the next."""
 
     def __init__(self, way: Way, run: Run) -> None:
         self._way, self._run, self._n = way, run, 0

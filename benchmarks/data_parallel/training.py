@@ -4,11 +4,11 @@
 
 ``steps``: two networks on 2 hosts with links of 1 Gbit/s. The AlexNet-like one has
 nearly all of its parameters in fully connected layers, so that its step is nearly all
-exchange; of the other one convolutions have nearly all the work. Gradients are
+exchange; in the other one convolutions have nearly all the work. Gradients are
 exchanged after backward; ``during``: during it; ``late``, which is double buffering:
 during the next forward and backward. ``alone`` exchanges nothing. All ways take turns,
-each with a model of its own, so that the same run says what a step is made of (Figs. 5
-and 6 of Oyama et al.) and how long it takes to an accuracy (Fig. 14).
+each with a model of its own. So the same run shows the parts of a step (Figs. 5 and 6
+of Oyama et al.) and its time to an accuracy (Fig. 14).
 
 ``scaling``: 1, 2 and 4 hosts of equal speed, weak and strong, against one without an
 exchange (Fig. 7).
@@ -49,17 +49,17 @@ WAYS: dict[str, dict[str, Any]] = {
     "e4m3, late": {"exchange_dtype": "e4m3", "double_buffering": True},
     "oyama2017, late": {**PAPER, "double_buffering": True},
 }
-#: Of the part scaling.
+#: Ways in the part scaling.
 SCALED = ("fp32", "int8", "oyama2017")
 PARTS = ("encode", "wire", "sum", "decode")
 #: The AlexNet-like network, the other one, and what is wanted of the first: part of a
 #: step that float32's exchange takes, and times as many steps per second.
 WIDE, DEEP = "AlexNet-like", "convolutions"
 SHARE, FASTER, OVER_CHAINERMN = 0.8, 2.2, 0.97
-#: Accuracies in percent to which the time is told.
+#: Accuracies in percent to which the time is measured.
 TARGETS = (80, 90, 95)
-#: As `benchmarks.data_parallel.replicas` has it, which this process cannot import, as
-#: it would start MPI.
+#: The value in `benchmarks.data_parallel.replicas`, which this process cannot import,
+#: because that would start MPI.
 TEST_EVERY = 5
 HOSTS = (1, 2, 4)
 #: Seconds that the run on some hosts may take.
@@ -77,9 +77,9 @@ def seconds_to(
     """Returns the seconds of training to an accuracy; ``None`` if it is not reached.
 
     Args:
-        target: In percent.
-        seconds: Of each step.
-        accuracies: Of every `TEST_EVERY` steps.
+        target: Accuracy in percent.
+        seconds: Seconds of each step.
+        accuracies: Accuracies after every `TEST_EVERY` steps.
     """
     for i, accuracy in enumerate(accuracies):
         if accuracy >= target:
@@ -126,7 +126,7 @@ def write_times(result: Result, ways: dict[str, Any]) -> None:
 
 
 def goals_of(goals: Goals, network: str, ways: dict[str, Any]) -> None:
-    """Adds what is wanted of a network."""
+    """Adds the goals for a network."""
     seconds = {name: each[0] for name, each in ways.items()}
     goals.add_ratio(
         f"{network}: fp32 over ChainerMN",

@@ -23,7 +23,7 @@ Way = dict[str, Any] | None
 PAUSE = 0.005
 #: Seconds that a rank may wait for another.
 TIMEOUT = 300.0
-#: Of the message that shows that the link is as fast as it is said to be.
+#: Bytes of the message that checks whether the link is as fast as its given rate.
 KNOWN_BYTES = 16 * 2**20
 COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
@@ -32,10 +32,10 @@ class Job(NamedTuple):
     """The measurement that all ranks make.
 
     Attributes:
-        ways: By name.
+        ways: Ways by name.
         sizes: Elements of the arrays.
-        rounds: Of each size.
-        ranks: On each host.
+        rounds: Rounds of each size.
+        ranks: Number of ranks on each host.
         break_even: Wire dtypes whose break-even is measured.
         are_hosts: Whether the ranks are on emulated hosts, whose links can be measured.
     """
@@ -52,10 +52,10 @@ class Measured(NamedTuple):
     """The result for arrays of one size.
 
     Attributes:
-        elements: Of the array.
-        seconds: By way, of each round.
-        sent: By way the bytes that left the first host.
-        parts: By way the seconds that the first rank took for each part of its work.
+        elements: Elements of the array.
+        seconds: Seconds of each round, by way.
+        sent: Bytes that left the first host, by way.
+        parts: Seconds that the first rank took for each part of its work, by way.
     """
 
     elements: int
@@ -84,7 +84,7 @@ class Turns:
         random = np.random.default_rng(self._comm.rank)
         self._original = random.standard_normal(n, np.float32)
         self._array, self._sum = (np.empty_like(self._original) for _ in range(2))
-        # Of a model, which all replicas have.
+        # Weights of a model, which all replicas have.
         self._weights = np.random.default_rng(0).standard_normal(n, np.float32)
         names = {name: name for name in self._exchanges}
         sent, parts = {}, {name: [] for name in names}
@@ -143,11 +143,11 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(comm: MPI.Comm, job: Job) -> dict[str, Any]:
-    """Returns what was measured, and what a message between two hosts takes.
+    """Returns the measurements, and the seconds of a message between two hosts.
 
     Args:
-        comm: Of all ranks.
-        job: What to do.
+        comm: Communicator of all ranks.
+        job: Work of all ranks.
     """
     message = None
     if comm.size > job.ranks:

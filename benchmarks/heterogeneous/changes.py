@@ -1,13 +1,14 @@
-"""Remapping while hosts change, and where their abilities are not what is believed.
+"""Remapping while hosts change, and where their believed abilities are wrong.
 
     python -m benchmarks.heterogeneous.changes
 
-``wrong``: condition B, the ability of the last host given as twice what it is. Ten
-checks with DRPM, against the same mapping kept. ``unknown``: the same true abilities,
-given and not, from the third check on. ``halved``: the share of a host is halved while
-it runs, as in Fig. 12 of Ozawa et al.; ``job``: another program runs on the host
-instead, as in the paper. Each table has the seconds of the iterations between two
-checks, and what was moved then.
+The part ``wrong`` is condition B, in which the ability of the last host is given as
+twice the true one. Ten checks with DRPM are compared with the same mapping kept. The
+part ``unknown`` compares the same true abilities, given and not, from the third check
+on. In the part ``halved`` the share of a host is halved while it runs, as in Fig. 12 of
+Ozawa et al. In the part ``job`` another program runs on the host instead, as in the
+paper. Each table has the seconds of the iterations between two checks, and the moves of
+each check.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def ways_of(part: str, abilities: list[float]) -> dict[str, dict[str, Any]]:
 
     Args:
         part: One of `PARTS`.
-        abilities: Of the hosts.
+        abilities: Abilities of the hosts.
     """
     given = {"mapping": "SRPM", "remaps": "given"}
     kept = {"mapping": "SRPM", "remaps": "kept"}
@@ -87,7 +88,7 @@ def halved(cluster: Cluster, host: int, share: float) -> Iterator[None]:
 def job(cluster: Cluster, host: int, share: float) -> Iterator[None]:
     """Runs another program on a host for a while."""
     argv, env = cluster.launch(1, [sys.executable, "-c", BUSY], [host])
-    # mpiexec would tell at length that it was ended.
+    # Without this, mpiexec would report its end at length.
     quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     process = subprocess.Popen(argv, env=env, **quiet)
     try:
@@ -103,14 +104,14 @@ CHANGES: dict[str, Change] = {"halved": halved, "job": job}
 def meanwhile(
     change: Change, marker: str, n_ways: int, host: int, share: float
 ) -> Callable[[Cluster], None]:
-    """Returns what changes a host in the second part of each way.
+    """Returns a function that changes a host in the second part of each way.
 
     Args:
-        change: What is done to it.
-        marker: As of `benchmarks.heterogeneous.ranks.follow`.
-        n_ways: How many ways there are.
-        host: Its number.
-        share: Of the host.
+        change: Change of the host.
+        marker: Marker of `benchmarks.heterogeneous.ranks.follow`.
+        n_ways: Number of ways.
+        host: Number of the host.
+        share: Share of the host.
     """
 
     def watch(cluster: Cluster) -> None:
@@ -149,7 +150,7 @@ def write_table(result: Result, title: str, found: dict[str, Any]) -> None:
 
 
 def add_goals(goals: Goals, part: str, found: dict[str, Any]) -> None:
-    """Adds what is wanted of a part."""
+    """Adds the goals of a part."""
     seconds = {n: [c["seconds"] for c in checks] for n, checks in found.items()}
     if part == "wrong":
         ratio = sum(seconds["SRPM"]) / sum(seconds["DRPM"])

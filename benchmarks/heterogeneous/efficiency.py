@@ -83,13 +83,13 @@ def best(values: dict[str, list[float]], prefix: str) -> str:
 def write_table(
     result: Result, goals: Goals, title: str, found: dict[str, Any], is_a: bool
 ) -> None:
-    """Writes what one set of hosts gave, and adds what is wanted of it.
+    """Writes the results of one set of hosts, and adds their goals.
 
     Args:
-        result: Where to.
-        goals: To add to.
-        title: Of the hosts.
-        found: Of `benchmarks.heterogeneous.ranks.measure`.
+        result: Result to write to.
+        goals: Goals to add to.
+        title: Title of the hosts.
+        found: Result of `benchmarks.heterogeneous.ranks.measure`.
         is_a: Whether it is condition A.
     """
     values = efficiencies(found)

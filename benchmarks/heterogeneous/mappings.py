@@ -40,7 +40,7 @@ def mappings(
     """Yields every mapping with its name.
 
     Args:
-        abilities: Of the processors.
+        abilities: Abilities of the processors.
         shape: n, m, l and s.
     """
     n = len(abilities)

@@ -35,10 +35,10 @@ class Way(NamedTuple):
     Attributes:
         mapping: ``'method 1'``, ``'H_rev'``, ``'SRPM'``, ``'SRPM, any'``; ``'equal'``
             for a rectangular partition of equal abilities.
-        groups: Of the first two.
+        groups: Number of groups in ``'method 1'`` and ``'H_rev'``.
         remaps: ``'given'`` if DRPM begins with the abilities, ``'unknown'`` if without;
-            ``'kept'`` if it only looks; ``None`` if there is none.
-        abilities: That are believed; ``None`` for those of the job.
+            ``'kept'`` if it only measures; ``None`` without DRPM.
+        abilities: Abilities that are believed; ``None`` for those of the job.
     """
 
     mapping: str
@@ -51,15 +51,15 @@ class Job(NamedTuple):
     """The measurement that all ranks make.
 
     Attributes:
-        abilities: Of the hosts, as they are meant to be.
+        abilities: Intended abilities of the hosts.
         shape: n, m, l and s.
-        ways: By name, as the fields of `Way`.
-        rounds: Of all ways.
-        steps: Of each way in a round.
+        ways: Ways by name, as the fields of `Way`.
+        rounds: Rounds of all ways.
+        steps: Steps of each way in a round.
         every: Iterations between two checks of DRPM.
-        checks: Of DRPM before the first round.
-        tolerance: By which part of it a host's share may be off in a round.
-        tries: Of a round in which one is.
+        checks: Checks of DRPM before the first round.
+        tolerance: Largest relative error of a host's share in a round.
+        tries: Number of tries of a round with a larger error.
     """
 
     abilities: list[float]
@@ -80,7 +80,7 @@ def partition_of(
 
     Args:
         way: The way.
-        abilities: Of the hosts, if the way believes no others.
+        abilities: Abilities of the hosts, if the way has no others.
         shape: n, m, l and s.
     """
     believed = way.abilities or abilities
@@ -98,9 +98,9 @@ class Training:
     """A network that trains in one way.
 
     Args:
-        comm: Of its ranks.
-        way: How.
-        abilities: Of the hosts.
+        comm: Communicator of the ranks.
+        way: Way to train.
+        abilities: Abilities of the hosts.
         shape: n, m, l and s.
         every: Iterations between two checks.
     """
@@ -151,16 +151,17 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(comm: MPI.Comm, job: Job) -> dict[str, Any]:
-    """Lets all ways take turns, with each host alone among them.
+    """Measures all ways in turn, with each host alone among them.
 
     Args:
-        comm: Of the ranks, one on each host.
-        job: What to do.
+        comm: Communicator of the ranks, one on each host.
+        job: Work of all ranks.
 
     Returns:
-        ``'alone'``, by round the seconds of a step of each host alone; ``'ways'``, by
-        name the seconds of a step in each round; ``'off'``, by round how far the host
-        that was most so was off its share; ``'checks'``, by name those of DRPM.
+        Results by name. The seconds of a step of each host alone, by round, are in
+        ``'alone'``. The seconds of a step in each round, by way, are in ``'ways'``. The
+        largest relative error of a host's share, by round, is in ``'off'``. The checks
+        of DRPM, by way, are in ``'checks'``.
     """
     x, t = samples(job.shape)
     alone = Training(MPI.COMM_SELF, Way("equal"), [1.0], job.shape, job.every)
@@ -236,18 +237,19 @@ def follow(
     """Trains in each way, one after the other, while the load changes.
 
     Args:
-        comm: Of the ranks.
-        job: What to do; rounds do not count.
-        n_checks: How many checks each way has.
-        at: After how many of them the load changes.
-        marker: Beginning of the names of files that say so, with the number of the way
-            behind it; there is a second one, with ``end`` behind that, when it is over.
+        comm: Communicator of the ranks.
+        job: Work of all ranks; its rounds do not count.
+        n_checks: Number of checks of each way.
+        at: Number of checks after which the load changes.
+        marker: Beginning of the names of files that announce the change, followed by
+            the number of the way. A second file, with ``end`` behind that, announces
+            the end.
 
     Returns:
-        By name of the way the checks of DRPM.
+        The checks of DRPM, by name of the way.
     """
     x, t = samples(job.shape)
-    # Loads what the first steps load.
+    # Loads the modules that the first steps load.
     first = Training(comm, Way("SRPM"), job.abilities, job.shape, job.every)
     _steps(first, x, t, 2)
     first.mlp.close()

@@ -48,10 +48,10 @@ def row(settings: Settings, n: int, is_told: bool, cases: int) -> list[float]:
     """Returns the cases that settled, again after the step, and the slowest, percent.
 
     Args:
-        settings: Of DRPM.
-        n: Processors.
-        is_told: Whether abilities are believed to be something.
-        cases: How many.
+        settings: Settings of DRPM.
+        n: Number of processors.
+        is_told: Whether abilities are given at the start.
+        cases: Number of cases.
     """
     random = np.random.RandomState(0)
     first, again, slowest = 0, 0, []
@@ -61,7 +61,7 @@ def row(settings: Settings, n: int, is_told: bool, cases: int) -> list[float]:
         abilities = step(true, random.randint(n), 0.5, at)
         checks = run(abilities, believed if is_told else None, ALL, settings, random)
         first += settles(checks[:BEFORE], 0)
-        # The check of the interval in which it changed is none of the three.
+        # The check of the interval in which the abilities changed does not count.
         again += settles(checks, BEFORE + 1)
         slowest.append(checks[-1].slowest)
     return [100 * first / cases, 100 * again / cases, statistics.mean(slowest)]

@@ -16,7 +16,7 @@ from heterogeneous.checks import Measurements, outcome
 
 #: Inputs, hidden units, outputs, samples: the paper's.
 SHAPE = (203, 80, 26, 1024)
-#: Of a processor's computation its messages within a column take so much, at the least.
+#: Least time of a processor's messages within a column, as a part of its computation.
 MESSAGES = 0.02
 
 #: The abilities of all processors in an iteration, counted from 0.
@@ -24,12 +24,12 @@ Abilities = Callable[[int], np.ndarray]
 
 
 class Settings(NamedTuple):
-    """The parameters of DRPM, and what disturbs it.
+    """The parameters of DRPM, and of disturbances.
 
     Attributes:
         every: Iterations between two checks, R.
         last: Measurements that count, L; ``None`` for all since the last check.
-        whole: Threshold below which everything is mapped anew.
+        whole: Threshold below which everything is mapped again.
         line: Threshold below which lines move.
         noise: Standard deviation of a time, relative.
     """
@@ -45,9 +45,10 @@ class Checked(NamedTuple):
     """A check.
 
     Attributes:
-        action: What moved.
+        action: Rectangles that moved.
         slowest: The slowest processor's time over that of a perfect balance, after it.
-        seconds: Of the iterations since the last check, in units of a perfect balance.
+        seconds: Seconds of the iterations since the last check, in units of a perfect
+            balance.
     """
 
     action: str | None
@@ -66,12 +67,13 @@ def run(
     """Simulates a run.
 
     Args:
-        abilities: As they are.
-        initial: As they are said to be at the start; ``None`` for no estimate.
-        n_checks: How many checks there are.
-        settings: Of DRPM.
-        random: Where noise comes from.
-        spikes: Iterations that took so many times as long: iteration, processor, times.
+        abilities: True abilities.
+        initial: Abilities that are given at the start; ``None`` for no estimate.
+        n_checks: Number of checks.
+        settings: Settings of DRPM.
+        random: Source of the noise.
+        spikes: Iterations that took a multiple of their time: iteration, processor,
+            factor.
     """
     n = len(abilities(0))
     partition = rectangular_partition([1] * n if initial is None else initial, *SHAPE)
@@ -125,9 +127,9 @@ def settles(checks: Sequence[Checked], since: int, within: int = 3) -> bool:
     """Returns whether nothing moves any more, some checks after something changed.
 
     Args:
-        checks: Of a run, or the first of it.
-        since: How many checks there had been when it changed.
-        within: How many checks may move something.
+        checks: Checks of a run, or its first ones.
+        since: Number of checks before the change.
+        within: Number of checks that may move something.
     """
     return all(check.action is None for check in checks[since + within :])
 
@@ -135,7 +137,7 @@ def settles(checks: Sequence[Checked], since: int, within: int = 3) -> bool:
 def random_case(
     random: np.random.RandomState, n: int
 ) -> tuple[np.ndarray, list[float]]:
-    """Returns abilities, and what somebody believes them to be: off by up to 1.5."""
+    """Returns abilities, and wrong beliefs about them: off by up to 1.5."""
     true = random.uniform(0.25, 1.0, n)
     believed = true * 1.5 ** random.uniform(-1, 1, n)
     return true, believed.tolist()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from benchmarks.common.results import ROOT, Result, command, machine
 
 PROGRAMS = Path(__file__).parent / "programs"
-#: What a program is run after, in turn, until it works.
+#: Code that a program is run after, in turn, until it works.
 ALIASES = (
     "",
     "import chainer_compat; chainer_compat.enable_numpy_aliases();"
@@ -26,10 +26,10 @@ class Package(NamedTuple):
     """A package to try.
 
     Attributes:
-        name: On PyPI.
-        needs: Other packages, and conditions on them, that it does not say.
-        alone: Whether it is installed without what it says it needs, which no longer
-            builds.
+        name: Name on PyPI.
+        needs: Other packages that it needs and does not declare, with conditions.
+        alone: Whether the package is installed without its requirements, which no
+            longer build.
         unpacked: Whether its archive is only unpacked, since it has an extension for
             GPUs that no longer builds, and does without.
     """

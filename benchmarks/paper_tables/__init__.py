@@ -1,15 +1,17 @@
 """Figures 6 to 14 of Takisawa et al. (2022), measured again on emulated hosts.
 
-points.py    what is measured: the figures' points, scaled to the machine
-models.py    the models, and where they are cut
-profiles.py  the profiles of the models' layers, by which our cuts are chosen
-work.py      what the hosts do
-samples.py   what was measured so far, one line for each step
-rows.py      a row for each point: measured, and by equation (3)
-page.py      the page with its table, and the CSV file of all points
-plots.py     the figures
-cli.py       the command
-data/        profiles, samples, and the points as CSV
+::
 
-python -m benchmarks.paper_tables --quick
+    points.py    the figures' points, scaled to the machine
+    models.py    the models, and where they are cut
+    profiles.py  the profiles of the models' layers, by which our cuts are chosen
+    work.py      the work of the hosts
+    samples.py   the measurements so far, one line for each step
+    rows.py      a row for each point: measured, and by equation (3)
+    page.py      the page with its table, and the CSV file of all points
+    plots.py     the figures
+    cli.py       the command
+    data/        profiles, samples, and the points as CSV
+
+    python -m benchmarks.paper_tables --quick
 """

@@ -1,4 +1,4 @@
-"""The command: measures what is missing, then writes the tables."""
+"""The command: makes missing measurements, then writes the tables."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def main() -> None:
 def write_page(
     arguments: argparse.Namespace, every: dict[int, list[Point]], scale: Scale
 ) -> None:
-    """Writes what was measured so far."""
+    """Writes the measurements so far."""
     # Here, because matplotlib is not needed to measure.
     from benchmarks.paper_tables.page import write
 
@@ -146,11 +146,11 @@ def measure(arguments: argparse.Namespace, todo: list[tuple[Point, int]]) -> lis
     """Brings the hosts of one group after the other up and measures on them.
 
     Args:
-        arguments: Of the command line.
+        arguments: Arguments of the command line.
         todo: Points and rounds.
 
     Returns:
-        What failed, in words; the groups after it are measured nevertheless.
+        Texts of failures; later groups are measured nevertheless.
     """
     # All rounds of a point are cut alike, whatever is chosen now.
     samples_before = read(arguments.data / SAMPLES).items()

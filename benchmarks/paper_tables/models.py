@@ -51,15 +51,15 @@ def minibatch(point: Point, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def cuts(point: Point, profiles: list[Profile], hosts: Hosts) -> list[int]:
-    """Returns where the model is cut for a point.
+    """Returns the cuts of the model for a point.
 
     Args:
-        point: Its ``cut`` is the paper's, of equally many layers on all hosts, or ours:
-            the one that is fastest by simulation. That may have fewer stages than
-            there are hosts: where one layer is the slowest stage in any case, more
-            stages only take longer to fill.
-        profiles: Of the layers, at several sizes; for our cut only.
-        hosts: Where it will run.
+        point: Point to measure. Its ``cut`` is the paper's, of equally many layers on
+            all hosts, or ours: the one that is fastest by simulation. Ours may have
+            fewer stages than there are hosts: where one layer is the slowest stage in
+            any case, more stages only take longer to fill.
+        profiles: Profiles of the layers, at several sizes; for our cut only.
+        hosts: Hosts on which the model will run.
     """
     if point.cut == EQUAL:
         return equal_cuts(point)

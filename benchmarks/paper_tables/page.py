@@ -25,7 +25,7 @@ from benchmarks.paper_tables.points import (
 from benchmarks.paper_tables.rows import Row, rows
 from benchmarks.paper_tables.samples import read
 
-#: What the paper says of each figure.
+#: Results of each figure in the paper.
 PAPER = {
     6: "In the paper 2 and 4 processes are fastest with 5 microbatches (1.34 and 1.93),"
     " 8, 16 and 32 with 20 (2.70, 3.49, 3.72); with 12 or more, 2 processes are slower"
@@ -66,15 +66,15 @@ CSV_COLUMNS = (
 def write(
     figures: dict[int, list[Point]], data: Path, folder: Path, cpu: float, scale: Scale
 ) -> None:
-    """Writes the page, points.csv and the figures of which something was measured.
+    """Writes the page, points.csv and the figures that have measured points.
 
     Args:
         figures: Points by figure; one appears if it has a measured point that is not
             in those before it.
-        data: Where the samples are, and points.csv goes.
-        folder: Where the page goes, and its figures.
-        cpu: Of all hosts together, in cores.
-        scale: Of the experiments.
+        data: Folder of the samples, and of points.csv.
+        folder: Folder of the page and its figures.
+        cpu: Share of all hosts together, in cores.
+        scale: Scale of the experiments.
     """
     found = rows(data, (point for points in figures.values() for point in points))
     write_csv(data / "points.csv", found.values())
@@ -98,7 +98,7 @@ def write(
 
 
 def introduction(data: Path, cpu: float, scale: Scale, every: str) -> list[str]:
-    """Says what was done, and on what."""
+    """Returns a text of the experiments and the machine."""
     samples = [s for group in read(data / SAMPLES).values() for s in group]
     machines = sorted({sample.machine for sample in samples})
     loads = [sample.load for sample in samples]
@@ -150,7 +150,7 @@ def best_speedups(found: dict[Point, Row]) -> list[str]:
 
 
 def is_usual(row: Row, found: dict[Point, Row]) -> bool:
-    """Says whether a row is of the usual links and size."""
+    """Returns whether a row is of the usual links and size."""
     sizes = [p.size for p in found if p.model == row.point.model]
     usual = max(sorted(set(sizes)), key=sizes.count)
     return row.point.rate == RATE and row.point.size == usual
@@ -176,7 +176,7 @@ def predicted(row: Row | None) -> str:
 
 
 def remarks(found: dict[Point, Row]) -> list[str]:
-    """Says what the columns are, how far equation (3) is off, and what is older."""
+    """Returns remarks on the columns, the error of equation (3), and older samples."""
     errors = np.abs([r.error_of_equation for r in found.values() if not r.is_fitted])
     errors = errors[~np.isnan(errors)]
     text = [
@@ -228,5 +228,5 @@ def write_csv(path: Path, found: Iterable[Row]) -> None:
 
 def digits(value: float) -> str:
     """Formats a number with the digits that are the same on all machines."""
-    # Without what is left of zero, and its sign.
+    # Rounding removes remainders of zero, and adding 0.0 its sign.
     return "" if np.isnan(value) else f"{round(value, 9) + 0.0:.6g}"

@@ -24,9 +24,9 @@ def draw(number: int, rows: Sequence[Row], folder: Path) -> list[str]:
     """Draws a figure of the paper.
 
     Args:
-        number: Of the figure.
-        rows: Its points.
-        folder: Where to write.
+        number: Number of the figure.
+        rows: Points of the figure.
+        folder: Folder to write to.
 
     Returns:
         Names of the files.
@@ -194,6 +194,6 @@ def _lines(
 
 
 def _legend_beside(axes: Any, title: str | None = None) -> None:
-    """Says what the lines are where it covers none of them."""
+    """Draws the legend where it covers no lines."""
     style = {"fontsize": "small", "title_fontsize": "small"}
     axes.figure.legend(loc="outside right upper", title=title, **style)

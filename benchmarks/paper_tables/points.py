@@ -50,12 +50,12 @@ class Point:
         model: ``'mlp'``, ``'vgg16'`` or ``'resnet50'``.
         size: Units of a layer, or pixels on a side.
         batch: Samples of the minibatch.
-        hosts: How many there are, each with an equal share of the machine.
-        microbatches: How many.
-        rate: Of a host's link.
+        hosts: Number of hosts, each with an equal share of the machine.
+        microbatches: Number of microbatches.
+        rate: Rate of a host's link.
         cut: ``EQUAL`` or ``OURS``.
-        schedule: Its name, or ``SERIAL`` for the undivided model in plain Chainer on
-            one of the hosts.
+        schedule: Name of the schedule, or ``SERIAL`` for the undivided model in plain
+            Chainer on one of the hosts.
     """
 
     model: str
@@ -91,17 +91,17 @@ class Point:
         """Returns the hosts.
 
         Args:
-            cpu: Of all of them, in cores.
+            cpu: Share of all hosts together, in cores.
         """
         return Hosts(self.hosts, min(1.0, cpu / self.hosts), self.rate)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the experiments are.
+    """The sizes of the experiments.
 
     Attributes:
-        width: Of the perceptron's layers, for the paper's 5,000.
+        width: Width of the perceptron's layers, for the paper's 5,000.
         image: Pixels on a side of VGG16's and ResNet50's images.
         batch: Samples in place of the paper's 1,200, 84 and 90, for trying out.
     """

@@ -15,21 +15,22 @@ from divisible.schedules.paper_model import PerformanceModel
 
 @dataclass(frozen=True)
 class Row:
-    """A measured point and what was to be expected.
+    """A measured point, and predictions of it.
 
     Attributes:
-        point: What was measured.
-        seconds: Of each step.
-        serial: For each step that of the undivided model on one such host, in the same
-            round: the machine may be faster in another. Of what was not measured in a
-            round its last one is taken, here and below.
-        single: The same with one microbatch; empty if that was not measured.
-        cuts: Where the model was cut.
-        equation: For each step the seconds by equation (3), whose constants come from
-            three points of the same series and round; empty on one host.
+        point: The measured point.
+        seconds: Seconds of each step.
+        serial: Seconds of the undivided model on one such host in the same round, for
+            each step: the machine may be faster in another round. A missing round is
+            replaced by the last one, here and below.
+        single: Seconds with one microbatch, for each step; empty if they were not
+            measured.
+        cuts: Positions of the cuts.
+        equation: Seconds by equation (3) for each step, whose constants come from three
+            points of the same series and round; empty on one host.
         is_fitted: Whether this is one of the three.
-        stolen: Part of the machine's time that its hypervisor gave to others meanwhile,
-            at most; ``None`` if that is not known of every sample.
+        stolen: Largest part of the machine's time that its hypervisor gave to others
+            meanwhile; ``None`` if that is not known for every sample.
     """
 
     point: Point
@@ -53,12 +54,12 @@ class Row:
 
     @property
     def speedup(self) -> float:
-        """Over the undivided step, the median of the rounds."""
+        """The speed-up over the undivided step, the median of the rounds."""
         return float(np.median(np.divide(self.serial, self.seconds)))
 
     @property
     def speedup_by_equation(self) -> float:
-        """The same by equation (3); not a number where there is none."""
+        """The speed-up by equation (3); not a number on one host."""
         if not self.equation:
             return np.nan
         return float(np.median(np.divide(self.serial, self.equation)))
@@ -72,11 +73,11 @@ class Row:
 
 
 def rows(data: Path, points: Iterable[Point]) -> dict[Point, Row]:
-    """Returns a row for every point of which there are samples.
+    """Returns a row for every point that has samples.
 
     Args:
         data: Folder of the samples.
-        points: What to look for.
+        points: Points to find.
     """
     samples = read(data / SAMPLES)
     measured = [p for p in dict.fromkeys(points) if p in samples]
@@ -108,8 +109,8 @@ def in_rounds_of(steps: list[Sample], others: list[Sample] | None) -> list[float
     """Returns for each step the seconds of another in the same round.
 
     Args:
-        steps: Of one point.
-        others: Of another.
+        steps: Steps of one point.
+        others: Steps of another point.
     """
     if not others:
         return []

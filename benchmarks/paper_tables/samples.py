@@ -15,18 +15,18 @@ class Sample:
     """One measured step.
 
     Attributes:
-        point: Of what.
-        round: Its number; a rerun measures only rounds that are missing.
-        seconds: Of the rank that took longest; of a step that ran several times, those
-            of the middle one.
-        cuts: Where the model was cut.
-        machine: Where.
+        point: The measured point.
+        round: Number of the round; a rerun measures only rounds that are missing.
+        seconds: Seconds of the rank that took longest; for a step that ran several
+            times, those of the middle run.
+        cuts: Positions of the cuts.
+        machine: Name of the machine.
         load: Load average when the hosts came up.
-        date: When.
-        pages: Of memory that a rank got from the system in the step, at most. Unknown
+        date: Date of the measurement.
+        pages: Most pages of memory that a rank got from the system in the step. Unknown
             in older samples, most of which are first steps.
-        stolen: Part of the machine's time that its hypervisor gave to others during
-            the step or another of the same point, at most. Unknown in older samples.
+        stolen: Largest part of the machine's time that its hypervisor gave to others
+            during the step or another of the same point. Unknown in older samples.
     """
 
     point: Point

@@ -31,8 +31,8 @@ PROFILES, PROFILE_SECONDS = 3, 30.0
 #: many, and how many they are, unless these take more than so many seconds. (Of 16
 #: hosts a step differs by 5% from the next.)
 SHORT, MANY, STEPS, LONG = 15.0, 15, 3, 60.0
-#: Pages of memory from the system that a step may take per second, on any rank, or in
-#: all if it is shorter; and how many steps that take more are left out, at most.
+#: Pages of memory from the system that a step may take per second on any rank, or in
+#: total if the step is shorter. The most steps with more pages that are left out.
 PAGES, COLD_STEPS = 5, 4
 
 
@@ -70,8 +70,8 @@ class Steps:
     """Measures steps on hosts that are up.
 
     Args:
-        comm: A rank on each host.
-        file: Of the samples.
+        comm: Communicator with a rank on each host.
+        file: File of the samples.
     """
 
     def __init__(self, comm: MPI.Comm, file: Path) -> None:
@@ -81,11 +81,11 @@ class Steps:
         self._load = float(load.split()[-1])
         # The stage of the last point, by what it depends on.
         self._stage: tuple[Any, Divisible | None] = (None, None)
-        # Of the present point, at most.
+        # Largest part of the present point.
         self._stolen = 0.0
 
     def measure(self, todo: list[dict]) -> None:
-        """Measures points and rounds in turn; writes each sample as it comes.
+        """Measures points and rounds in turn, and writes each sample at once.
 
         Args:
             todo: Dictionaries of ``point``, ``cuts`` and ``round``.

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.rebalancing``; `benchmarks.rebalancing` says what there is."""
+"""Runs ``python -m benchmarks.rebalancing``; see `benchmarks.rebalancing`."""
 
 from __future__ import annotations
 

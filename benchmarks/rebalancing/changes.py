@@ -11,9 +11,9 @@ from benchmarks.cluster import Cluster
 
 #: Checks after a change until all should have settled.
 SETTLED = 3
-#: Of the minibatches between two changes, in checks.
+#: Number of minibatches between two changes, in checks.
 PHASE = 8
-#: Seconds between two looks for a file, and that a run may take.
+#: Seconds between two polls for a file, and seconds that a run may take.
 PAUSE, DEADLINE = 0.05, 3600.0
 SLOW_HOST = 2
 
@@ -30,11 +30,12 @@ def n_iterations(every: int) -> tuple[int, int, int]:
 
 
 def watcher(folder: Path, share: float) -> Callable[[Cluster], None]:
-    """Returns what changes the share of a host when a run asks for it.
+    """Returns a function that changes the share of a host when a run asks for it.
 
     Args:
-        folder: Where the first rank makes files ``slow0``, ``fast0`` and so on.
-        share: Of the host, in cores.
+        folder: Folder in which the first rank makes files ``slow0``, ``fast0`` and so
+            on.
+        share: Smaller share of the host, in cores.
     """
 
     def watch(cluster: Cluster) -> None:
@@ -50,13 +51,13 @@ def watcher(folder: Path, share: float) -> Callable[[Cluster], None]:
 
 
 class Course:
-    """A trainer's extension that keeps times and losses, and asks for the changes.
+    """A trainer's extension that records times and losses, and asks for the changes.
 
     Args:
-        folder: Where the watcher looks.
-        number: Of the run.
+        folder: Folder that the watcher polls.
+        number: Number of the run.
         every: Minibatches between two checks.
-        is_chief: Whether it is this rank that asks.
+        is_chief: Whether this rank asks for changes.
     """
 
     trigger = 1, "iteration"
@@ -79,13 +80,13 @@ class Course:
 
     @property
     def seconds_before(self) -> float:
-        """Of a step before the host becomes slow, when the first checks are over."""
+        """Seconds of a step before the host becomes slow, after the first checks."""
         slow, _, _ = n_iterations(self._every)
         return self._mean(slow // 2, slow)
 
     @property
     def seconds_settled(self) -> float:
-        """Of a step on the slow host, from the third check after the change on."""
+        """Seconds of a step on the slow host, from the third check after the change."""
         slow, fast, _ = n_iterations(self._every)
         return self._mean(slow + SETTLED * self._every, fast)
 

@@ -35,7 +35,7 @@ from benchmarks.rebalancing.changes import (
 )
 
 WAYS = ("equal", "planned", "rebalanced")
-#: What the four hosts have of all cores, the first two of one pipeline.
+#: Parts of all cores that the four hosts have; the first two hosts are one pipeline.
 PARTS = (0.35, 0.3, 0.2, 0.15)
 N_PIPELINE = 2
 #: Losses may differ by so much of themselves.

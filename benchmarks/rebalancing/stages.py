@@ -126,7 +126,7 @@ def _train(job: dict[str, Any], way: str, number: int) -> dict[str, Any]:
 
 
 def are_equal(found: dict[str, list[dict[str, Any]]]) -> bool:
-    """Says whether all runs have the same losses and parameters, bit for bit."""
+    """Returns whether all runs have the same losses and parameters, bit for bit."""
     runs = [each for runs in found.values() for each in runs]
     return all(
         (each["losses"], each["digest"]) == (runs[0]["losses"], runs[0]["digest"])

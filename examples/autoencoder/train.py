@@ -8,8 +8,8 @@ different stages, each has a copy, and the copies stay equal bit for bit: the pi
 adds up their gradients after every minibatch. Losses are the same on any number of
 ranks, up to rounding.
 
-In the end it tells how much of the test digits' variance is in the code, and how much
-principal component analysis explains, which is the best that is linear.
+At the end it prints how much of the test digits' variance is in the code, and how much
+principal component analysis explains, which is the best linear method.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
     del model
     optimizer = pipe.setup(chainer.optimizers.Adam(0.005))
 
-    # What goes in is what should come out.
+    # The targets of an autoencoder are its inputs.
     batches = SerialIterator(TupleDataset(train, train), args.batchsize)
     tests = SerialIterator(TupleDataset(test, test), 100, repeat=False, shuffle=False)
     updater = PipelineUpdater(batches, optimizer, pipe)
@@ -99,13 +99,13 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--epoch", type=int, default=40, help="number of epochs")
     add("--batchsize", type=int, default=64, help="samples of a minibatch")
-    add("--microbatches", type=int, default=4, help="of a minibatch")
+    add("--microbatches", type=int, default=4, help="microbatches of a minibatch")
     add("--schedule", choices=schedules.NAMES, default="1f1b")
     add("--recompute", choices=RECOMPUTATIONS, default="never")
-    add("--units", type=int, default=128, help="of the layer in between")
+    add("--units", type=int, default=128, help="units of the layer in between")
     add("--code", type=int, default=8, help="numbers for each digit")
     add("--every", type=int, default=10, help="epochs between two lines")
-    add("--seed", type=int, default=0, help="of weights and order of samples")
+    add("--seed", type=int, default=0, help="seed of weights and order")
     add("--out", default="result", help="folder for the log")
     return parser.parse_args()
 

@@ -3,10 +3,10 @@
     python examples/chainer_scripts/port.py CHAINER_SRC OUT_DIR
 
 CHAINER_SRC is a clone of Chainer's repository at v7.8.1; its source distribution has no
-examples. The edits are read from the lessons beside this file, such as train_mnist.rst:
-each is made where its old lines stand in the script, whole and in a row. Where they
-stand nowhere, or more than once, the program says so and writes nothing. OUT_DIR must
-be new.
+examples. The edits are read from the lessons beside this file, such as train_mnist.rst.
+Each edit is made where its old lines stand in the script, whole and in a row. If they
+stand nowhere, or more than once, the program reports that and writes nothing. OUT_DIR
+must be new.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
 
-# In Chainer's tree, in OUT_DIR, and the lesson. What has no lesson is copied.
+# Paths in Chainer's tree and in OUT_DIR, and the lesson. Files without a lesson are
+# copied.
 FILES = [
     ("examples/mnist/train_mnist.py", "train_mnist.py", "train_mnist.rst"),
     ("examples/cifar/train_cifar.py", "train_cifar.py", "train_cifar.rst"),
@@ -42,7 +43,7 @@ SECTION = re.compile(r"^(\w+\.py)\n-+\n", re.MULTILINE)
 
 
 class Edit(NamedTuple):
-    """One edit of a lesson: consecutive lines, and those that take their place."""
+    """One edit of a lesson: consecutive lines, and the lines that replace them."""
 
     origin: str
     file: str
@@ -54,8 +55,8 @@ def read_edits(lesson: Path) -> list[Edit]:
     """Reads the edits of a lesson, which are its blocks of the language ``diff``.
 
     As in a diff, ``-`` marks old lines, ``+`` new ones, and a blank lines that stay.
-    They are of the script that the lesson is named after, or of the file that is the
-    title of their section.
+    They change the script that the lesson is named after, or the file that is the title
+    of their section.
     """
     text = lesson.read_text(encoding="utf-8")
     edits = []
@@ -83,8 +84,8 @@ def apply_edits(edits: list[Edit], text: str) -> str:
     """Makes all edits on the text of a script.
 
     Raises:
-        ValueError: If an edit does not have exactly one place, or two share a line.
-            The message names every such edit, and its old lines.
+        ValueError: If an edit does not have exactly one place, or two edits share a
+            line. The message names every such edit, and its old lines.
 
     """
     lines = text.splitlines(keepends=True)

@@ -13,7 +13,7 @@ class Network(Divisible):
 
     Args:
         width (int): Channels of the first block; the others have twice as many.
-        n_blocks (int): How many blocks there are.
+        n_blocks (int): Number of blocks.
     """
 
     def __init__(self, width: int = 16, n_blocks: int = 4) -> None:

@@ -4,11 +4,11 @@
     divisible plan profile-4.json profile-8.json profile-16.json --ranks 2 --batch 64
     mpiexec -n 2 divisible run examples/cluster/train.py --plan plan.json --resume auto
 
-The plan says where the layers are cut, how many microbatches there are, in which order
-they run, and all else that it was made to decide. A signal, as a batch system sends it
-before the time is over, lets the minibatch under way end, saves a snapshot and exits
-with code 75; the same command goes on from there, also on another number of ranks with
-another plan. Each epoch leaves a line in the log and a timeline of a step.
+The plan has the cuts of the layers, the number of microbatches, their order, and all
+other decisions. A batch system sends a signal before a job's time is over: the script
+then finishes the minibatch, saves a snapshot and exits with code 75. The same command
+resumes the run, also on another number of ranks with another plan. Each epoch writes a
+line to the log and a timeline of a step.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--plan", help="the file of divisible plan")
     add("--width", type=int, default=16, help="channels of the first block")
     add("--epoch", type=int, default=5, help="number of epochs")
-    add("--batchsize", type=int, help="of a minibatch; default: the plan's, or 64")
+    add("--batchsize", type=int, help="samples; default: the plan's, or 64")
     add("--half", action="store_true", help="float16 with float32 master weights")
-    add("--seed", type=int, default=0, help="of weights and the order of samples")
+    add("--seed", type=int, default=0, help="seed of weights and order")
     add("--out", default="result", help="folder for the log, pictures and snapshots")
     add("--resume", help="'auto', or the path of a snapshot")
     return parser.parse_args()

@@ -3,9 +3,8 @@
     mpiexec -n 2 python examples/data_parallel/train_chainermn.py
     mpiexec -n 2 python examples/data_parallel/train.py
 
-Each rank has a replica, and a part of the samples. The first script is one for
-ChainerMN; the second is the same, but for two lines, and sends gradients between hosts
-in 8 bits.
+Each rank has a replica, and a part of the samples. The first script uses ChainerMN. The
+second differs in two lines, and sends gradients between hosts in 8 bits.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def main() -> None:
     optimizer = create_multi_node_optimizer(momentum, comm, exchange_dtype="int8")
     optimizer.setup(model)
 
-    # Rank 0 reads, and gives each rank its part, all of one length.
+    # Rank 0 reads the samples, and sends each rank a part; all parts have one length.
     train = test = None
     if comm.rank == 0:
         train, test = read_digits()
@@ -75,7 +74,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--batchsize", type=int, default=30, help="of each rank")
+    parser.add_argument("--batchsize", type=int, default=30, help="of a rank")
     parser.add_argument("--epoch", type=int, default=10)
     parser.add_argument("--units", type=int, default=400, help="of a hidden layer")
     parser.add_argument("--seed", type=int, default=0)

@@ -3,9 +3,8 @@
     mpiexec -n 2 python examples/data_parallel/train_chainermn.py
     mpiexec -n 2 python examples/data_parallel/train.py
 
-Each rank has a replica, and a part of the samples. The first script is one for
-ChainerMN; the second is the same, but for two lines, and sends gradients between hosts
-in 8 bits.
+Each rank has a replica, and a part of the samples. The first script uses ChainerMN. The
+second differs in two lines, and sends gradients between hosts in 8 bits.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def main() -> None:
     optimizer = create_multi_node_optimizer(momentum, comm)
     optimizer.setup(model)
 
-    # Rank 0 reads, and gives each rank its part, all of one length.
+    # Rank 0 reads the samples, and sends each rank a part; all parts have one length.
     train = test = None
     if comm.rank == 0:
         train, test = read_digits()

@@ -5,11 +5,11 @@
     mpiexec -n 4 python examples/grid/train.py --stages 1   4 replicas of the model
     mpiexec -n 4 divisible run --plan plan.json examples/grid/train.py
 
-Any plan runs: replicas share every minibatch, a rank has one stage or several. Losses
-are the same by any plan, up to rounding: also with dropout, whose masks go by the
-microbatch among those of all replicas, if all together have as many. A run that was
-stopped, by SIGTERM to any rank, goes on with --resume auto, by the same plan or another
-one.
+Any plan runs: replicas share every minibatch, and a rank has one stage or several.
+Losses are the same by any plan, up to rounding. This includes dropout if all plans have
+the same number of microbatches together, as masks depend on a microbatch's number among
+those of all replicas. A run that was stopped, by SIGTERM to any rank, resumes with
+--resume auto, by the same plan or another one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
     args = parse_arguments()
     np.random.seed(args.seed)
     train, test = read_digits()
-    # All ranks make the same model, of which each will have its own layers only.
+    # All ranks make the same model, and each will keep its own layers only.
     with deferred_init(args.seed):
         model = DigitNet(args.width)
     pipe = Pipeline(model, comm, seed=args.seed, **wanted(args, len(model), train))
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def wanted(args: argparse.Namespace, n_layers: int, train: TupleDataset) -> dict:
-    """Returns the pipeline's arguments for the plan that is asked for."""
+    """Returns the pipeline's arguments, from the options."""
     if args.stages is None:
         first = train[: args.batchsize or BATCHSIZE]
         x, t = chainer.dataset.concat_examples(first)
@@ -86,7 +86,8 @@ def wanted(args: argparse.Namespace, n_layers: int, train: TupleDataset) -> dict
         raise ValueError(f"--stages {args.stages} does not divide {comm.size} ranks")
     plan = Plan(
         Plan.uniform(n_layers, args.stages).cuts,
-        # Of each replica: all together have as many as asked for, if that can be.
+        # Microbatches of each replica: together they have the number asked for, if it
+        # can be divided.
         max(1, args.microbatches // replicas),
         args.schedule,
         replicas=replicas,
@@ -110,22 +111,22 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--stages", type=int, help="a divisor of the ranks; default: what is fastest")
+    add("--stages", type=int, help="a divisor of the ranks; default: the fastest")
     add("--epoch", type=int, default=8, help="number of epochs")
     add("--batchsize", type=int, help="of all replicas; default: the plan's, or 60")
     add("--microbatches", type=int, default=4, help="with --stages; of all replicas")
     add("--schedule", choices=ONE_PER_RANK, default="1f1b")
-    add("--exchange-dtype", choices=list(WIRE), default="fp32", help="of the gradients")
-    add("--shares", type=shares, help="of each replica, such as 2,1; default: equal")
+    add("--exchange-dtype", choices=list(WIRE), default="fp32", help="of gradients")
+    add("--shares", type=shares, help="shares of replicas, such as 2,1")
     add("--width", type=int, default=32, help="channels of the first convolution")
-    add("--seed", type=int, default=0, help="of weights, dropout, order of samples")
-    add("--resume", help="snapshot to go on from; auto: the newest in --out, if any")
+    add("--seed", type=int, default=0, help="seed of weights, dropout, order")
+    add("--resume", help="snapshot to resume; auto: the newest in --out, if any")
     add("--out", default="result", help="folder for the log, the plan and snapshots")
     return parser.parse_args()
 
 
 def shares(text: str) -> list[float]:
-    """Reads numbers with commas between."""
+    """Reads numbers that are separated by commas."""
     return [float(number) for number in text.split(",")]
 
 

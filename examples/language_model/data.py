@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: Stands for words that are not in the vocabulary, as its word 0.
+#: A symbol for words that are not in the vocabulary, whose word 0 it is.
 UNKNOWN = "<unknown>"
 
 
@@ -29,9 +29,9 @@ class Samples(NamedTuple):
 def load(n_words: int, n_positions: int) -> tuple[list[str], Samples, Samples]:
     """Returns a vocabulary, the training and the test set.
 
-    The text is what Python's ``help()`` shows of its language reference, as words in
-    lower case and punctuation. Every tenth topic is for the test. Another release of
-    Python may have another text.
+    The text is the language reference that Python's ``help()`` shows, as words in lower
+    case and punctuation. Every tenth topic is for the test. Another release of Python
+    may have another text.
 
     Args:
         n_words (int): Size of the vocabulary at most: the most frequent words of the
@@ -50,7 +50,7 @@ def load(n_words: int, n_positions: int) -> tuple[list[str], Samples, Samples]:
     test = [text for number, text in enumerate(texts) if number % 10 == 0]
     train = [text for number, text in enumerate(texts) if number % 10 > 0]
     counts = Counter(word for text in train for word in text)
-    # In the order of the alphabet where they are as frequent.
+    # Equally frequent words are in alphabetical order.
     common = sorted(counts, key=lambda word: (-counts[word], word))[: n_words - 1]
     vocabulary = [UNKNOWN, *common]
     numbers = {word: number for number, word in enumerate(vocabulary)}
@@ -62,16 +62,17 @@ def load(n_words: int, n_positions: int) -> tuple[list[str], Samples, Samples]:
 
 
 def in_columns(samples: Samples, n_columns: int) -> Samples:
-    """Returns samples in another order, in which columns of a text go on side by side.
+    """Returns samples in another order: consecutive minibatches continue each column.
 
-    A minibatch of so many samples has one of each column, and the next one has those
-    that follow them::
+    The text is divided into as many columns as a minibatch has samples. A minibatch has
+    one sample of each column, and the next minibatch has the following samples::
 
         minibatch 0   words 0..23     words 960..983     words 1920..1943
         minibatch 1   words 24..47    words 984..1007    words 1944..1967
 
     Args:
-        samples (Samples): In the order of the text; the last ones may be left out.
+        samples (Samples): Samples in the order of the text; the last ones may be left
+            out.
         n_columns (int): Samples of a minibatch.
     """
     n_rows = len(samples.x) // n_columns

@@ -15,11 +15,11 @@ from divisible import Divisible, carry_state
 class GatedConvolution(chainer.Chain):
     """Looks back at the last positions: ``x + a * sigmoid(b)``, both convolutions.
 
-    Reports as ``'gate'`` how far its gates are open, from 0 to 1.
+    Reports as ``'gate'`` how far the gates are open, from 0 to 1.
 
     Args:
         n_units (int): Units of each position.
-        n_back (int): Positions that it sees, itself included.
+        n_back (int): Positions that a convolution sees, the current one included.
 
     See Dauphin et al., Language Modeling with Gated Convolutional Networks, ICML 2017.
     """
@@ -51,7 +51,7 @@ class NextWord(L.Linear):
 
 
 class Recurrent(chainer.Chain):
-    """Reads the positions of a window, from where the window before has ended.
+    """Reads the positions of a window, continuing from the end of the window before.
 
     Args:
         n_units (int): Units of each position.
@@ -68,10 +68,9 @@ class Recurrent(chainer.Chain):
 
 
 class LanguageModel(Divisible):
-    """Says at each position of a text which word comes next.
+    """Predicts the next word at each position of a text.
 
-    The embedding of a word is also what its score is computed with, as one
-    parameter::
+    The embedding of a word is also the weight of its score, as one parameter::
 
         EmbedID  dropout swapaxes | gated convolutions, dropout | swapaxes  NextWord
         '/0/W' - - - - - - - - - - - - - - - - - - - - - - - - - - - - - - >  W
@@ -98,7 +97,8 @@ class LanguageModel(Divisible):
         n_back: int = 4,
         dropout: float = 0.2,
     ) -> None:
-        # Small, for the scores: with the usual size of 1 the first ones are huge.
+        # Small weights, for the scores: with the usual size of 1 the first ones are
+        # huge.
         self.append(L.EmbedID(n_words, n_units, initialW=Normal(n_units**-0.5)))
         self.append(partial(F.dropout, ratio=dropout))
         self.append(partial(F.swapaxes, axis1=1, axis2=2))
@@ -111,7 +111,7 @@ class LanguageModel(Divisible):
 
 
 class RecurrentModel(Divisible):
-    """A language model that goes on from window to window of a text.
+    """A language model that continues from window to window of a text.
 
     Args:
         n_words (int): Size of the vocabulary.

@@ -5,17 +5,17 @@
     mpiexec -n 2 python examples/language_model/train.py --plan auto
     mpiexec -n 2 python examples/language_model/train.py --lstm
 
-The text is Python's language reference, as far as Python's own ``help()`` shows it.
-The first stage reads word numbers. The first and the last layer have one parameter: the
-copies of the two ranks stay equal bit for bit. Dropout is the same on any number of
-ranks, and so are losses, up to rounding.
+The text is the part of Python's language reference that ``help()`` shows. The first
+stage reads word numbers. The first and the last layer have one parameter: the copies of
+the two ranks stay equal bit for bit. Dropout is the same on any number of ranks, and so
+are losses, up to rounding.
 
-With ``--lstm`` recurrent layers go on from minibatch to minibatch, each sample from the
-state that the sample in the same place has left (truncated back-propagation through
-time).
+With ``--lstm``, recurrent layers continue from minibatch to minibatch: each sample
+starts from the state after the sample in the same place (truncated back-propagation
+through time).
 
-Perplexity is the exponential of the loss: among how many words, equally likely, the
-model would be as much in doubt about the next one.
+Perplexity is the exponential of the loss: the number of equally likely words that would
+leave the model as uncertain about the next one.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def planned(args: argparse.Namespace, train: data.Samples) -> dict:
-    """Returns the pipeline's arguments for a plan, or for what is asked for instead."""
+    """Returns the pipeline's arguments for a plan, or for the options instead."""
     if args.plan == "auto":
         first = {"x": train.x[: args.batchsize], "t": train.t[: args.batchsize]}
         return {"plan": "auto", "directory": args.out, **first}
@@ -96,7 +96,7 @@ def planned(args: argparse.Namespace, train: data.Samples) -> dict:
 
 
 def unigram_perplexity(train: np.ndarray, test: np.ndarray, n_words: int) -> float:
-    """Returns the perplexity of a model that only knows how frequent words are."""
+    """Returns the perplexity of a model that knows only the frequencies of words."""
     counts = np.bincount(train.ravel(), minlength=n_words) + 1
     return float(np.exp(-np.log(counts / counts.sum())[test].mean()))
 
@@ -109,17 +109,17 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--epoch", type=int, default=4, help="number of epochs")
     add("--batchsize", type=int, default=32, help="samples of a minibatch")
-    add("--microbatches", type=int, default=4, help="of a minibatch")
+    add("--microbatches", type=int, default=4, help="microbatches of a minibatch")
     add("--schedule", choices=schedules.NAMES, default="1f1b")
     add("--recompute", choices=RECOMPUTATIONS, default="never")
     add("--plan", help="file of a plan, instead of these three; auto: measure and plan")
     add("--words", type=int, default=1000, help="size of the vocabulary at most")
     add("--positions", type=int, default=24, help="words of a sample")
-    add("--units", type=int, default=48, help="of each position")
+    add("--units", type=int, default=48, help="units of each position")
     add("--layers", type=int, default=3, help="convolutions, or recurrent layers")
     add("--lstm", action="store_true", help="recurrent layers that go on in the text")
     add("--dropout", type=float, default=0.2, help="ratio; 0 for none")
-    add("--seed", type=int, default=0, help="of weights, dropout, order of samples")
+    add("--seed", type=int, default=0, help="seed of weights, dropout, order")
     add("--out", default="result", help="folder for the log")
     return parser.parse_args()
 

@@ -4,13 +4,13 @@
     mpiexec -n 4 python examples/loss_curves/train.py --units 3072 --dataset cifar10
 
 This is the check of section 4 of Takisawa et al.: four fully connected layers, the
-first of 3,072 inputs, learn the same with and without a pipeline. The second line
-takes the paper's size and data. Both models see the same minibatches: the undivided
-one on rank 0, by plain Chainer, and the divided one on all ranks.
+first of 3,072 inputs, learn the same with and without a pipeline. The second command
+uses the paper's size and data. Both models get the same minibatches: the undivided one
+on rank 0, by plain Chainer, and the divided one on all ranks.
 
-A pipeline adds the same numbers in another order. How much such rounding matters after
-some hundred steps shows a second serial training, on the same minibatches with their
-samples in reverse order. With --dtype float64 the differences all but vanish.
+A pipeline adds the same numbers in another order. A second serial training, with the
+samples of each minibatch in reverse order, shows how much such rounding matters after
+some hundred steps. With --dtype float64 the differences almost vanish.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from divisible import Divisible, Plan
 from pipeline import Pipeline, abort_on_error
 
 N_INPUTS = 3072  # 3 channels of 32 x 32 pixels
-# In single precision a ReLU now and then falls on the other side of zero.
+# In single precision a ReLU occasionally falls on the other side of zero.
 TOLERANCE = {"float32": 0.02, "float64": 1e-9}
 
 comm = MPI.COMM_WORLD
@@ -76,7 +76,7 @@ def main() -> None:
         optimizer.update()
         if comm.rank == 0:
             serial.step(x[batch], t[batch])
-            # The same minibatch, its samples in another order.
+            # The same minibatch, with its samples in another order.
             reordered.step(x[batch[::-1]], t[batch[::-1]])
             if step == 1 or step % 50 == 0 or step == args.steps:
                 print(
@@ -109,7 +109,7 @@ class Serial:
         self.losses: list[float] = []
 
     def step(self, x: np.ndarray, t: np.ndarray) -> None:
-        """Trains on one minibatch and keeps its loss."""
+        """Trains on one minibatch and records its loss."""
         loss = F.softmax_cross_entropy(self._model(x), t)
         self._model.cleargrads()
         loss.backward()
@@ -133,7 +133,7 @@ def draw(
     path: str,
 ) -> None:
     """Draws both curves and, below, how far they are apart."""
-    # Slow to load, and only one rank draws.
+    # Matplotlib is slow to load, and only one rank draws.
     import matplotlib
 
     matplotlib.use("Agg")
@@ -197,7 +197,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--dataset", choices=("digits", "cifar10"), default="digits")
-    add("--units", type=int, default=512, help="of each layer; the paper's is 3072")
+    add("--units", type=int, default=512, help="of each layer; the paper has 3072")
     add("--steps", type=int, default=200, help="number of minibatches")
     add("--batchsize", type=int, default=64)
     add("--microbatches", type=int, default=4)

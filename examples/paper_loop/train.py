@@ -2,8 +2,8 @@
 
     mpiexec -n 2 python examples/paper_loop/train.py
 
-All microbatches go forward, then all go backward, and every rank talks to the one
-before and the one after. Each rank does this with its stage of the model and, to
+All microbatches go forward, then all go backward, and every rank communicates with the
+one before and the one after. Each rank does this with its stage of the model and, to
 compare, trains the undivided model as well; then the two must agree. `Pipeline` does
 the same faster; see examples/train.
 """
@@ -41,8 +41,8 @@ class NN(Divisible):
 def train_minibatch(comm, model, x, t, batchsize, mbatchsize):
     """One minibatch forward and backward: Fig. 4.
 
-    The paper shows the two loops. New are the names they take for granted above
-    them, and where a line says so the weights of the microbatches.
+    The paper shows the two loops. The names above them, which the paper takes for
+    granted, are new, and so are the weights of the microbatches, which a comment marks.
     """
     source = comm.rank - 1
     dest = comm.rank + 1
@@ -61,10 +61,10 @@ def train_minibatch(comm, model, x, t, batchsize, mbatchsize):
         y = model(mx)
         if comm.rank == comm.size - 1:
             loss = F.softmax_cross_entropy(y, mt)
-            # New. Each backward adds to the gradients, so as printed they end up as
-            # the *sum* over the microbatches of gradients of mean losses: too large
-            # by the number of microbatches. With these weights the sum is the mean
-            # over the minibatch, also when the last microbatch is smaller.
+            # New. Each backward adds to the gradients, so as printed they end up as the
+            # *sum* over the microbatches of gradients of mean losses: too large by the
+            # number of microbatches. With these weights the sum is the mean over the
+            # minibatch, also when the last microbatch is smaller.
             loss *= len(mt) / batchsize
             losses += float(loss.array)
             ys.append(loss)
@@ -84,7 +84,7 @@ def train_minibatch(comm, model, x, t, batchsize, mbatchsize):
 
 
 def train_serial(model, x, t):
-    """The same minibatch through the undivided model."""
+    """Trains the undivided model on the same minibatch."""
     loss = F.softmax_cross_entropy(model(x), t)
     loss.backward()
     return float(loss.array)
@@ -122,7 +122,7 @@ def main() -> None:
             print(f"step {step}: loss {loss:.6f}, serial {serial_loss:.6f}", flush=True)
             difference = max(difference, abs(loss - serial_loss))
 
-    # A stage's parameters have the paths they have in the undivided model.
+    # A stage's parameters have the same paths as in the undivided model.
     expected = dict(serial.namedparams())
     for path, param in model.namedparams():
         largest = np.abs(param.array - expected[path].array).max()

@@ -4,9 +4,9 @@
     mpiexec -n 2 python examples/smaller_model/train.py --channels 0.5
 
 While the stages train, most weights are set to zero, in steps, and then all layers
-compute with 8 bits. Rank 0 takes the trained network, applies the plan, and prints what
-is left: the bytes of files, compressed as save_npz does, and the accuracies. The same
-elements are pruned on any number of ranks.
+compute with 8 bits. Rank 0 loads the trained network and applies the plan. It prints
+the bytes of files, compressed as by save_npz, and the accuracies. The same elements are
+pruned on any number of ranks.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def plan_of(args: argparse.Namespace) -> CompressionPlan:
-    """Returns what is made smaller: the first layer, of few weights, least."""
+    """Returns the plan: the first layer, of few weights, is pruned least."""
     begin, end = (args.epoch / 10, "epoch"), (args.epoch / 2, "epoch")
     course = {"begin": begin, "end": end}
     if args.channels:
@@ -114,7 +114,7 @@ def plan_of(args: argparse.Namespace) -> CompressionPlan:
 
 
 def compare(plan: CompressionPlan, out: Path, x: np.ndarray, t: np.ndarray) -> None:
-    """Writes the network as it was trained and as the plan makes it."""
+    """Writes the trained network and the one that the plan makes of it."""
     export_npz(out / "trained", out / "trained.npz")
     model = plan.prepare(Network())
     chainer.serializers.load_npz(out / "trained.npz", model)
@@ -139,8 +139,8 @@ def parse_arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--epoch", type=int, default=30, help="number of epochs")
-    add("--microbatches", type=int, default=4, help="of a minibatch")
-    add("--channels", type=float, help="the part of channels to take away instead")
+    add("--microbatches", type=int, default=4, help="microbatches of a minibatch")
+    add("--channels", type=float, help="the part of channels to remove instead")
     add("--out", default="result", help="folder for the log, files and picture")
     return parser.parse_args()
 

@@ -41,7 +41,7 @@ def load(
         name (str): One of :data:`NAMES`.
         shape (tuple): Channels, height and width of the synthetic images.
         n_samples (int): Number of synthetic images; a fifth of them for the test.
-        seed (int): Of the synthetic images.
+        seed (int): Seed of the synthetic images.
 
     Raises:
         ImportError: If scikit-learn is missing and needed.

@@ -19,11 +19,11 @@ class Epoch(NamedTuple):
     """The results of an epoch, by the names that `Pipeline.step` gives.
 
     Attributes:
-        number: From 1 on.
+        number: Number of the epoch, from 1 on.
         train: Means over the training samples, while the model was learning.
-        test: Means over the test samples, after that.
-        seconds: How long the training took.
-        timeline: Of the last minibatch of the training.
+        test: Means over the test samples, after the training.
+        seconds: Seconds of the training.
+        timeline: Timeline of the last minibatch of the training.
     """
 
     number: int
@@ -63,16 +63,16 @@ def epochs(
     """Trains, and tests after every epoch.
 
     Args:
-        pipe: Every rank's.
-        optimizer: Of all stages of this rank.
-        train: What to learn from, in another order each epoch.
-        test: What to test on.
+        pipe: Pipeline of this rank.
+        optimizer: Optimizer of all stages of this rank.
+        train: Training set, in another order each epoch.
+        test: Test set.
         args: The options.
-        shuffle: Orders the samples.
-        n_done: How many epochs there were before, in a run that goes on.
+        shuffle: Object that orders the samples.
+        n_done: Number of epochs before, in a run that is resumed.
 
     Yields:
-        What came of each epoch.
+        Results of each epoch.
     """
     for number in range(n_done + 1, args.epoch + 1):
         train_mean, test_mean = Mean(), Mean()

@@ -1,4 +1,4 @@
-"""Options that end all ranks if they are wrong, and what a pipeline runs by them."""
+"""Options that end all ranks if they are wrong, and arguments of a pipeline by them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BATCHSIZE = 64
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads options; what is wrong with them ends all ranks and is said once."""
+    """Reads options; an error in them ends all ranks and is printed once."""
 
     def __init__(self, description: str) -> None:
         super().__init__(
@@ -40,12 +40,12 @@ class Parser(argparse.ArgumentParser):
         )
 
     def _print_message(self, message, file=None):
-        # The help, which every rank is asked for.
+        # Every rank is asked for the help, but one rank prints it.
         if comm.rank == 0:
             super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
-        """Says what is wrong, on whichever rank it is, and ends all ranks."""
+        """Prints an error from the rank that finds it, and ends all ranks."""
         if not is_world_up():
             super().error(message)
         text = f"{self.format_usage()}{self.prog}: error: {message}\n"
@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
 
     @contextlib.contextmanager
     def refusing(self) -> Iterator[None]:
-        """Says without a traceback what cannot be done as it was asked for."""
+        """Prints errors of the options without a traceback, and ends all ranks."""
         try:
             yield
         except (OSError, SnapshotError, ValueError) as error:
@@ -69,13 +69,13 @@ class Parser(argparse.ArgumentParser):
             type=int,
             help="samples of a minibatch; default: as many as the plan is for, or 64",
         )
-        add("--microbatches", type=int, default=4, help="of a minibatch")
+        add("--microbatches", type=int, default=4, help="microbatches of a minibatch")
         add("--schedule", choices=schedules.NAMES, default="1f1b")
         add(
             "--recompute",
             choices=RECOMPUTATIONS,
             default="never",
-            help="which microbatches' activations to compute again for the backward",
+            help="microbatches whose activations are computed again for the backward",
         )
         add(
             "--cuts",
@@ -86,10 +86,10 @@ class Parser(argparse.ArgumentParser):
         )
         add(
             "--plan",
-            help="file of a plan, made by divisible plan; it says all that; auto:"
+            help="file of a plan, made by divisible plan; it has all these; auto:"
             " measure the layers, and plan for these ranks",
         )
-        add("--seed", type=int, default=0, help="of weights, dropout, order of samples")
+        add("--seed", type=int, default=0, help="seed of weights, dropout, order")
 
     def check_positive(self, args: argparse.Namespace, *names: str) -> None:
         """Refuses numbers below 1, and a seed out of range."""
@@ -100,10 +100,10 @@ class Parser(argparse.ArgumentParser):
             self.error(f"--seed must be from 0 to 2**32 - 1, not {args.seed}")
 
     def check_installed(self, **needed: str) -> None:
-        """Refuses to go on without packages.
+        """Ends all ranks if packages are missing.
 
         Args:
-            needed: By a module's name what needs it.
+            needed: Reason why a module is needed, by the module's name.
         """
         for module, words in needed.items():
             if importlib.util.find_spec(module) is None:
@@ -111,33 +111,33 @@ class Parser(argparse.ArgumentParser):
 
 
 def integers(text: str) -> list[int]:
-    """Reads integers with commas between."""
+    """Reads integers that are separated by commas."""
     return [int(number) for number in text.split(",")]
 
 
 def say(line: str) -> None:
-    """Prints on one rank only."""
+    """Prints a line on one rank only."""
     if comm.rank == 0:
         print(line, flush=True)
 
 
 def cuts(text: str) -> list[int] | str:
-    """Reads positions with commas between, or ``auto``."""
+    """Reads positions that are separated by commas, or ``auto``."""
     return text if text == "auto" else integers(text)
 
 
 def planned(
     args: argparse.Namespace, model: Divisible, train: Images
 ) -> dict[str, Any]:
-    """Returns the arguments of a pipeline that say where to cut, and how to run.
+    """Returns the arguments of a pipeline that have the cuts, and how to run.
 
     Args:
-        args: The options. Samples of a minibatch that a plan says become the plan's.
+        args: The options. The number of samples in a plan replaces that of the options.
         model: The undivided model.
-        train: What to measure the layers with.
+        train: Samples to measure the layers with.
 
     Raises:
-        OSError: If there is no such plan.
+        OSError: If the file of the plan does not exist.
         ValueError: If the model cannot be cut like this.
     """
     if args.plan == AUTO:
@@ -168,7 +168,7 @@ def planned(
 def cut(
     args: argparse.Namespace, model: Divisible, train: Images, n_stages: int
 ) -> Plan:
-    """Returns where to cut: as asked, or into stages of equally many layers.
+    """Returns the cuts of the options, or those of stages of equally many layers.
 
     Raises:
         ValueError: If the model cannot be cut like this.
@@ -176,7 +176,7 @@ def cut(
     if args.cuts is None or args.cuts == AUTO:
         plan = Plan.uniform(len(model), n_stages)
         if args.cuts == AUTO and comm.rank == 0:
-            # Of what one microbatch takes in each layer.
+            # Costs of one microbatch in each layer.
             n = -(-args.batchsize // args.microbatches)
             costs = profile(model, train.x[:n], train.t[:n])
             plan = Plan(partition(costs, n_stages).cuts)

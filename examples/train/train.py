@@ -9,8 +9,8 @@
     mpiexec -n 3 python examples/train/train.py --snapshots 2 --resume auto
 
 Without a plan there is a stage on each rank; on one rank this is serial training.
-Losses and accuracies are the same on any number of them, up to rounding. Those of
-models with dropout (vgg16) or batch normalization (resnet50) depend on the number of
+Losses and accuracies are the same on any number of ranks, up to rounding. For models
+with dropout (vgg16) or batch normalization (resnet50) they depend on the number of
 microbatches.
 """
 
@@ -68,9 +68,9 @@ def main() -> None:
     args = parser.parse_args()
     check(parser, args)
 
-    # Every rank loads the same data, but only the first stage reads the images and
-    # only the last one the classes. Every rank builds the same model, of which it will
-    # make its own layers only.
+    # Every rank loads the same data, but only the first stage reads the images and only
+    # the last one the classes. Every rank builds the same model, and will make its own
+    # layers only.
     np.random.seed(args.seed)
     with parser.refusing():
         train, test = load(args)
@@ -78,7 +78,7 @@ def main() -> None:
             model = make_model(args, train.x.shape[1:])
     if args.float16:
         model = to_float16(model)
-        # They skip a step together.
+        # All ranks skip a step together.
         actual = OPTIMIZERS[args.optimizer](args.learning_rate)
         optimizer = MixedPrecision(actual, comm=comm)
     else:
@@ -113,8 +113,8 @@ def main() -> None:
             log = load_snapshot(resume, pipe, optimizer, state=state).values["log"]
         say(f"resumed from {resume}, after {len(log)} epochs")
         if len(log) >= args.epoch:
-            # No error: a batch system would start the job again, and again.
-            say("nothing is left to do; a larger --epoch goes on")
+            # Not an error: a batch system would start the job again, and again.
+            say("nothing is left to do; a larger --epoch continues")
             return
         # The time of the run that is continued counts as well.
         started -= log[-1]["elapsed_time"]
@@ -205,26 +205,26 @@ def make_parser() -> Parser:
     add("--learning-rate", type=float, help="default: by model")
     add("--float16", action="store_true", help="train in mixed precision")
     add("--out", default="result", help="folder for the log and snapshots")
-    add("--snapshots", type=int, default=0, help="how many to keep; one each epoch")
-    add("--resume", help="a snapshot to go on from; auto: the newest in --out, if any")
-    add("--units", type=int, default=256, help="of the mlp's layers")
-    add("--layers", type=int, default=4, help="of the mlp")
-    add("--dropout", type=float, default=0.5, help="of vgg16; 0 for none")
+    add("--snapshots", type=int, default=0, help="number to keep; one each epoch")
+    add("--resume", help="snapshot to resume; auto: the newest in --out, if any")
+    add("--units", type=int, default=256, help="units of the mlp's layers")
+    add("--layers", type=int, default=4, help="layers of the mlp")
+    add("--dropout", type=float, default=0.5, help="ratio for vgg16; 0 for none")
     add("--no-batch-normalization", action="store_true", help="for resnet50")
     add("--cut-inside-blocks", action="store_true", help="for resnet50")
     add("--size", type=int, default=32, help="pixels per side for vgg16 and resnet50")
-    add("--samples", type=int, default=1000, help="of the synthetic data set")
+    add("--samples", type=int, default=1000, help="size of the synthetic data set")
     add(
         "--shape",
         type=integers,
         default=[3, 32, 32],
-        help="of the synthetic images: channels,height,width",
+        help="synthetic images: channels,height,width",
     )
     return parser
 
 
 def check(parser: Parser, args: argparse.Namespace) -> None:
-    """Refuses what cannot be trained, and fills in what depends on the model."""
+    """Refuses wrong options, and fills in those that depend on the model."""
     if args.optimizer is not None and args.learning_rate is None:
         parser.error("--optimizer needs a --learning-rate to go with it")
     optimizer, learning_rate = DEFAULTS[args.model]

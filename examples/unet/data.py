@@ -1,4 +1,4 @@
-"""Handwritten digits somewhere on photographs, and where exactly."""
+"""Handwritten digits on photographs, with the pixels that they cover."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def load(n_train: int, n_test: int, seed: int = 0) -> tuple[Samples, Samples]:
     """Returns the training and the test set.
 
     Each image is a piece of one of the two photographs that come with scikit-learn, in
-    grey, on which three of its handwritten digits are drawn in white, of once or twice
-    their size. The test set has other digits and other parts of the photographs:
-    the training set the left three quarters, the test set the rest.
+    grey. Three of its handwritten digits are drawn on it in white, of once or twice
+    their size. The test set has other digits and other parts of the photographs: the
+    training set has the left three quarters, the test set the rest.
 
     Args:
         n_train (int): Number of training images.
         n_test (int): Number of test images.
-        seed (int): Of what is where.
+        seed (int): Seed of the pieces, the digits and their places.
 
     Returns:
         tuple: The two sets.

@@ -13,15 +13,15 @@ from divisible import Divisible, pop, stash
 
 
 def concatenate(x: chainer.Variable, skipped: chainer.Variable) -> chainer.Variable:
-    """Joins what came from below with what was there before, as channels."""
+    """Joins the values from below with those of the skip connection, as channels."""
     return F.concat((x, skipped))
 
 
 class UNet(Divisible):
-    """A network that says of each pixel to which class it belongs.
+    """A network that classifies each pixel.
 
-    Downwards every level has half the height and width and twice the channels;
-    upwards each joins what comes from below with what it handed over on the way down::
+    Downwards every level has half the height and width, and twice the channels. Upwards
+    each level joins the values from below with those that it stashed on the way down::
 
         2 conv  stash - - - - - - - - - - - - - - - pop  2 conv  conv
                   pool                            up
@@ -31,15 +31,15 @@ class UNet(Divisible):
 
     where ``conv`` is a convolution with its activation.
 
-    It can be cut anywhere. With its padded convolutions the output is as large as the
-    input.
+    The model can be cut anywhere. With its padded convolutions the output is as large
+    as the input.
 
     Args:
         n_classes (int): Number of classes.
         n_channels (int): Channels of the images, whose height and width can be halved
             ``depth`` times.
         width (int): Channels of the first level.
-        depth (int): How often height and width are halved.
+        depth (int): Number of times that height and width are halved.
 
     See Ronneberger et al., U-Net: Convolutional Networks for Biomedical Image
     Segmentation, MICCAI 2015, where ``width`` is 64 and ``depth`` is 4.

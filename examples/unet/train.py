@@ -5,9 +5,9 @@
 
 The model's skip connections lead past the layers in between, from the rank that stashes
 a tensor directly to the rank that pops it. Digits and photographs are those that come
-with scikit-learn. What is found is measured as intersection over union: of the pixels
-that belong to a digit or are said to, how many are both. Losses are the same on any
-number of ranks, up to rounding.
+with scikit-learn. Results are measured as intersection over union: the share of
+correctly found pixels among all pixels that belong to a digit or were found. Losses are
+the same on any number of ranks, up to rounding.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
 
     found = PipelineEvaluator(tests, pipe)()["main/accuracy"]
     if comm.rank == 0:
-        # What says of every pixel that it belongs to a digit is right this often.
+        # A network that finds a digit in every pixel has this share.
         print(
             f"test intersection over union {found:.1%},"
             f" with all pixels taken for digits {test.t.mean():.1%}"
@@ -92,12 +92,12 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--epoch", type=int, default=6, help="number of epochs")
     add("--batchsize", type=int, default=8, help="samples of a minibatch")
-    add("--microbatches", type=int, default=2, help="of a minibatch")
+    add("--microbatches", type=int, default=2, help="microbatches of a minibatch")
     add("--schedule", choices=schedules.NAMES, default="1f1b")
     add("--recompute", choices=RECOMPUTATIONS, default="never")
     add("--samples", type=int, default=400, help="training images")
     add("--width", type=int, default=8, help="channels of the first level")
-    add("--seed", type=int, default=0, help="of weights and order of samples")
+    add("--seed", type=int, default=0, help="seed of weights and order")
     add("--out", default="result", help="folder for the log")
     return parser.parse_args()
 

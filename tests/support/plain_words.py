@@ -11,8 +11,8 @@ sentence    A sentence has more than 34 words; code counts as one word. Messages
             have longer ones.
 ==========  ==========================================================================
 
-Literal blocks, doctests, tables and headings are skipped. The rules are a floor: text
-that passes can still be unclear.
+Literal blocks, commands, doctests, tables and headings are skipped. The rules are a
+floor: text that passes can still be unclear.
 
 Files and folders given as arguments are checked; without arguments, those in `CHECKED`.
 """
@@ -33,13 +33,16 @@ from tests.support.processes import ROOT
 
 #: Files and folders whose text obeys the rules, relative to the root of the repository.
 CHECKED = (
+    "benchmarks",
     "chainer_compat",
     "divisible/backward",
     "divisible/chains",
     "divisible/communication",
     "divisible/deferred",
+    "divisible/planning",
     "divisible/schedules",
     "divisible/streaming",
+    "examples",
     "heterogeneous",
     "mixed_precision",
     "model_compression",
@@ -91,6 +94,8 @@ _BULLET = re.compile(r"\s*([-*+]|\d+\.) ")
 _NO_PROSE = re.compile(r"\s*(>>>|\.\.|[|+$#=~^-])")
 # The first line of a block without prose up to an empty line: a doctest, a table.
 _NO_PROSE_BELOW = re.compile(r"\s*(>>>|=+( +=+)+$)")
+# The first line of a block of commands, or click's mark before such a block.
+_COMMANDS = re.compile(r"\s+(mpiexec|python|divisible) |\x08$")
 
 
 class Passage(NamedTuple):
@@ -196,7 +201,8 @@ def _paragraphs(lines: list[str], start: int) -> Iterator[Passage]:
                 continue
             literal = None
         has_text = bool(line.strip())
-        is_skipped = has_text and (is_skipped or bool(_NO_PROSE_BELOW.match(line)))
+        begins = _NO_PROSE_BELOW.match(line) or (not words and _COMMANDS.match(line))
+        is_skipped = has_text and (is_skipped or bool(begins))
         entry = bullet = None
         if not is_skipped:
             entry, bullet = _ENTRY.match(line), _BULLET.match(line)

@@ -106,6 +106,7 @@ def test_arguments_and_list_items_are_sentences_of_their_own(found):
         ("page.rst", "Start it::\n\n    run anew\n\n    and anew\n\nIt runs."),
         ("page.rst", ".. code-block:: console\n\n    $ run anew\n"),
         ("page.rst", "| anew |\n\n>>> f()\nanew\n"),
+        ("page.rst", "Runs:\n\n    mpiexec -n 2 python run.py anew\n    or anew\n"),
         ("page.rst", "=====  ====\nA      anew\n=====  ====\nanew   B\n=====  ====\n"),
         ("page.md", "Start it:\n\n    run anew\n\n```\nanew\n```\nIt runs.\n"),
     ],

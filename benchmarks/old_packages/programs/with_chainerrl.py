@@ -1,4 +1,4 @@
-"""Lets a DQN of chainerrl, and a recurrent one, learn to go right."""
+"""Trains a DQN of chainerrl, and a recurrent one, to go right."""
 
 import chainer
 import chainerrl

@@ -12,10 +12,9 @@ from divisible import Divisible
 class MLP(Divisible):
     """The fully connected network of Takisawa et al.
 
-    With the defaults the one of section 5: 31 layers of 5,000 inputs and outputs and
-    one of 10 outputs (3 GB of parameters: give fewer units to try it).
-    ``MLP(3072, n_layers=4)`` is the one of section 4. The activations are layers of
-    their own.
+    The defaults are the network of section 5: 31 layers of 5,000 inputs and outputs and
+    one of 10 outputs. Its parameters take 3 GB: give fewer units to try it. ``MLP(3072,
+    n_layers=4)`` is the network of section 4. The activations are layers of their own.
 
     Args:
         n_units (int): Outputs of every layer but the last.
@@ -36,7 +35,8 @@ class MLP(Divisible):
     ) -> None:
         n_in = n_units if n_inputs is None else n_inputs
         for _ in range(n_layers - 1):
-            # He et al.'s scale: with a smaller one nothing arrives at layer 32.
+            # The scale is He et al.'s: with a smaller one no signal arrives at layer
+            # 32.
             self.append(L.Linear(n_in, n_units, initialW=HeNormal()))
             self.append(F.relu)
             n_in = n_units

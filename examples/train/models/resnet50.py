@@ -13,14 +13,14 @@ from chainer.initializers import HeNormal
 import chainer_kernels
 from divisible import Divisible, pop, stash
 
-# Of each group of blocks: how many, and the channels inside them.
+# Number of blocks in each group, and the channels inside them.
 GROUPS = ((3, 64), (4, 128), (6, 256), (3, 512))
 N_BLOCKS = sum(n for n, _ in GROUPS)
 
 
 @chainer_kernels.fusible
 class Convolution(chainer.Chain):
-    """A convolution, with batch normalization or else with a bias."""
+    """A convolution, with batch normalization or otherwise with a bias."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Convolution(chainer.Chain):
         return y if self.norm is None else self.norm(y)
 
     def layers(self) -> list[chainer.Link]:
-        """Returns what it consists of."""
+        """Returns the links of the convolution."""
         return [self.conv] if self.norm is None else [self.conv, self.norm]
 
 
@@ -58,14 +58,15 @@ class Convolution(chainer.Chain):
 class Bottleneck(chainer.Chain):
     """The block of ResNet50: three convolutions and a shortcut around them.
 
-    One layer when the model is cut, as in section 7 of Takisawa et al.: a cut inside
-    sends the shortcut as well. Or :meth:`layers` to be cut anywhere.
+    A block is one layer when the model is cut, as in section 7 of Takisawa et al.: a
+    cut inside would send the shortcut as well. Use :meth:`layers` for a block that can
+    be cut anywhere.
 
     Args:
         n_in (int): Channels of the input.
         n_inside (int): Channels between the convolutions; the output has four times
             as many.
-        stride (int): 2 to halve height and width.
+        stride (int): Stride; 2 halves height and width.
         batch_normalization (bool): Whether to normalize after each convolution.
     """
 
@@ -78,21 +79,21 @@ class Bottleneck(chainer.Chain):
     ) -> None:
         super().__init__()
         norm, n_out = batch_normalization, 4 * n_inside
-        # Every block adds to the variance of what passes. Without normalization
-        # that doubles it 16 times, unless the blocks begin with a small share.
+        # Every block adds to the variance of its input. Without normalization that
+        # doubles it 16 times, unless the blocks begin with a small share.
         scale = 1.0 if norm else N_BLOCKS**-0.5
         with self.init_scope():
             self.conv1 = Convolution(n_in, n_inside, 1, 1, norm)
             self.conv2 = Convolution(n_inside, n_inside, 3, stride, norm)
             self.conv3 = Convolution(n_inside, n_out, 1, 1, norm, scale)
             if n_in != n_out or stride != 1:
-                # Nothing is cut off by a ReLU here, so half He's variance is right.
+                # No ReLU cuts anything off here, so half He's variance is right.
                 self.shortcut = Convolution(n_in, n_out, 1, stride, norm, 0.5**0.5)
             else:
                 self.shortcut = None
 
     def forward(self, x):
-        """Passes ``x`` through the block."""
+        """Computes the output of the block."""
         h = F.relu(self.conv1(x))
         h = F.relu(self.conv2(h))
         h = self.conv3(h)
@@ -108,7 +109,7 @@ class Bottleneck(chainer.Chain):
               '- - - - - - - - - - - - - - - - - - - - - - - - - - '
 
         Args:
-            name (str): What the shortcut is called.
+            name (str): Name of the shortcut.
         """
         layers = [stash(name)]
         for convolution in (self.conv1, self.conv2):
@@ -123,7 +124,7 @@ class Bottleneck(chainer.Chain):
 
 @chainer_kernels.fusible
 class AddShortcut(chainer.Chain):
-    """Adds the block's input to what came of it, in the shape of that."""
+    """Adds the block's input to its result, in the shape of the result."""
 
     def __init__(self, convolution: Convolution) -> None:
         super().__init__()
@@ -146,17 +147,17 @@ class ResNet50(Divisible):
         0 conv  1 relu  2 pool | 3 ... 18 blocks | 19 average  20 fc     224 x 224
         0 conv  1 relu         | 2 ... 17 blocks | 18 average  19 fc      32 x 32
 
-    Or each block is 11 or 12 layers, so that the model can be cut inside, which makes
-    185 of it for small images. Its weights are the same then, for the same random
-    numbers; its paths are not.
+    With ``cut_inside_blocks`` each block is 11 or 12 layers, so that the model can be
+    cut inside; for small images the model then has 185 layers. For the same random
+    numbers its weights are the same, but its paths are not.
 
     Args:
         n_classes (int): Number of classes.
-        image_size (int): Height and width of the images; any, only whether it is 224
-            at least matters.
+        image_size (int): Height and width of the images; the model depends only on
+            whether they are 224 or more.
         n_channels (int): Channels of the images.
-        batch_normalization (bool): ``False`` for biases in place of batch
-            normalization and smaller initial weights. A pipeline normalizes over
+        batch_normalization (bool): Whether to use batch normalization; ``False`` for
+            biases instead and smaller initial weights. A pipeline normalizes over
             microbatches, so only without it training equals serial training.
         cut_inside_blocks (bool): Whether every convolution, normalization and
             activation is a layer of its own.

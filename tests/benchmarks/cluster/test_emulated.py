@@ -244,7 +244,10 @@ def test_clusters_stand_side_by_side(hosts):
         ({"cpus": [0.0]}, "a share of 0 cores is less than 0.001"),
         ({"cpus": [0.1], "rate": "fast"}, "'fast' is no rate, such as '100mbit'"),
         ({"cpus": [0.1], "rate": "0mbit"}, "'0mbit' is no rate, such as '100mbit'"),
-        ({"cpus": [0.1], "memory": "1T"}, "'1T' is no size of memory, such as '512M'"),
+        (
+            {"cpus": [0.1], "memory": "1T"},
+            "'1T' is not a size of memory, such as '512M'",
+        ),
         ({"cpus": [0.1], "rate": ["1gbit"] * 2}, "2 rates for 1 hosts"),
         ({"cpus": [0.1], "name": "My hosts"}, "'My hosts' is no name"),
     ],
