@@ -2,44 +2,44 @@
 
 ::
 
-    multi_node        create_multi_node_optimizer: arguments, as of ChainerMN's
+    multi_node        create_multi_node_optimizer, with the arguments of ChainerMN's
     optimizer         an optimizer that follows the mean gradient of replicas
-    averaging         the gradients of a model, in exchanges: in which order, and when
+    averaging         the exchanges of a model's gradients: their order, and when
                       replicas are compared
     early_gradients   gradients that are exchanged while a pipeline computes others
     double_buffering  gradients that are applied one update late
     single_replica    one replica alone, which exchanges nothing
-    sample_count      how many samples a minibatch has, as a user sets it
-    backward          of a loss, during which gradients may be exchanged
-    gradient_watch    which gradients are complete while backward is under way
-    parameters        of a model, as an exchange takes their gradients
-    replica_agreement what replicas must have in common, and their values
+    sample_count      the number of samples of a minibatch, set by the user
+    backward          the backward of a loss, during which gradients may be exchanged
+    gradient_watch    the gradients that are complete while backward is under way
+    parameters        the parameters of a model, for an exchange of their gradients
+    replica_agreement comparison of replicas, and the values that they share
     replica_state     the states of their optimizers, as checksums
 
-    exchange          the mean of arrays over ranks: what a user makes and calls
-    one_by_one        the same of arrays that come one by one
-    start             its arguments, compared between the ranks
-    opening           the ranks' first words in each exchange
-    current           the exchange that goes on, of which there is one at a time
+    exchange          the mean of arrays over ranks: the class that users make and call
+    one_by_one        the same for arrays that come one after the other
+    start             the arguments of an exchange, compared between the ranks
+    opening           the ranks' first messages in each exchange
+    current           the exchange that is under way, one at a time
     under_way         one exchange, from its opening to the mean
-    flow              generators that wait for messages, some at once
+    flow              generators that wait for messages, several at once
     units             the messages of a part of a bucket, from all gradients to the mean
-    messages          their buffers and tags
-    coder             their bytes, with either strategy's code
-    payloads          where those are: in messages, or on a GPU and copied
-    strategies        what codes are made of, and what counts in the next exchanges
+    messages          buffers and tags of messages
+    coder             the bytes of messages, with either strategy's code
+    payloads          the place of these bytes: in messages, or on a GPU and copied
+    strategies        the makers of codes, and the state between exchanges
     two_roundings     encode, send, add up in float32, encode, send: the default
     oyama2017         Algorithm 1 of Oyama et al.: a rounding after each addition
-    quantiles         its quantiles, kept for some exchanges
-    residuals         error feedback: what the encodings have lost
-    kept_state        all that is kept from one exchange to the next, saved and loaded
+    quantiles         the quantiles of 'oyama2017', kept for some exchanges
+    residuals         error feedback: the rounding errors of encodings
+    kept_state        the state between exchanges, saved and loaded
     layout            arrays, cut into buckets, lanes, parts and chunks
-    nodes             which replicas share a node, and the slices that each adds up
-    arrays            the arrays of an exchange, and the device that they are on
-    json_arrays       small things, as the arrays that a serializer takes
+    nodes             the replicas of each node, and the slices that each adds up
+    arrays            the arrays of an exchange, and their device
+    json_arrays       small values, as the arrays that a serializer needs
     settings          the arguments of an exchange, checked
-    break_even        from how many elements on few bits are faster
-    simulation        what an exchange leaves on the replicas, in one process
+    break_even        the number of elements from which on few bits are faster
+    simulation        the result of an exchange on all replicas, in one process
     grid              ranks as replicas of a pipeline
     replica_iterator  a replica's part of each minibatch
 

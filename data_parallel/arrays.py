@@ -1,4 +1,4 @@
-"""The arrays of an exchange: what they are, and where their numbers are meanwhile."""
+"""The arrays of an exchange: their descriptions, and their numbers meanwhile."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Spec(NamedTuple):
     """One array of an exchange.
 
     Attributes:
-        name: Of the parameter, or the number of the array.
-        shape: Its shape.
-        dtype: The character of its dtype, of float16, float32 or float64.
-        is_exempt: Whether it keeps float32 on the wire.
-        device (chainer.backend.Device): Where it is. Ranks may differ.
+        name: Name of the parameter, or number of the array.
+        shape: Shape of the array.
+        dtype: Character of the dtype, which is float16, float32 or float64.
+        is_exempt: Whether the array is sent in float32.
+        device (chainer.backend.Device): Device of the array. Ranks may differ.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Spec(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many elements it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     def __str__(self) -> str:
@@ -44,16 +44,16 @@ class Spec(NamedTuple):
 
 
 def specs_of(arrays: Sequence[Any], exempt: Collection[int] | None) -> tuple[Spec, ...]:
-    """Returns what arrays are.
+    """Returns the descriptions of arrays.
 
     Args:
-        arrays: To be exchanged in place.
-        exempt: The positions of those that keep float32 on the wire.
+        arrays: Arrays to be exchanged in place.
+        exempt: Positions of the arrays that are sent in float32.
 
     Raises:
-        TypeError: If one is no NumPy or CuPy array of floating-point numbers.
-        ValueError: If one cannot be written, or two share memory; or ``exempt`` has
-            positions that are none.
+        TypeError: If one is not a NumPy or CuPy array of floating-point numbers.
+        ValueError: If one cannot be written to, or two share memory, or ``exempt`` has
+            wrong positions.
     """
     exempt = list(() if exempt is None else exempt)
     for position in exempt:
@@ -86,7 +86,7 @@ def specs_of(arrays: Sequence[Any], exempt: Collection[int] | None) -> tuple[Spe
 
 
 def device_of(array: Any) -> Any:
-    """Returns the device that a NumPy or CuPy array is on."""
+    """Returns the device of a NumPy or CuPy array."""
     # Chainer's own function takes microseconds.
     if isinstance(array, np.ndarray):
         return HOST
@@ -94,10 +94,10 @@ def device_of(array: Any) -> Any:
 
 
 def common_device(specs: Sequence[Spec]) -> Any:
-    """Returns the device that arrays are on; that of the host if there are none.
+    """Returns the common device of arrays, or the host's if there are no arrays.
 
     Raises:
-        TypeError: If they are on several.
+        TypeError: If they are on several devices.
     """
     for spec in specs:
         if spec.device != specs[0].device:
@@ -112,15 +112,15 @@ class Arrays:
     """The numbers of arrays while they are exchanged.
 
     Args:
-        specs: Of the arrays.
-        device (chainer.backend.Device): Where their numbers are to be meanwhile.
+        specs: Descriptions of the arrays.
+        device (chainer.backend.Device): Device for the numbers meanwhile.
 
     Attributes:
-        specs: As given.
-        device: As given.
-        flat: Contiguous float32 numbers in one dimension, by array; ``None`` before
-            :meth:`put`. Of most arrays it is their own memory.
-        are_present: Whether this rank has the array.
+        specs: Descriptions of the arrays.
+        device: Device of the numbers.
+        flat: For each array its contiguous float32 numbers in one dimension; ``None``
+            before :meth:`put`. Most are views of the arrays' own memory.
+        are_present: For each array whether this rank has it.
     """
 
     def __init__(self, specs: Sequence[Spec], device: Any = HOST) -> None:
@@ -128,15 +128,15 @@ class Arrays:
         self.flat: list[Any] = [None] * len(specs)
         self.are_present = [False] * len(specs)
         self._given: list[Any] = [None] * len(specs)
-        # Whether flat numbers are the given array's own.
+        # Whether the flat numbers are a view of the given array.
         self._are_given = [False] * len(specs)
         self._memory = _Memory()
 
     def put(self, i: int, array: Any) -> None:
-        """Takes an array; zeros stand for one that this rank has not.
+        """Adds an array; zeros stand for one that this rank does not have.
 
         Raises:
-            ValueError: If it is another one than was said, or is there already.
+            ValueError: If it does not fit its description, or was put before.
         """
         spec, xp = self.specs[i], self.device.xp
         if self.flat[i] is not None:
@@ -151,10 +151,10 @@ class Arrays:
             raise ValueError(f"{spec} was to be put on {spec.device}, not on {where}")
         self._given[i], self.are_present[i] = array, True
         if self._is_usable(array):
-            # As an array of the base class: a matrix has two dimensions in any case.
+            # A view as the base class: a matrix always has two dimensions.
             self.flat[i], self._are_given[i] = xp.asarray(array).reshape(-1), True
         else:
-            # What is too large for float32 is infinite.
+            # Numbers that are too large for float32 become infinite.
             with np.errstate(over="ignore"):
                 here = self.device.send(array)
                 self.flat[i] = xp.array(here, np.float32, order="C").reshape(-1)
@@ -172,13 +172,13 @@ class Arrays:
             return numbers.astype(spec.dtype, copy=False)
 
     def _is_usable(self, array: Any) -> bool:
-        """Returns whether the numbers are as they must be, and may be written."""
+        """Returns whether an array can be used directly, and written to."""
         is_here = isinstance(array, self.device.supported_array_types)
         is_plain = array.dtype == np.float32 and array.flags.c_contiguous
         return is_here and is_plain and self._is_free(array)
 
     def _is_free(self, array: Any) -> bool:
-        """Returns whether an array may be written, and is not used otherwise."""
+        """Returns whether an array may be written to, and no other one shares it."""
         return array is not None and _is_writable(array) and self._memory.takes(array)
 
 
@@ -186,21 +186,21 @@ def _is_writable(array: Any) -> bool:
     """Returns whether each element can be written without another one."""
     if isinstance(array, np.ndarray):
         return array.flags.writeable
-    # CuPy does not mark what is broadcast.
+    # CuPy does not mark broadcast arrays as read-only.
     return not array.size or all(
         stride or n == 1 for n, stride in zip(array.shape, array.strides)
     )
 
 
 class _Memory:
-    """Which memory is in use. No address of a GPU is one of the host as well."""
+    """Ranges of memory that are in use. GPUs and the host share no addresses."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._stops: list[int] = []
 
     def takes(self, array: Any) -> bool:
-        """Returns whether nobody uses the memory of an array, and uses it."""
+        """Reserves the memory of an array, and returns whether it was free."""
         if not array.size:
             return True
         is_here = isinstance(array, np.ndarray)

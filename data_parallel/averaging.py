@@ -1,7 +1,7 @@
-"""How the gradients of a model are averaged: in which order, and compared when.
+"""The averages of a model's gradients: their order, and the comparison of replicas.
 
-When they are is up to :meth:`Averaging.average`, or to one of
-:mod:`data_parallel.backward`, :mod:`data_parallel.early_gradients` and
+Gradients are averaged when :meth:`Averaging.average` is called, or at the times of
+:mod:`data_parallel.backward`, :mod:`data_parallel.early_gradients` or
 :mod:`data_parallel.double_buffering`. A single replica averages nothing:
 :mod:`data_parallel.single_replica`.
 """
@@ -29,21 +29,23 @@ class Averaging:
     """The base of an optimizer's exchanges of gradients.
 
     Args:
-        optimizer (chainer.Optimizer): Has the model, and the loss scale.
-        exchange (Exchange): Of the gradients.
-        agreement (ReplicaAgreement): Of the replicas.
-        exempt: Tells which parameters' gradients keep float32 on the wire.
-        zero_fill (bool): Whether zeros stand for a gradient that some ranks have not.
-        write_state: Writes all that the next updates depend on to a serializer, with
-            the state of the exchange.
+        optimizer (chainer.Optimizer): Optimizer with the model, and the loss scale.
+        exchange (Exchange): Exchange of the gradients.
+        agreement (ReplicaAgreement): Comparison of the replicas.
+        exempt: Returns whether a parameter's gradient is sent in float32.
+        zero_fill (bool): Whether zeros stand for a gradient that some ranks do not
+            have.
+        write_state: Writes to a serializer all that the next updates depend on,
+            including the state of the exchange.
 
     Attributes:
-        exchange: As given.
-        agreement: As given.
+        exchange: Exchange of the gradients.
+        agreement: Comparison of the replicas.
         order: The names of parameters as backward completes their gradients; empty
-            before it was seen.
-        seen: Such an order, which this rank has seen and not told yet.
-        scale_of_residuals: The loss scale of what error feedback keeps.
+            before the order is known.
+        seen: The order that this rank has seen, until it is shared with the other
+            ranks.
+        scale_of_residuals: The loss scale of the residuals of error feedback.
     """
 
     def __init__(
@@ -76,12 +78,12 @@ class Averaging:
         return parameters_of(self._optimizer.target, include_uninit=True)
 
     def target_changed(self) -> None:
-        """Prepares for a model that has other parameters than before."""
+        """Prepares for a model with other parameters than before."""
         self.agreement.forget()
         self.order = []
 
     def specs_of(self, parameters: Sequence[NamedParameter]) -> tuple[Spec, ...]:
-        """Returns what an exchange is to know of the gradients of parameters.
+        """Returns the descriptions of the gradients of parameters.
 
         Raises:
             TypeError: If one cannot be exchanged.
@@ -96,9 +98,9 @@ class Averaging:
         """Compares the replicas, and returns whether the gradients are valid.
 
         Raises:
-            TypeError: If one cannot be exchanged.
-            DisagreementError: If they are of different models, have different states,
-                or have drifted apart.
+            TypeError: If a gradient cannot be exchanged.
+            DisagreementError: If the replicas have different models or states, or have
+                drifted apart.
         """
         try:
             self.specs_of(parameters)
@@ -111,7 +113,7 @@ class Averaging:
         return is_valid
 
     def agree_on_order(self) -> None:
-        """Lets all ranks have one order, if none is known; they may see several."""
+        """Chooses rank 0's order for all ranks, if none is known; ranks may differ."""
         if not self.order:
             self.order = self.agreement.of_rank_0(self.exchange, self.seen)
             self.seen = []
@@ -125,14 +127,15 @@ class Averaging:
         """Begins an exchange of gradients, which are put one after the other.
 
         Args:
-            parameters: Whose gradients.
-            n_samples: Of this rank's minibatch; ``None`` if all are alike.
-            weights: Copies of the parameters' arrays, where those change before the
-                exchange is over; ``None`` where they do not.
+            parameters: Parameters whose gradients are exchanged.
+            n_samples: Number of samples of this rank's minibatch; ``None`` if all ranks
+                have the same number.
+            weights: Copies of the parameters' arrays, if these change before the end of
+                the exchange; otherwise ``None``.
         """
         scale = self.loss_scale
         if scale != self.scale_of_residuals:
-            # Error feedback keeps what scaled gradients have lost.
+            # The residuals are the rounding errors of scaled gradients.
             self.exchange.scale_residuals(scale / self.scale_of_residuals)
             self.scale_of_residuals = scale
         self.exchange.begin(
@@ -143,10 +146,10 @@ class Averaging:
         )
 
     def finish(self, parameters: Sequence[NamedParameter]) -> None:
-        """Waits for the exchange, whose means become the gradients.
+        """Waits for the exchange, and stores its means as the gradients.
 
         Args:
-            parameters: As of :meth:`begin`.
+            parameters: The parameters given to :meth:`begin`.
         """
         for (_, param), mean in zip(parameters, self.exchange.finish()):
             if mean is not param.grad:
@@ -157,11 +160,11 @@ class Averaging:
     def average(
         self, parameters: Sequence[NamedParameter], n_samples: int | None
     ) -> None:
-        """Replaces gradients that are all there by their means.
+        """Replaces gradients that are all complete by their means.
 
         Args:
-            parameters: As of :meth:`begin`.
-            n_samples: Likewise.
+            parameters: Parameters whose gradients are exchanged.
+            n_samples: Number of samples; see :meth:`begin`.
         """
         self.begin(parameters, n_samples)
         for i, (_, param) in enumerate(parameters):
@@ -169,10 +172,10 @@ class Averaging:
         self.finish(parameters)
 
     def serialize(self, serializer: Any) -> bool:
-        """Reads or writes what the next exchanges depend on.
+        """Loads or saves the state of the next exchanges.
 
         Returns:
-            Whether there is something: a serial script has written nothing.
+            Whether there is a state: a file of a serial script has none.
         """
         state = {
             "n_updates": self.agreement.n_updates,
@@ -195,8 +198,8 @@ class Averaging:
         return True
 
     def of_parameters(self, serializer: Any) -> dict[str, Any]:
-        """Returns where the state of the exchange goes, by path of the parameter.
+        """Returns the serializers for the exchange's state, by path of the parameter.
 
-        It is beside the rest of a parameter's, as stages may be cut otherwise.
+        The state is stored by parameter, because stages may be cut differently later.
         """
         return {name: serializer[name]["exchange"] for name, _ in self.all_parameters()}

@@ -1,6 +1,6 @@
 """The backward of an update that computes its gradients itself.
 
-With ``overlap`` they are exchanged while it computes others::
+With ``overlap`` gradients are exchanged while backward computes others::
 
     backward     F3  F2  F1
     complete        W3  W2  W1       in the order of the exchange
@@ -33,17 +33,17 @@ def run_backward(optimizer: Any, loss: chainer.Variable) -> None:
     """Runs backward from a loss, multiplied by an optimizer's loss scale."""
     backward = getattr(optimizer, "backward", None)
     if backward is not None:
-        # Mixed precision's own.
+        # Mixed precision has its own backward.
         backward(loss)
     else:
         loss.backward(loss_scale=optimizer._loss_scale)
 
 
 class Looks(chainer.FunctionHook):
-    """Moves the messages of an exchange on, between functions.
+    """Polls the messages of an exchange between functions.
 
     Args:
-        exchange: Whose messages.
+        exchange: The exchange.
     """
 
     name = "MovesMessagesOfExchange"
@@ -52,27 +52,27 @@ class Looks(chainer.FunctionHook):
         self._exchange = exchange
 
     def forward_postprocess(self, function: Any, in_data: Any) -> None:
-        """Looks, after a forward."""
+        """Polls after a forward."""
         self._exchange.look()
 
     def backward_postprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
-        """Looks, after a backward."""
+        """Polls after a backward."""
         self._exchange.look()
 
 
 class Backward:
     """The forward and the backward of such updates.
 
-    The exchange of the last update may go on meanwhile: its messages are moved on.
+    The exchange of the last update may go on meanwhile: its messages are polled.
 
     Args:
-        optimizer (chainer.Optimizer): Has the model, and the loss scale.
-        averaging (Averaging): Of the gradients.
-        overlaps (bool): Whether gradients are exchanged during a backward, once one
-            has shown in which order they become complete.
+        optimizer (chainer.Optimizer): Optimizer with the model, and the loss scale.
+        averaging (Averaging): Averages of the gradients.
+        overlaps (bool): Whether gradients are exchanged during backward, once the order
+            in which they become complete is known.
 
     Attributes:
-        overlaps: As given.
+        overlaps: Whether gradients are exchanged during backward.
     """
 
     def __init__(
@@ -89,23 +89,24 @@ class Backward:
         return loss
 
     def may_average(self, parameters: Sequence[NamedParameter]) -> bool:
-        """Returns whether the next backward may be that of :meth:`average`.
+        """Returns whether :meth:`average` may run the next backward.
 
-        It may not where the replicas are to be compared first, or no order is known.
+        This needs a known order, and an update that does not compare the replicas
+        first.
 
         Args:
-            parameters: The model's.
+            parameters: Parameters of the model.
         """
         averaging = self._averaging
         knows_order = self.overlaps and bool(averaging.order)
         return knows_order and not averaging.is_due(parameters)
 
     def run(self, loss: chainer.Variable, parameters: Sequence[NamedParameter]) -> None:
-        """Runs backward, and sees the order of gradients if it is to be known.
+        """Runs backward, and records the order of gradients if it is needed.
 
         Args:
-            loss: From which it starts.
-            parameters: The model's.
+            loss: Loss from which backward starts.
+            parameters: Parameters of the model.
         """
         if not self.overlaps or self._averaging.order:
             with Looks(self._averaging.exchange):
@@ -129,16 +130,17 @@ class Backward:
         """Runs backward, and replaces the gradients by their means.
 
         Args:
-            loss: From which it starts.
-            parameters: The model's, in the order of the exchange.
-            n_samples: Of this rank's minibatch; ``None`` if all are alike.
+            loss: Loss from which backward starts.
+            parameters: Parameters of the model, in the order of the exchange.
+            n_samples: Number of samples of this rank's minibatch; ``None`` if all ranks
+                have the same number.
         """
         averaging = self._averaging
         missing = set(range(len(parameters)))
 
         def complete(i: int, gradient: np.ndarray) -> None:
             missing.remove(i)
-            # Chainer may hand on the same array as the gradient of something else.
+            # Chainer may use the same array as the gradient of another variable.
             averaging.exchange.put(i, gradient.copy())
 
         averaging.agreement.count()

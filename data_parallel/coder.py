@@ -1,19 +1,19 @@
-"""The messages of a unit: how a replica writes and reads them.
+"""The messages of a unit, as a replica writes and reads them.
 
 ::
 
-    contribution    of this replica, for the one that serves the lane on its node
-    node_message    the sum of a node's contributions, for the one that adds it up
-    total           the sum of the nodes' messages, for everybody
-    result          reads that into the arrays
+    contribution    from this replica to the one that serves the lane on its node
+    node_message    sum of a node's contributions, to the replica that adds it up
+    total           sum of the nodes' messages, to all replicas
+    result          the total, decoded into the arrays
 
-What a code of its own does with the coded region of a message is the business of
-:class:`Code`. The exact region is added up in float32, in rank order. At the end of a
-message there is a byte for each segment: whether a number in it was not finite,
-whether a replica has a gradient there, and whether one has none.
+The coded region of a message belongs to a :class:`Code`. The exact region is added up
+in float32, in rank order. At the end of a message there is a byte of flags for each
+segment. They show whether a number in it was not finite, whether a replica has a
+gradient there, and whether one has none.
 
-Gradients on a GPU are coded there: all but :meth:`Coder.add_up` computes where they
-are. NumPy's functions hand CuPy's arrays on to CuPy.
+Gradients on a GPU are coded there. All but :meth:`Coder.add_up` computes on the device.
+NumPy's functions call CuPy for CuPy's arrays.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ NOT_FINITE, PRESENT, MISSING = 1, 2, 4
 
 
 class Code(Protocol):
-    """How the coded region of a message is written, read and added up."""
+    """The way to write, read and add up the coded region of a message."""
 
     #: Bytes of an element in a contribution.
     contribution_bytes: int
-    #: Whether codes have infinity and NaN; otherwise flags tell of them.
+    #: Whether codes have infinity and NaN; otherwise flags stand for them.
     has_infinity: bool
 
     def prepare(self, bucket: Bucket) -> np.ndarray | None:
-        """Is called when the arrays of a bucket are there.
+        """Prepares a bucket when its arrays are complete.
 
-        Returns numbers of which all ranks need the largest before they code; ``None``
-        for none.
+        Returns numbers whose maximum over all ranks is needed for coding; ``None`` if
+        none is needed.
         """
 
     def agree(self, bucket: Bucket, largest: np.ndarray) -> None:
-        """Takes the largest of all ranks' numbers."""
+        """Stores the maxima over all ranks of the prepared numbers."""
 
     def n_bytes(self, n: int) -> int:
         """Returns the bytes of ``n`` elements in a message between nodes."""
@@ -55,10 +55,10 @@ class Code(Protocol):
         """Returns the scales and the codes of ``n`` elements."""
 
     def of_segment(self, fields: Fields, place: slice) -> Fields:
-        """Returns those of some of the elements."""
+        """Returns the fields of some of the elements."""
 
     def contribute(self, segment: Segment, out: np.ndarray) -> None:
-        """Writes what this replica contributes; ``out`` is uint8."""
+        """Writes this replica's contribution; ``out`` is uint8."""
 
     def write_sum(
         self, segment: Segment, contributions: Sequence[np.ndarray | None], to: Fields
@@ -79,9 +79,9 @@ class Gradients(NamedTuple):
     """This replica's arrays while they are exchanged.
 
     Attributes:
-        flat: Contiguous float32 arrays in one dimension, written in place; NumPy's, or
-            CuPy's.
-        are_present: Which of them have a gradient; the others are zeros.
+        flat: Contiguous float32 arrays in one dimension, written in place; either
+            NumPy's or CuPy's.
+        are_present: For each array whether it has a gradient; the others are zeros.
         share: The weight of this replica in the mean.
     """
 
@@ -94,8 +94,8 @@ class Gradients(NamedTuple):
         return self.flat[segment.array][segment.elements]
 
 
-#: Makes the code of an exchange whose ranks have agreed, from this replica's gradients,
-#: the ranks' numbers of samples, or ``None``, and the origins of their residuals.
+#: Makes the code of an exchange whose ranks have agreed. Arguments are this replica's
+#: gradients, the ranks' numbers of samples or ``None``, and their residuals' origins.
 MakeCode = Callable[
     [Gradients, Optional[Sequence[int]], Sequence[tuple[int, int]]], Code
 ]
@@ -105,12 +105,12 @@ class Coder:
     """Writes and reads messages.
 
     Args:
-        code: Of the coded regions.
-        gradients: Of this replica.
-        payloads: Where they are written and read.
+        code: Code of the coded regions.
+        gradients: Gradients of this replica.
+        payloads: Place in which messages are written and read.
 
     Attributes:
-        flags: For each array what the flags of its segments say together.
+        flags: For each array the union of the flags of its segments.
     """
 
     def __init__(
@@ -149,13 +149,13 @@ class Coder:
     def write_sum(
         self, part: Part, contributions: Sequence[np.ndarray | None], out: np.ndarray
     ) -> None:
-        """Writes a node's message about a part.
+        """Writes a node's message for a part.
 
         Args:
             part: The part.
-            contributions: Of the node's replicas, in rank order, with ``None`` for the
-                one of this replica, which is none.
-            out: To write to, uint8.
+            contributions: Contributions of the node's replicas, in rank order, with
+                ``None`` for this replica, which sends none.
+            out: The message to write, uint8.
         """
         payload, flags = _Message.of(out, part)
         flags[:] = self._own_flags(part)
@@ -196,12 +196,12 @@ class Coder:
     def add_up(
         self, part: Part, messages: Sequence[np.ndarray], out: np.ndarray
     ) -> None:
-        """Writes the sum of the nodes' messages about a part.
+        """Writes the sum of the nodes' messages for a part.
 
         Args:
             part: The part.
-            messages: In the order of the nodes.
-            out: To write to, uint8.
+            messages: Messages in the order of the nodes.
+            out: The message to write, uint8.
         """
         payload, flags = _Message.of(out, part)
         exact, coded = _Regions.of(payload, part)
@@ -254,8 +254,8 @@ class _Message(NamedTuple):
     """A message, or a contribution, as views of its bytes.
 
     Attributes:
-        payload: All but its flags.
-        flags: Of the segments, the coded ones first.
+        payload: The message without its flags.
+        flags: Flags of the segments, the coded ones first.
     """
 
     payload: np.ndarray
@@ -268,11 +268,11 @@ class _Message(NamedTuple):
 
 
 class _Regions(NamedTuple):
-    """A payload, as views of its bytes, where it is read and written.
+    """A payload, as views of its bytes in the place where it is read and written.
 
     Attributes:
-        exact: In float32.
-        coded: In uint8.
+        exact: Numbers of the exact region, float32.
+        coded: Bytes of the coded region, uint8.
     """
 
     exact: Any

@@ -1,4 +1,4 @@
-"""The exchange that goes on, of which there is one at a time."""
+"""The exchange that is under way, of which there is one at a time."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Current:
 
         begin ---> under way ---> over
                        |
-                       +-- disagreement, of which all know: over
+                       +-- disagreement, which all ranks know: over
                        +-- another error: broken, for messages may still come
 
     Args:
-        comm: Of the exchanges.
+        comm: Communicator of the exchanges.
 
     Attributes:
         under_way: The exchange; ``None`` if none has begun.
@@ -48,24 +48,24 @@ class Current:
         return self._under_way
 
     def begin(self, exchange: UnderWay) -> None:
-        """Lets an exchange begin; its communicator is busy until :meth:`end`."""
+        """Records that an exchange has begun. Its communicator is busy until `end`."""
         self._under_way = exchange
         mark_busy(self._comm)
         self._farewells.begin()
-        # Until this rank waits for it.
+        # Until this rank waits for the exchange, other waits ignore ranks that left.
         self._farewells.leave_off()
 
     def end(self) -> None:
-        """Lets the exchange be over."""
+        """Records that the exchange is over."""
         self._under_way = None
         mark_idle(self._comm)
         self._farewells.finish()
 
     def check_idle(self) -> None:
-        """Sees that an exchange may begin.
+        """Checks that an exchange may begin.
 
         Raises:
-            RuntimeError: If it may not.
+            RuntimeError: If it may not begin.
         """
         self.check_over("begin another")
         if self._is_broken:
@@ -77,10 +77,10 @@ class Current:
             raise RuntimeError("the exchange is closed: make another one")
 
     def check_over(self, purpose: str) -> None:
-        """Sees that nothing has begun.
+        """Checks that no exchange is under way.
 
         Raises:
-            RuntimeError: If something has; the text says what for it must not.
+            RuntimeError: If one is; the message has the purpose.
         """
         if self.under_way is not None:
             raise RuntimeError(
@@ -99,17 +99,17 @@ class Current:
 
     @contextlib.contextmanager
     def ending_at_errors(self) -> Iterator[None]:
-        """Ends the exchange at an error within.
+        """Ends the exchange if an error is raised within.
 
-        Within, this rank may wait for others. Elsewhere it does not, while an exchange
-        goes on: a rank that has left is nothing to other waits.
+        This rank may wait for others only within. Other waits during an exchange must
+        ignore ranks that have left.
         """
         if self._under_way is not None:
             self._farewells.resume()
         try:
             yield
         except DisagreementError:
-            # No gradient has been sent.
+            # The ranks disagreed before any gradient was sent.
             self.end()
             raise
         except BaseException:
@@ -128,5 +128,5 @@ class Current:
             RuntimeError: If an exchange has begun and is not finished.
         """
         self.check_over("close it")
-        # After an error it stays: the others may not come.
+        # After an error the communicator stays, because other ranks may not call this.
         free(self._comm)

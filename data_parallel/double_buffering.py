@@ -24,7 +24,7 @@ class Means(NamedTuple):
     """The means of an exchange that is over.
 
     Attributes:
-        by_name: By the parameter's path; what no rank had is not there.
+        by_name: Means by path of the parameter, without those that no rank had.
         scale: The loss scale of the gradients.
     """
 
@@ -34,29 +34,29 @@ class Means(NamedTuple):
     def give_to(
         self, parameters: Sequence[NamedParameter], loss_scale: float | None
     ) -> None:
-        """Makes them the gradients of parameters.
+        """Stores the means as the gradients of parameters.
 
         Args:
-            parameters: The model's.
-            loss_scale: What the optimizer takes gradients to be scaled by.
+            parameters: Parameters of the model.
+            loss_scale: The loss scale that the optimizer expects.
         """
         factor = (loss_scale or 1.0) / self.scale
         for name, param in parameters:
             mean = self.by_name.get(name)
             if mean is not None and factor != 1:
-                # Beyond float16's range it is infinite, and the step is skipped.
+                # Beyond float16's range a mean becomes infinite: the update is skipped.
                 with np.errstate(over="ignore", invalid="ignore"):
                     mean *= mean.dtype.type(factor)
-            # From a snapshot it may come to another device.
+            # A mean from a snapshot may be on another device.
             param.grad = param.device.send(mean)
             param._loss_scale = loss_scale
 
 
 class LateGradients:
-    """The gradients that are exchanged meanwhile, and the means of the last ones.
+    """The gradients that are being exchanged, and the means of the last ones.
 
     Args:
-        averaging (Averaging): Of the gradients.
+        averaging (Averaging): Averages of the gradients.
     """
 
     def __init__(self, averaging: Averaging) -> None:
@@ -65,9 +65,9 @@ class LateGradients:
         self._scale = 1.0
         self._is_under_way = False
         self._means: Means | None = None
-        # In turn: one is exchanged, the other applied.
+        # Used in turn: one is exchanged while the other is applied.
         self._buffers: tuple[dict[str, Any], ...] = ({}, {})
-        # Those of the exchange: the update of the last means changes the model's.
+        # Copies for the exchange, because the update changes the model's weights.
         self._weights: dict[str, Any] = {}
 
     def average(
@@ -76,15 +76,16 @@ class LateGradients:
         n_samples: int | None,
         loss_scale: float | None,
     ) -> bool:
-        """Replaces gradients by the means of the last ones, and begins with them.
+        """Replaces gradients by the means of the last ones, and begins their exchange.
 
         Args:
-            parameters: The model's.
-            n_samples: Of this rank's minibatch; ``None`` if all are alike.
-            loss_scale: What the optimizer takes gradients to be scaled by.
+            parameters: Parameters of the model.
+            n_samples: Number of samples of this rank's minibatch; ``None`` if all ranks
+                have the same number.
+            loss_scale: The loss scale that the optimizer expects.
 
         Returns:
-            Whether there were any last ones.
+            Whether there were means of a last exchange.
         """
         averaging = self._averaging
         self.finish()
@@ -108,7 +109,7 @@ class LateGradients:
         return True
 
     def finish(self) -> None:
-        """Waits for the exchange that goes on, if one does."""
+        """Waits for the exchange that is under way, if there is one."""
         if self._is_under_way:
             self._is_under_way = False
             found = zip(self._names, self._averaging.exchange.finish())
@@ -116,10 +117,10 @@ class LateGradients:
             self._means = Means(by_name, self._scale)
 
     def serialize(self, serializers: Mapping[str, Any]) -> None:
-        """Reads or writes the means that are to be applied.
+        """Loads or saves the means that the next update applies.
 
         Args:
-            serializers: By the path of a parameter where its mean goes.
+            serializers: Serializers by path of the parameter.
         """
         by_name, scale = self._means or Means({}, 0.0)
         found = {}
@@ -129,7 +130,7 @@ class LateGradients:
             state = json_arrays.serialize(serializer, "late", state)
             scale = scale if state is None else state["scale"]
             if state is not None and state["has_mean"]:
-                # One that is read may not be in memory of its own.
+                # A loaded array may be a view of other memory.
                 found[name] = np.array(serializer("mean", HOST.send(mean)))
         self._means = Means(found, scale) if scale and found else None
 

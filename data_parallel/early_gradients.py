@@ -20,20 +20,21 @@ from data_parallel.parameters import NamedParameter, in_order
 
 
 class EarlyGradients:
-    """The gradients of the pipeline's step that goes on, or of the last one.
+    """The gradients of the pipeline's step that is running, or of the last one.
 
-    The pipeline calls :meth:`begin_step`, and then, as it computes, :meth:`open` and
-    :meth:`complete`, in any order, :meth:`look` and in the end :meth:`end_step`.
+    The pipeline calls :meth:`begin_step`. While it computes, it calls :meth:`open`,
+    :meth:`complete`, in any order, and :meth:`look`. At the end it calls
+    :meth:`end_step`.
 
     Args:
-        averaging (Averaging): Of the gradients.
-        overlaps (bool): Whether they are exchanged during a step, not after it. In
-            either case in the order in which a step completes them.
+        averaging (Averaging): Averages of the gradients.
+        overlaps (bool): Whether gradients are exchanged during a step, not after it. In
+            both cases they are exchanged in the order in which a step completes them.
 
     Attributes:
-        parameters: Whose gradients are exchanged, in this order.
+        parameters: Parameters whose gradients are exchanged, in this order.
         is_under_way: Whether an exchange has begun that no update has ended.
-        report: When the exchange of the last step's gradients begins, and why then.
+        report: When the exchange of the last step's gradients begins, and the reason.
     """
 
     def __init__(self, averaging: Averaging, overlaps: bool) -> None:
@@ -42,29 +43,29 @@ class EarlyGradients:
         self.is_under_way = False
         self.report = "no step has been run yet"
         self._n_samples: int | None = None
-        # Whether it is seen only in which order gradients become complete.
+        # Whether the exchange waits for the update. The order is recorded all the same.
         self._waits = True
-        # By the identity of parameters: the names of all, as of the begin of the step,
-        # and the places in the exchange of those whose gradients come early.
+        # Keys are identities of parameters: the names of all at the beginning of the
+        # step, and the places in the exchange of those whose gradients come early.
         self._names: dict[int, str] = {}
         self._places: dict[int, int] = {}
-        # Those not yet in the exchange.
+        # Positions of parameters that are not yet in the exchange.
         self._missing: set[int] = set()
-        # Complete before the exchange may begin.
+        # Complete gradients that wait for the exchange to begin.
         self._waiting: list[tuple[int, Callable[[], Any]]] = []
 
     @property
     def spans(self) -> list[tuple[float, float]]:
-        """When each bucket of the last exchange began and ended."""
+        """The begin and end of each bucket of the last exchange."""
         return [*self._averaging.exchange.spans.values()]
 
     def begin_step(self) -> Collection[chainer.Parameter]:
-        """Returns the parameters that the step is to tell of. A call of all ranks."""
+        """Returns the parameters that the step must report. A call of all ranks."""
         self.drop()
         order = self._averaging.order
         everything = self._averaging.all_parameters()
         self._names = {id(param): name for name, param in everything}
-        # The others may get their shape in this step.
+        # Other parameters may get their shape in this step.
         initialized = [each for each in everything if each.param.is_initialized]
         self.parameters = parameters = in_order(initialized, order)
         reason = self._reason_to_wait(len(everything))
@@ -73,14 +74,14 @@ class EarlyGradients:
             self.report = f"after the step: {reason}"
             return () if order else [param for _, param in everything]
         names = {*order}
-        # The others are put in the end: they need not come in the same order.
+        # Other parameters are put at the end: they need not come in the same order.
         places = {i for i, (name, _) in enumerate(parameters) if name in names}
         self._missing = {*range(len(parameters))}
         self._places = {id(parameters[i].param): i for i in places}
         return [parameters[i].param for i in places]
 
     def _reason_to_wait(self, n_parameters: int) -> str:
-        """Returns why the next step leaves its gradients to the update, if it does."""
+        """Returns the reason to exchange gradients in the update; may be empty."""
         if not self._overlaps:
             return "overlap=False"
         if self._averaging.is_due(self.parameters):
@@ -92,11 +93,11 @@ class EarlyGradients:
         return ""
 
     def open(self, n_samples: int | None) -> None:
-        """Begins the exchange, with what is complete.
+        """Begins the exchange, with the gradients that are complete.
 
         Args:
-            n_samples: Of which the gradients here are means; ``None`` if all replicas
-                have equally many.
+            n_samples: Number of samples of which the gradients are means; ``None`` if
+                all replicas have the same number.
         """
         if self._waits:
             return
@@ -107,11 +108,11 @@ class EarlyGradients:
         self._waiting = []
 
     def complete(self, param: chainer.Parameter, take: Callable[[], Any]) -> None:
-        """Gives a gradient to the exchange, at once or when it begins.
+        """Adds a gradient to the exchange, at once or when it begins.
 
         Args:
-            param: Whose gradient is complete.
-            take: Returns the gradient, which nobody else uses from then on.
+            param: The parameter whose gradient is complete.
+            take: Returns the gradient, which no other code uses from then on.
         """
         if self._waits:
             return
@@ -122,15 +123,15 @@ class EarlyGradients:
             self._waiting.append((i, take))
 
     def look(self) -> None:
-        """Moves the messages of the exchange on."""
+        """Polls the messages of the exchange."""
         self._averaging.exchange.look()
 
     def end_step(self, order: Sequence[chainer.Parameter], refusal: str) -> None:
-        """Notes that the step has computed all; nothing comes early any more.
+        """Records that the step has computed all gradients; none comes early any more.
 
         Args:
-            order: In which gradients became complete.
-            refusal: Why :meth:`open` has not been called, if so.
+            order: Parameters in the order in which their gradients became complete.
+            refusal: Reason why :meth:`open` was not called, if it was not.
         """
         self._averaging.seen = [self._names[id(param)] for param in order]
         if self.is_under_way:
@@ -141,13 +142,13 @@ class EarlyGradients:
         self._waiting = []
 
     def put_others(self, n_samples: int | None) -> None:
-        """Gives the gradients of all other parameters to the exchange, which ends.
+        """Adds the gradients of all other parameters to the exchange.
 
         Args:
-            n_samples: Of this replica, if the user has said so.
+            n_samples: Number of samples of this replica, if the user has set it.
 
         Raises:
-            ValueError: If the exchange has been told another number.
+            ValueError: If the exchange has begun with another number.
         """
         if n_samples not in (None, self._n_samples):
             raise ValueError(
@@ -163,14 +164,14 @@ class EarlyGradients:
         """Replaces the gradients of all parameters by their means.
 
         Args:
-            n_samples: As of :meth:`put_others`.
+            n_samples: Number of samples; see :meth:`put_others`.
         """
         self.put_others(n_samples)
         self._averaging.agreement.count()
         self._averaging.finish(self.parameters)
 
     def drop(self) -> None:
-        """Ends an exchange whose means nobody wants; a call of all ranks."""
+        """Ends an exchange whose means are not needed; a call of all ranks."""
         if self.is_under_way:
             self.put_others(None)
             self._averaging.exchange.finish()

@@ -1,9 +1,9 @@
-"""Generators that wait for messages, some of them at once.
+"""Generators that wait for messages, several at once.
 
 ::
 
     waiting   unit 7   unit 8   ...       in order
-    begun     unit 4 -- rank 2 to send    each goes on when what it waits for is there
+    begun     unit 4 -- rank 2 to send    each goes on when its messages are there
               unit 5 -- rank 1 to send
               unit 6 -- rank 1 to take
 """
@@ -23,10 +23,10 @@ from divisible.communication.wire import WINDOW
 
 
 class Flow:
-    """Generators under way.
+    """Generators that are running.
 
     Args:
-        comm: Over which their messages go.
+        comm: Communicator of their messages.
         timeout: Seconds that a wait may take.
     """
 
@@ -37,15 +37,15 @@ class Flow:
 
     @property
     def is_over(self) -> bool:
-        """Whether all generators have come to their ends."""
+        """Whether all generators have ended."""
         return not (self._waiting or self._begun)
 
     def add(self, make: Callable[[], Steps]) -> None:
-        """Adds a generator, which is made when its turn comes."""
+        """Adds a function that makes a generator when its turn comes."""
         self._waiting.append(make)
 
     def look(self) -> bool:
-        """Lets each go on as far as it can; returns whether one could."""
+        """Resumes generators whose messages are there; returns whether one went on."""
         went_on = False
         still: list[tuple[Steps, list[Pending]]] = []
         for steps, pending in self._begun:
@@ -61,16 +61,16 @@ class Flow:
             if left is not None:
                 self._begun.append((steps, left))
         if not (went_on or self._begun):
-            # What this rank has sent may still be on its way, though MPI has taken it.
-            # Nobody sends with this tag; what counts is the call.
+            # A message of this rank may still be under way after MPI has copied it. No
+            # message has this tag: the call alone makes MPI continue.
             self._comm.Iprobe(MPI.ANY_SOURCE, UNUSED_TAG)
         return went_on
 
     def finish(self) -> None:
-        """Waits for all.
+        """Waits until all generators have ended.
 
         Raises:
-            StallError: If another rank does not come.
+            StallError: If another rank does not take part in time.
         """
         while not self.is_over:
             if self.look():
@@ -87,7 +87,7 @@ class Flow:
         return self.look() or self.is_over
 
     def _first_missing(self) -> Pending:
-        """Returns what the first generator waits for."""
+        """Returns the message for which the first generator waits."""
         _, pending = self._begun[0]
         return next((p for p in pending if not p.request.Test()), pending[0])
 
@@ -95,7 +95,7 @@ class Flow:
     def _go_on(
         steps: Steps, pending: list[Pending]
     ) -> tuple[bool, list[Pending] | None]:
-        """Returns whether a generator went on, and its wait; None at its end."""
+        """Returns whether a generator went on, and its messages; None at its end."""
         moved = False
         while not pending or MPI.Request.Testall([p.request for p in pending]):
             moved = True

@@ -1,7 +1,7 @@
-"""Tells which gradients are complete while backward is still under way.
+"""Reports which gradients are complete while backward is still running.
 
-Chainer gives parameters their gradients at the very end of backward. Until then they
-are in a table of its own::
+Chainer sets the gradients of parameters at the very end of backward. Until then they
+are in an internal table::
 
     loss --- F3 --- F2 --- F1          counted before: W is an input of F3 and F1
               |             |
@@ -9,8 +9,8 @@ are in a table of its own::
     backward of F3, F2, F1
                         ^ F1 has added the last part: the gradient of W is complete
 
-The table is seen because it is made under the eyes of the watch, and functions by a
-function hook.
+The watch replaces the class of the table during backward, to get the table. A function
+hook counts the functions.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class GradientWatch(chainer.FunctionHook):
     """Watches one backward, as a context around it.
 
     Args:
-        loss (chainer.Variable): From which it starts.
-        parameters: Of the model.
-        complete: Called with the position of a parameter and its gradient, which is
-            Chainer's and may be used by it further.
+        loss (chainer.Variable): Loss from which backward starts.
+        parameters: Parameters of the model.
+        complete: Called with the position of a parameter and its gradient, an array
+            that Chainer may still use.
         look: Called after each function.
     """
 
@@ -47,7 +47,7 @@ class GradientWatch(chainer.FunctionHook):
     ) -> None:
         self._complete, self._look = complete, look
         self._positions = {p.node: i for i, (_, p) in enumerate(parameters)}
-        # By the function's id; those of graphs within functions are not counted.
+        # Keys are ids of functions, without those of graphs within functions.
         self._inputs_of = _uses(loss, self._positions)
         self._n_uses: dict[Any, int] = {}
         for nodes in self._inputs_of.values():
@@ -68,23 +68,23 @@ class GradientWatch(chainer.FunctionHook):
     def _make_table(self, *args: Any, **kwds: Any) -> Any:
         table = self._table_type(*args, **kwds)
         if self._table is None:
-            # Later ones are of a backward within.
+            # Later tables belong to a backward within this one.
             self._table = table
         return table
 
     def backward_postprocess(self, function: Any, in_data: Any, out_grad: Any) -> None:
-        """Counts what a function has added to gradients."""
+        """Counts the parts of gradients that a function has added."""
         for node in self._inputs_of.pop(id(function), ()):
             self._n_uses[node] -= 1
             parts = self._table.get_as_list(node)
-            # Parts that are to be added up later are left to Chainer.
+            # Chainer adds up several parts itself, later.
             if not self._n_uses[node] and len(parts) == 1:
                 self._complete(self._positions[node], parts[0].array)
         self._look()
 
 
 def _uses(loss: chainer.Variable, nodes: dict[Any, int]) -> dict[int, list[Any]]:
-    """Returns which of some nodes each function that led to a loss has as inputs."""
+    """Returns the given nodes among the inputs of each function behind a loss."""
     found = {}
     seen, functions = set(), [loss.creator_node]
     while functions:

@@ -31,37 +31,39 @@ class Grid:
         replica 0    0   1   2            replica 0    0   2   4       numbers are ranks
         replica 1    3   4   5            replica 1    1   3   5       of ``comm``
 
-    A row is a pipeline, through which activations pass; a column has the same stages,
-    whose gradients are exchanged. Neighbours in number mostly share a host, so the
-    placement says which of the two stays within hosts.
+    A row is a pipeline, through which activations pass. A column has the same stages,
+    whose gradients are exchanged. Ranks with neighbouring numbers mostly share a host,
+    so the placement decides whether rows or columns stay within hosts.
 
-    It is to be made on all ranks.
+    All ranks must make the grid.
 
     Args:
         comm: A ChainerMN communicator or an mpi4py one.
-        n_pipeline (int): How many ranks a pipeline has; a divisor of those of ``comm``.
+        n_pipeline (int): Number of ranks of a pipeline; a divisor of the size of
+            ``comm``.
         placement (str): ``'stages_together'``, ``'replicas_together'``, or ``'auto'``
-            for what sends fewer gradients between the hosts that there are, mostly
-            ``'replicas_together'`` where hosts have several ranks. What ranks send is
-            known to a plan: :meth:`of` asks it.
+            for the one that sends fewer gradients between the present hosts. This is
+            mostly ``'replicas_together'`` if hosts have several ranks. A plan knows the
+            bytes that ranks send: see :meth:`of`.
         timeout (float): Seconds to wait for the other ranks.
 
     Attributes:
-        world (mpi4py.MPI.Comm): Of all ranks: ``comm``.
-        pipeline (mpi4py.MPI.Comm): Of the ranks of this rank's replica.
-        data (mpi4py.MPI.Comm): Of the ranks with the same stages, one of each replica.
-        n_pipeline (int): As given.
-        n_replicas (int): How many replicas there are.
-        replica (int): The number of this rank's; its rank in ``data``.
-        placement (str): As given, or chosen.
-        shares (list or None): For each replica a number, in whose ratio minibatches are
-            divided, if the grid is of a plan that has them.
+        world (mpi4py.MPI.Comm): Communicator of all ranks: ``comm``.
+        pipeline (mpi4py.MPI.Comm): Communicator of the ranks of this rank's replica.
+        data (mpi4py.MPI.Comm): Communicator of the ranks with the same stages, one of
+            each replica.
+        n_pipeline (int): Number of ranks of a pipeline.
+        n_replicas (int): Number of replicas.
+        replica (int): Number of this rank's replica, which is its rank in ``data``.
+        placement (str): The given or chosen placement.
+        shares (list or None): For each replica its share of minibatches, relative to
+            the others, if the grid was made for a plan with shares.
 
     Raises:
-        TypeError, ValueError: If an argument is wrong.
-        DisagreementError: On the others then; and on all if the ranks' arguments
-            differ.
-        StallError: If another rank does not come.
+        TypeError, ValueError: If an argument of this rank is wrong.
+        DisagreementError: If an argument of another rank is wrong, or the ranks'
+            arguments differ.
+        StallError: If another rank does not call this in time.
 
     Example:
         >>> from mpi4py import MPI
@@ -78,7 +80,7 @@ class Grid:
         placement: str = "stages_together",
         timeout: float = TIMEOUT,
     ) -> None:
-        # First of all: others may wait already for a rank that fails here.
+        # This comes first, because others may already wait for a rank that fails here.
         abort_on_error()
         self.world = as_mpi(comm)
         refusal: Exception | None = None
@@ -126,18 +128,21 @@ class Grid:
 
     @classmethod
     def of(cls, plan: Any, comm: Any, *, placement: str = "stages_together") -> Grid:
-        """Returns the grid that a plan is for.
+        """Returns the grid for a plan.
 
         Args:
-            plan (Plan): With its replicas, and what part of a minibatch each is to
-                have, which :class:`ReplicaIterator` looks for here.
-            comm: As of :class:`Grid`; its ranks must be as many as the plan's.
-            placement: Likewise; or ``'auto'`` for what sends less between the hosts
-                that there are, by a plan of :func:`~divisible.best_plan`.
+            plan (Plan): Plan with its replicas, and their shares of a minibatch, which
+                :class:`ReplicaIterator` reads from the grid.
+            comm: Communicator; see :class:`Grid`. Its size must be the plan's number of
+                ranks.
+            placement: Placement; see :class:`Grid`. With a plan of
+                :func:`~divisible.best_plan`, ``'auto'`` is the placement that sends
+                fewer bytes between the present hosts.
 
         Raises:
-            ValueError: If they are not, or such a plan is needed.
-            StallError: If another rank does not come.
+            ValueError: If the number of ranks is wrong, or ``'auto'`` needs another
+                plan.
+            StallError: If another rank does not call this in time.
 
         Example:
             >>> from mpi4py import MPI
@@ -160,7 +165,7 @@ class Grid:
         return grid
 
     def place(self, rank: int) -> tuple[int, int]:
-        """Returns the replica of a rank of ``world``, and its rank in that pipeline."""
+        """Returns the replica of a rank of ``world``, and its rank in the pipeline."""
         return self._ranks.place(rank)
 
     def rank_of(self, replica: int, rank: int) -> int:
@@ -176,13 +181,13 @@ class Grid:
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        # With an error the other ranks may not come.
+        # After an error the other ranks may not call this.
         if kind is None:
             self.close()
 
 
 def _check(n_pipeline: int, n_ranks: int, placement: str) -> int:
-    """Returns the ranks of a pipeline as a plain number, if there can be so many."""
+    """Returns the number of ranks of a pipeline as an integer, if it is possible."""
     if placement != _AUTO:
         check_placement(placement)
     try:

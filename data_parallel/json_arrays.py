@@ -1,4 +1,4 @@
-"""Small things of any structure, as the arrays that a serializer takes."""
+"""Small values of any structure, as the arrays that a serializer needs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 
 
 def serialize(serializer: Any, key: str, value: Any) -> Any:
-    """Writes a value, or returns the one that was written.
+    """Saves a value, or returns the saved one.
 
     Args:
-        serializer: Of Chainer.
-        key (str): Of the value.
-        value: What JSON knows.
+        serializer: A serializer of Chainer.
+        key (str): Key of the value.
+        value: A value that JSON can represent.
 
     Returns:
-        What is there, or ``value`` when it writes; ``None`` if the serializer knows
-        none of the key.
+        The loaded value, or ``value`` itself when it is saved; ``None`` if the file has
+        no such key.
 
     Example:
         >>> target = {}
@@ -31,7 +31,7 @@ def serialize(serializer: Any, key: str, value: Any) -> Any:
         ({'a': [1, 2.5]}, None)
     """
     if not isinstance(serializer, chainer.Deserializer):
-        # Without dimensions: whoever looks at shapes alone has read it as well.
+        # The array has no dimensions, so it is complete even if only shapes are read.
         serializer(key, np.array(json.dumps(value).encode()))
         return value
     try:

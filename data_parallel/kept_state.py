@@ -1,7 +1,7 @@
-"""The state that an exchange keeps from one to the next, read and written.
+"""The state of an exchange that is kept until the next one, saved and loaded.
 
-It is written beside each array, so that stages that are cut otherwise, whose exchanges
-have other arrays, find it::
+It is saved by array. So stages that are cut differently, whose exchanges have other
+arrays, find it::
 
     optimizer/0/W/exchange/state      {"minimum": .., "n_exchanges": .., "quantile": ..}
     optimizer/0/W/exchange/residual   what error feedback keeps of the array
@@ -24,14 +24,14 @@ class KeptState:
     """The state of an exchange.
 
     Args:
-        comm: Of the exchange.
-        layouts: With the smallest bucket that is coded.
-        is_measured: Whether that was measured, and so is read.
-        residuals: If there is error feedback.
-        quantiles: If the strategy has some.
+        comm: Communicator of the exchange.
+        layouts: Layout with the smallest bucket that is coded.
+        is_measured: Whether this smallest bucket was measured, and so is loaded.
+        residuals: Residuals of error feedback, or ``None``.
+        quantiles: Quantiles of the strategy, or ``None``.
 
     Attributes:
-        n_exchanges (int): How many there were.
+        n_exchanges (int): Number of exchanges so far.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class KeptState:
         return {} if self._residuals is None else self._residuals.by_name
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes it, with the names of the arrays."""
+        """Loads or saves the state, with the names of the arrays."""
         names: set[str] = set()
         if self._residuals is not None:
             names.update(self._residuals.by_name)
@@ -66,12 +66,12 @@ class KeptState:
             self.serialize_arrays({name: of[name] for name in state["names"]})
 
     def serialize_arrays(self, serializers: Mapping[str, Any]) -> None:
-        """Reads or writes it where each array's part goes.
+        """Loads or saves the part of the state that belongs to each array.
 
-        What is of the exchange as a whole is that of the first array.
+        Values of the whole exchange are loaded from the first array.
 
         Args:
-            serializers: By the name of the array.
+            serializers: Serializers by name of the array.
         """
         states = {}
         for name, serializer in serializers.items():
@@ -92,16 +92,17 @@ class KeptState:
             self._residuals.serialize(those, self._comm)
 
     def load_means(self, replicas: Sequence[Mapping[str, Any]]) -> None:
-        """Replaces what error feedback keeps by the mean of what replicas kept.
+        """Replaces the residuals by the mean of those of several replicas.
 
         Args:
-            replicas: For each that there was as :meth:`serialize_arrays` takes.
+            replicas: For each former replica its serializers, as for
+                :meth:`serialize_arrays`.
         """
         if self._residuals is not None:
             self._residuals.load_means(replicas, self._comm)
 
     def parts(self) -> list[Any]:
-        """Returns whose attributes are set when it is read."""
+        """Returns the objects whose attributes are set when the state is loaded."""
         return [self, self._layouts, self._residuals, self._quantiles]
 
     def _own(self) -> dict[str, Any]:

@@ -1,16 +1,17 @@
-"""Where the elements of arrays lie in the messages of an exchange.
+"""The places of the elements of arrays in the messages of an exchange.
 
-Arrays are exchanged by *bucket*: some that follow each other. Those that keep float32
-on the wire are its exact region, the others its coded region, in which each begins with
-a block of its own. A bucket is cut by lane, by node, and in chunks, between blocks::
+Arrays are exchanged by *bucket*: a group of successive arrays. Arrays that are sent in
+float32 are in its exact region. The others are in its coded region, in which each array
+begins with a new block. A bucket is cut by lane, by node, and in chunks, between
+blocks::
 
     coded region   [ array 0 ....... | array 2 ...... ]   exact region [ array 1 ]
     lane 0 of 2    [ ............ ]                                    [ ... ]
      node 1 of 2          [ ..... ]                                       [  ]
       chunk 0             [ ]                                             [  ]   a part
 
-A *unit* is what one lane does with one chunk; its *parts* are what the lane's replicas
-each add up of it.
+A *unit* is one chunk of one lane. Its *parts* are the elements that each of the lane's
+replicas adds up.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ class Segment(NamedTuple):
 
     Attributes:
         array: The position of the array among those exchanged.
-        elements: Which of its elements.
-        place: Where they lie in the region of the part.
+        elements: Range of the array's elements.
+        place: Range of the elements in the region of the part.
     """
 
     array: int
@@ -41,8 +42,8 @@ class Part(NamedTuple):
 
     Attributes:
         coded: The segments that are coded; each begins at a multiple of the block.
-        exact: The segments that travel in float32.
-        n_coded: The length of the coded region, with what is empty between arrays.
+        exact: The segments that are sent in float32.
+        n_coded: The length of the coded region, including gaps between arrays.
         n_exact: The length of the exact region.
     """
 
@@ -58,12 +59,12 @@ class Part(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """One chunk of a bucket, as far as one lane has it.
+    """One chunk of a bucket, restricted to one lane.
 
     Attributes:
         bucket: The number of the bucket.
         lane: The number of the lane.
-        parts: By node.
+        parts: The parts, by node.
     """
 
     bucket: int
@@ -75,10 +76,10 @@ class Bucket(NamedTuple):
     """Arrays that are exchanged together.
 
     Attributes:
-        number: Of the bucket.
-        arrays: Their positions.
-        exact: Those of them that travel in float32.
-        units: In the order in which they begin.
+        number: Number of the bucket.
+        arrays: Positions of the arrays.
+        exact: Positions of the arrays that are sent in float32.
+        units: Units in the order in which they begin.
     """
 
     number: int
@@ -88,15 +89,15 @@ class Bucket(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """How arrays are cut.
+    """Parameters of the cuts.
 
     Attributes:
-        n_lanes: How many replicas of a node add up.
-        n_nodes: How many nodes there are.
-        block: How many elements have a scale.
-        bucket: How many elements a bucket has, if not one array has more.
-        chunk: How many elements a chunk has at most, nearly.
-        minimum: From how many elements on a bucket is coded.
+        n_lanes: Number of replicas of a node that add up.
+        n_nodes: Number of nodes.
+        block: Number of elements that share a scale.
+        bucket: Number of elements of a bucket, unless one array has more.
+        chunk: Approximate largest number of elements of a chunk.
+        minimum: Least number of elements of a bucket that is coded.
     """
 
     n_lanes: int
@@ -113,9 +114,9 @@ def layout(
     """Returns the buckets of arrays, in the arrays' order.
 
     Args:
-        sizes: Of the arrays, in elements.
-        are_exact: Which of them travel in float32 in any case.
-        shape: How they are cut.
+        sizes: Number of elements of each array.
+        are_exact: For each array whether it is sent in float32 in any case.
+        shape: Parameters of the cuts.
 
     Example:
         >>> cut = Shape(n_lanes=1, n_nodes=2, block=16, bucket=50, chunk=99, minimum=0)
@@ -132,16 +133,16 @@ def layout(
 
 
 class Layouts:
-    """The layout of the last arrays, made anew for others.
+    """The layout of the last arrays, which is computed again for others.
 
     Args:
-        shape: How arrays are cut.
-        is_fp32: Whether all travel in float32.
+        shape: Parameters of the cuts.
+        is_fp32: Whether all arrays are sent in float32.
 
     Attributes:
-        shape: As given; may be replaced.
-        buckets: Of the last arrays.
-        summary: What of it must be the same on all ranks, line by line.
+        shape: Parameters of the cuts; may be replaced.
+        buckets: Buckets of the last arrays.
+        summary: Lines of text that must be equal on all ranks.
     """
 
     def __init__(self, shape: Shape, is_fp32: bool) -> None:
@@ -151,7 +152,7 @@ class Layouts:
         self.summary: list[str] = []
 
     def fit(self, specs: Sequence[Spec]) -> bool:
-        """Makes the layout of some arrays, and returns whether it is a new one."""
+        """Computes the layout of some arrays, and returns whether it is a new one."""
         key = tuple(specs), self.shape
         if key == self._key:
             return False
@@ -212,7 +213,7 @@ def _bucket(
 
 
 class _Region:
-    """Arrays one after the other, each beginning with a block of its own."""
+    """Arrays one after the other, each of which begins with a new block."""
 
     def __init__(self, arrays: Sequence[int], sizes: Sequence[int], block: int) -> None:
         self._block = block
@@ -237,7 +238,7 @@ class _Region:
         ]
 
     def segments(self, some: slice) -> Iterator[Segment]:
-        """Yields what of the arrays lies in a range."""
+        """Yields the segments of arrays that lie in a range."""
         for array, start, stop in self._spans:
             low, high = max(start, some.start), min(stop, some.stop)
             if low < high:

@@ -11,10 +11,10 @@ from mpi4py import MPI
 
 from divisible.communication.buffers import page_locked
 
-# Two ranks may be at units that are some apart, never so many.
+# Two ranks may be at units that are some apart, but never so many.
 _N_UNIT_TAGS = 4096
 _KINDS = 4
-#: Kinds of messages. Of the first there is one for each exchange.
+#: Kinds of messages. There is one message of the first kind for each exchange.
 OPENING, CONTRIBUTION, MESSAGE, TOTAL = range(_KINDS)
 
 
@@ -22,9 +22,9 @@ class Pending(NamedTuple):
     """A message that is under way.
 
     Attributes:
-        request: MPI's.
+        request: Request of MPI.
         peer: The rank at the other end.
-        what: What it does, such as ``'rank 1 to send'``, for error messages.
+        what: Words for the wait, such as ``'rank 1 to send'``, for error messages.
     """
 
     request: MPI.Request
@@ -32,16 +32,16 @@ class Pending(NamedTuple):
     what: str
 
 
-#: Yield what they wait for next; who runs them sees to it that others go on meanwhile.
+#: Yields the messages that it waits for. Others may run until they are complete.
 Steps = Generator[list[Pending], None, None]
 
 
 class Received(NamedTuple):
-    """A message that comes.
+    """A message that is being received.
 
     Attributes:
-        buffer: Where to.
-        pending: What to wait for before that is read.
+        buffer: The buffer of the message.
+        pending: Message to wait for before the buffer is read.
     """
 
     buffer: np.ndarray
@@ -49,22 +49,21 @@ class Received(NamedTuple):
 
 
 class Buffers:
-    """Buffers for messages, used again for any message that they are long enough for.
+    """Buffers for messages, used again for any message that is not longer.
 
-    There are never more of them than were in use at once, however many sizes of
-    messages there are: where none is long enough, a new one takes the place of one that
-    was too short.
+    There are never more buffers than were in use at once, for any number of message
+    sizes. If no free buffer is long enough, a new one replaces one that is too short.
     """
 
     def __init__(self) -> None:
-        # By size, which are beside them to search in.
+        # Free buffers by size. Their sizes are in a list of their own, for searching.
         self._free: list[np.ndarray] = []
         self._sizes: list[int] = []
         self._allocate = np.empty
 
     @property
     def n_bytes(self) -> int:
-        """The bytes of the buffers that nobody uses."""
+        """The bytes of the free buffers."""
         return sum(self._sizes)
 
     def take(self, n_bytes: int) -> np.ndarray:
@@ -79,17 +78,17 @@ class Buffers:
         return self._allocate(n_bytes, np.uint8)
 
     def give_back(self, buffer: np.ndarray) -> None:
-        """Takes back what is used no more."""
+        """Adds a buffer to the free ones."""
         place = bisect_left(self._sizes, buffer.size)
         self._sizes.insert(place, buffer.size)
         self._free.insert(place, buffer)
 
     def clear(self, are_page_locked: bool = False) -> None:
-        """Forgets all that nobody uses.
+        """Drops all free buffers.
 
         Args:
-            are_page_locked: Whether those that are made from now on are: a GPU copies
-                from and to them.
+            are_page_locked: Whether new buffers are page-locked, for copies from and to
+                a GPU.
         """
         self._allocate = page_locked if are_page_locked else np.empty
         self._free.clear()
@@ -100,11 +99,11 @@ class Messages:
     """The messages of one unit.
 
     Args:
-        comm: Of the exchange.
-        number: Of the unit, the same on all ranks. No rank is at one exchange while
-            another is still at the one before.
-        buffers: To receive into and to send from.
-        about: What is exchanged, for error messages.
+        comm: Communicator of the exchange.
+        number: Number of the unit, equal on all ranks. No rank begins an exchange while
+            another rank is still in the one before.
+        buffers: Buffers for received and sent messages.
+        about: Words for the content, for error messages.
     """
 
     def __init__(
@@ -116,19 +115,19 @@ class Messages:
         self._sent: list[Pending] = []
 
     def buffer(self, n_bytes: int) -> np.ndarray:
-        """Returns a buffer that is this unit's until its end."""
+        """Returns a buffer that belongs to this unit until its end."""
         self._taken.append(self._buffers.take(n_bytes))
         return self._taken[-1][:n_bytes]
 
     def receive(self, kind: int, source: int, n_bytes: int) -> Received:
-        """Starts to receive."""
+        """Starts to receive a message."""
         buffer = self.buffer(n_bytes)
         request = self._comm.Irecv([buffer, MPI.BYTE], source, self._first_tag + kind)
         what = f"rank {source} to send {self._about}"
         return Received(buffer, Pending(request, source, what))
 
     def send(self, kind: int, destination: int, buffer: np.ndarray) -> None:
-        """Starts to send."""
+        """Starts to send a message."""
         tag = self._first_tag + kind
         request = self._comm.Isend([buffer, MPI.BYTE], destination, tag)
         what = f"rank {destination} to take {self._about}"
@@ -139,7 +138,7 @@ class Messages:
         return self._sent
 
     def end(self) -> None:
-        """Gives all buffers back; nothing may be under way."""
+        """Frees all buffers; no message may be under way."""
         for buffer in self._taken:
             self._buffers.give_back(buffer)
         self._taken.clear()

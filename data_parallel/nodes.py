@@ -1,14 +1,14 @@
-"""Replicas by node, and what each of them adds up.
+"""The replicas of each node, and the slices that each replica adds up.
 
-Within a node replicas share memory, or a fast link: their gradients are added up there,
-and the sum crosses the wire once for each node::
+Replicas within a node share memory, or a fast link. So their gradients are added up
+there, and each node sends one sum::
 
              lane 0      lane 1
     node 0   replica 0   replica 1        each replica of a node adds up, and sends,
     node 1   replica 2   replica 3        a slice of its own of the array
 
-A *lane* is a slice of the array, and the replica of each node that serves it. A node
-with fewer replicas than others has some that serve several lanes.
+A *lane* is a slice of the array, and the replica of each node that serves it. On a node
+with fewer replicas than others, some replicas serve several lanes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def lanes_of(nodes: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
 
 
 def slices_of(n: int, block: int, n_parts: int) -> list[slice]:
-    """Returns equal parts of an array, but for whole blocks.
+    """Returns parts of an array that are as equal as whole blocks allow.
 
     Example:
         >>> slices_of(100, 16, 3)
@@ -60,11 +60,12 @@ def shares(n_samples: Sequence[int] | None, n_replicas: int) -> list[np.float32]
     """Returns the weights of the replicas in the mean, n_r / n.
 
     Args:
-        n_samples: Of each replica's minibatch; ``None`` if all are alike.
-        n_replicas: How many there are.
+        n_samples: Number of samples of each replica's minibatch; ``None`` if all have
+            the same number.
+        n_replicas: Number of replicas.
 
     Raises:
-        ValueError: If there is not one number for each, or none is positive.
+        ValueError: If the numbers do not fit the replicas, or none is positive.
     """
     if n_samples is None:
         return [np.float32(1 / n_replicas)] * n_replicas

@@ -30,8 +30,8 @@ class OneByOne:
 
         begin(specs) ---> put(2, ..), look(), put(0, ..), put(1, ..) ---> finish()
 
-    An array is on its way when its bucket is full. :class:`~data_parallel.Exchange`
-    puts arrays that are all there.
+    An array is sent when its bucket is full. :class:`~data_parallel.Exchange` puts
+    arrays that are all complete.
 
     Args:
         ranks (Ranks): Ranks that take part, and their messages.
@@ -41,12 +41,12 @@ class OneByOne:
         kept (KeptState): State that one exchange leaves to the next.
 
     Attributes:
-        comm (mpi4py.MPI.Comm): Communicator of its own messages.
-        kept (KeptState): As given.
+        comm (mpi4py.MPI.Comm): Communicator of the exchange's messages.
+        kept (KeptState): State that one exchange leaves to the next.
         sent_bytes (int): Bytes that this rank has sent to other nodes in the last
             exchange.
         spans (dict): Begin and end of each bucket, in the last exchange or the one that
-            goes on, by the clock of ``time.perf_counter``.
+            is under way, by the clock of ``time.perf_counter``.
         seconds (dict): Seconds of the last exchange, by ``'encode'``, ``'wire'``,
             ``'sum'`` and ``'decode'``; ``'wire'`` counts messages and waits.
     """
@@ -81,22 +81,22 @@ class OneByOne:
         """Begins an exchange.
 
         Args:
-            specs: Returns the shapes and dtypes of the arrays, or raises to refuse the
-                exchange.
+            specs: Returns the descriptions of the arrays, or raises an error to refuse
+                the exchange.
             weights: Weights of the arrays' shapes, which ``'oyama2017'`` reads.
-            n_samples: Number of samples in this rank's minibatch, for a mean weighted
-                by them; ``None`` if all are alike.
+            n_samples: Number of samples in this rank's minibatch, for a weighted mean;
+                ``None`` if all ranks have the same number.
             zero_fill: Whether zeros stand for an array that some ranks have not put.
 
         Raises:
-            RuntimeError: If another has begun, or cannot begin any more.
+            RuntimeError: If another exchange is under way, or none can begin any more.
             TypeError, ValueError: If an argument is wrong.
         """
         self._current.check_idle()
         refusal: Exception | None = None
         found: tuple[Spec, ...] = ()
         device = HOST
-        # Of an exchange that is refused no code is made.
+        # No code is made for an exchange that is refused.
         make_code: MakeCode | None = None
         try:
             found = specs()
@@ -106,7 +106,7 @@ class OneByOne:
         except (TypeError, ValueError) as error:
             refusal, n_samples = error, None
         if self._layouts.fit(found):
-            # Other buffers are needed now.
+            # Other arrays need other buffers.
             self._ranks.buffers.clear(are_page_locked=device != HOST)
         arrays, buckets = Arrays(found, device), self._layouts.buckets
         opening = Opening(
@@ -130,19 +130,19 @@ class OneByOne:
             raise refusal
 
     def put(self, i: int, array: np.ndarray | None) -> None:
-        """Gives an array to the exchange that has begun.
+        """Adds an array to the exchange that has begun.
 
         Args:
-            i (int): Its position among the specs.
-            array: ``None`` where this rank has none; zeros stand for it.
+            i (int): Position of the array among the descriptions.
+            array: The array; ``None`` if this rank has none, then zeros stand for it.
 
         Raises:
-            RuntimeError: If nothing has begun.
+            RuntimeError: If no exchange has begun.
         """
         self._current.running().put(i, array)
 
     def look(self) -> None:
-        """Lets messages that have come move the exchange on; to be called often."""
+        """Polls the messages of the exchange; to be called often."""
         if self._current.under_way is not None:
             with self._current.ending_at_errors():
                 self._current.under_way.look()
@@ -156,8 +156,8 @@ class OneByOne:
         Raises:
             DisagreementError: If the ranks' arguments differ, or those of another rank
                 are wrong.
-            StallError: If another rank does not come.
-            RuntimeError: If nothing has begun, or not all arrays have been put.
+            StallError: If another rank does not take part in time.
+            RuntimeError: If no exchange has begun, or not all arrays have been put.
         """
         under_way = self._current.running()
         under_way.check_all_put()
@@ -171,13 +171,13 @@ class OneByOne:
         return under_way.results()
 
     def refuse(self, error: TypeError | ValueError) -> None:
-        """Tells the other ranks, in an exchange, that this one cannot take part.
+        """Refuses an exchange, and sends the reason to the other ranks.
 
         Args:
-            error: Says why.
+            error: The reason.
 
         Raises:
-            TypeError, ValueError: The error, when they know it.
+            TypeError, ValueError: The error, after the other ranks have received it.
         """
 
         def specs() -> tuple[Spec, ...]:
@@ -189,12 +189,12 @@ class OneByOne:
         """Checks that all ranks have the same lines of text.
 
         Args:
-            lines: Each a thing that a rank has, such as ``'lr=0.1 of SGD'``.
+            lines: Descriptions of what this rank has, such as ``'lr=0.1 of SGD'``.
 
         Raises:
-            DisagreementError: If they differ; it says where first.
-            StallError: If another rank does not come.
-            RuntimeError: If an exchange has begun.
+            DisagreementError: If they differ. The message has the first difference.
+            StallError: If another rank does not call this in time.
+            RuntimeError: If an exchange is under way.
         """
         self._current.check_idle()
         number = self.kept.n_exchanges
@@ -204,14 +204,14 @@ class OneByOne:
             compare(opening)
 
     def leave_out(self, n_samples: int | None) -> None:
-        """Counts an exchange that is not needed, as :attr:`is_needed` is false.
+        """Counts an exchange that is left out, because :attr:`is_needed` is false.
 
         Args:
-            n_samples: As of :meth:`begin`.
+            n_samples: Number of samples; see :meth:`begin`.
 
         Raises:
             DisagreementError: If there are no samples.
-            RuntimeError: If an exchange has begun, or cannot begin any more.
+            RuntimeError: If an exchange is under way, or none can begin any more.
             TypeError, ValueError: If an argument is wrong.
         """
         self._current.check_idle()

@@ -1,8 +1,8 @@
 """The opening of an exchange: one small message from each rank to each.
 
-It says that they exchange the same arrays in the same way, and how many samples each
-gradient is of. A rank whose arguments are wrong says that instead: then no gradient is
-sent, and all ranks say why.
+The message describes the arrays and settings of the exchange, and has the number of
+samples of the gradients. A rank whose arguments are wrong sends a refusal instead.
+Then no gradient is sent, and all ranks raise an error with the reason.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from divisible.communication.collectives import all_gather
 from divisible.communication.errors import DisagreementError
 from divisible.communication.waiting import kept_at_errors
 
-#: Of a minibatch like those of all others.
+#: Number of samples of a rank whose minibatch is like those of all others.
 ALIKE = -1
 
 
 @functools.lru_cache(maxsize=16)
 def checksum(value: Any) -> int:
-    """Returns a number of 63 bits that stands for what ``repr`` says of a value."""
+    """Returns a checksum of 63 bits of the ``repr`` of a value."""
     digest = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def check_n_samples(n_samples: int | None) -> None:
-    """Sees that a number of samples can be one.
+    """Checks that a value can be a number of samples.
 
     Raises:
         TypeError, ValueError: If it cannot.
@@ -60,13 +60,14 @@ class Opening:
     """The opening of one exchange.
 
     Args:
-        comm: Of the exchange.
-        number: Of the exchange; the same on all ranks, if they are at the same one.
-        summary: A description of the arrays, line by line, that must be the same.
-        n_samples: Of this rank's minibatch; ``None`` if all are alike.
-        refusal: What is wrong on this rank; empty if nothing is.
-        origin: Of its residuals.
-        timeout: Seconds to wait for the others, where something is wrong.
+        comm: Communicator of the exchange.
+        number: Number of the exchange, equal on ranks that are at the same one.
+        summary: A description of the arrays, line by line, that must be equal.
+        n_samples: Number of samples of this rank's minibatch; ``None`` if all ranks
+            have the same number.
+        refusal: The error of this rank; empty if there is none.
+        origin: Origin of this rank's residuals.
+        timeout: Seconds to wait for the others after an error.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Opening:
         self._all = np.tile(self._own, (comm.size, 1))
 
     def exchange(self) -> Generator[list[Pending], None, None]:
-        """Yields what this rank waits for."""
+        """Yields the messages for which this rank waits."""
         others = [rank for rank in range(self.comm.size) if rank != self.comm.rank]
         pending = [
             Pending(
@@ -109,8 +110,7 @@ class Opening:
         """Returns the ranks' numbers of samples; ``None`` if all are alike.
 
         Raises:
-            DisagreementError: On all ranks, if something is wrong on one of them, or
-                they differ.
+            DisagreementError: On all ranks, if one of them refuses, or they differ.
         """
         numbers, checksums, samples, refused = self._all.T[:4]
         if refused.any():

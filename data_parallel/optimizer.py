@@ -33,28 +33,28 @@ class MultiNodeOptimizer(OptimizerWrapper):
 
         param.grad ---exchange---> mean of the replicas ---> actual_optimizer.update()
 
-    Hooks, hyperparameters and the target are those of the optimizer within. Hooks see
+    Hooks, hyperparameters and the target are those of the wrapped optimizer. Hooks get
     the mean.
 
     The first update compares the replicas: names, shapes and dtypes of parameters, and
-    the numbers that hyperparameters and hooks have. Then it compares the parameters'
-    values, and the states: numbers of updates, states of update rules and of hooks,
-    masters, loss scales. States that differ are an error. If values are equal the
-    gradients are used. If not, all ranks get those of rank 0, with a warning, and the
-    gradients, of other values, are dropped: that update changes nothing else. The same
-    happens when parameters are initialized later, and after :meth:`serialize` has
-    loaded a state.
+    the numbers of hyperparameters and hooks. Then it compares the parameters' values,
+    and the states: numbers of updates, states of update rules and of hooks, master
+    weights, loss scales. Different states are an error. If values are equal, the
+    gradients are used. If not, all ranks get the values of rank 0, with a warning. The
+    gradients, which belong to other values, are dropped, and that update changes
+    nothing else. The same happens when parameters are initialized later, and after
+    :meth:`serialize` has loaded a state.
 
-    A single replica exchanges and compares nothing, and its gradients stay as they are,
-    but for ``strategy='oyama2017'``, error feedback and double buffering.
+    A single replica exchanges and compares nothing, and its gradients stay unchanged.
+    Exceptions are ``strategy='oyama2017'``, error feedback and double buffering.
 
     Attributes:
-        actual_optimizer (chainer.Optimizer): As given.
-        communicator: As given.
-        exchange (Exchange): Of the gradients.
-        refusal (str): Why the first update, or a pipeline's first step, will be refused
-            on all ranks: some weights are streamed from disk, and the exchange copies
-            gradients. Empty if it will not.
+        actual_optimizer (chainer.Optimizer): The wrapped optimizer.
+        communicator: The given communicator.
+        exchange (Exchange): Exchange of the gradients.
+        refusal (str): Reason why the first update, or a pipeline's first step, will be
+            refused on all ranks: weights are streamed from disk, and the exchange
+            copies gradients. Empty if it will not be refused.
     """
 
     # Named here because other public names are set in the wrapped optimizer.
@@ -98,20 +98,20 @@ class MultiNodeOptimizer(OptimizerWrapper):
             self._early = EarlyGradients(self._averaging, overlap)
         overlaps = overlap and not (double_buffering or pipeline)
         self._backward = Backward(actual_optimizer, self._averaging, overlaps)
-        # Of the step whose gradients were averaged before their update, if any.
+        # The step whose gradients were averaged before their update, if any.
         self._averaged_step: int | None = None
         self._has_means = False
-        # A pipeline tells of its samples, and one rank's warning is enough.
+        # A pipeline sets the number of samples. A warning on one rank is enough.
         self._samples = SampleCount(pipeline is None and self.exchange.comm.rank == 0)
 
     @property
     def n_samples(self) -> int | None:
         """The number of samples in this rank's minibatch.
 
-        To be set before each update, on all ranks, if their numbers differ; then the
-        mean is that over all samples. It holds for one update, and is ``None`` again
-        after it. An update without it that follows one with it warns, unless it was set
-        to ``None``.
+        Set it before each update, on all ranks, if their numbers differ. The mean is
+        then over all samples. The number holds for one update, and is ``None`` after
+        it. If an update without it follows one with it, a warning is given, unless the
+        number was set to ``None``.
         """
         return self._samples.value
 
@@ -123,7 +123,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
     def double_buffering(self) -> bool:
         """Whether gradients are used one update late.
 
-        Then those of a minibatch are under way during the next one.
+        The gradients of a minibatch are then exchanged during the next one.
         """
         return self._late is not None
 
@@ -131,14 +131,15 @@ class MultiNodeOptimizer(OptimizerWrapper):
         """Sets the target.
 
         Args:
-            link (chainer.Link): This rank's replica of the model. Within it a
-                :class:`~mixed_precision.MixedPrecision` takes a list of stages as well.
+            link (chainer.Link): This rank's replica of the model. If the wrapped
+                optimizer is a :class:`~mixed_precision.MixedPrecision`, it may also be
+                a list of stages.
 
         Returns:
-            MultiNodeOptimizer: Itself.
+            MultiNodeOptimizer: This optimizer.
 
         Raises:
-            TypeError: If it is none.
+            TypeError: If ``link`` is not a link.
         """
         self.actual_optimizer.setup(link)
         self._see_target()
@@ -154,13 +155,13 @@ class MultiNodeOptimizer(OptimizerWrapper):
         return self
 
     def _see_target(self) -> None:
-        # The optimizer's own: a MixedPrecision makes one of several stages.
+        # A MixedPrecision makes one target of several stages.
         parameters = parameters_of(self.target, include_uninit=True)
         self.refusal = refusal_of_streamed(parameters, self._copying)
 
     @property
     def _copying(self) -> str:
-        """The argument by which gradients are copied; empty if there is none."""
+        """The argument for which gradients are copied; empty if there is none."""
         if self._late is not None:
             return "double_buffering=True"
         if self._backward.overlaps:
@@ -171,7 +172,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
     def overlap_report(self) -> str:
         """When the exchange of the last pipeline step's gradients began, and why then.
 
-        Such as ``'during the step: 8 of 8 gradients'``, or ``'after the step'``.
+        Examples are ``'during the step: 8 of 8 gradients'`` and ``'after the step'``.
         """
         if self._single is not None:
             return "never: there is one replica"
@@ -183,7 +184,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
         return self.exchange.kept.residuals
 
     def target_changed(self) -> None:
-        """Prepares for a target that has other parameters than before."""
+        """Prepares for a target with other parameters than before."""
         self._see_target()
         self._averaging.target_changed()
 
@@ -191,18 +192,18 @@ class MultiNodeOptimizer(OptimizerWrapper):
         """Updates the parameters by the mean of all ranks' gradients.
 
         Args:
-            lossfun: If given, it is called and backward runs from the loss it returns;
-                otherwise the gradients are there.
+            lossfun: Function that returns a loss, from which backward runs. Without it
+                the present gradients are used.
             *args: Arguments of ``lossfun``.
             **kwds: Keyword arguments of ``lossfun``.
 
         Raises:
             ValueError: If some weights of this rank are streamed from disk, and the
                 exchange copies gradients.
-            DisagreementError: If those of another rank are; or the replicas have
-                different parameters, hyperparameters, numbers of updates or states; or
-                values have drifted apart.
-            StallError: If another rank does not come.
+            DisagreementError: If weights of another rank are streamed so. Also if the
+                replicas have different parameters, hyperparameters, numbers of updates
+                or states, or their values have drifted apart.
+            StallError: If another rank does not call this in time.
         """
         self._check_set_up()
         if lossfun is None:
@@ -213,11 +214,11 @@ class MultiNodeOptimizer(OptimizerWrapper):
             self.actual_optimizer.update(None)
 
     def average_gradients(self) -> None:
-        """Replaces the gradients by the means that the next update is to apply.
+        """Replaces the gradients by the means that the next update applies.
 
-        For what looks at the gradients of several optimizers before the first of them
-        updates, such as clipping by their common norm. A call of all ranks. Gradients
-        that are not to be applied, as the replicas have differed, are cleared.
+        This serves code that reads the gradients of several optimizers before the first
+        of them updates, such as clipping by their common norm. A call of all ranks. If
+        the replicas have differed, the gradients are invalid, and are cleared.
         """
         self._has_means, self._averaged_step = self._average(), self._step
         if not self._has_means:
@@ -228,7 +229,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
         return 0 if self._pipeline is None else self._pipeline.n_steps
 
     def _take_means(self) -> bool:
-        """Sees that gradients are means; returns whether they are to be applied."""
+        """Ensures that gradients are means; returns whether they are to be applied."""
         if self._averaged_step is None:
             return self._average()
         was_averaged = self._averaged_step == self._step
@@ -250,12 +251,12 @@ class MultiNodeOptimizer(OptimizerWrapper):
         return None if self._pipeline is None else self._pipeline.n_samples
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes all that training needs to continue bit for bit.
+        """Loads or saves all that training needs to continue bit for bit.
 
-        That is the optimizer's state and what the exchange keeps for this rank. A
-        snapshot that knows nothing of an exchange, such as that of a serial script, is
-        read as well. With ``double_buffering`` it waits for the exchange that goes on:
-        all ranks must write a snapshot, or go on to their next update.
+        This is the optimizer's state, and the state of the exchange for this rank. A
+        snapshot without a state of the exchange, such as that of a serial script, can
+        also be loaded. With ``double_buffering`` this waits for the exchange that is
+        under way: all ranks must save a snapshot, or go on to their next update.
         """
         self.actual_optimizer.serialize(serializer)
         if self._late is not None:
@@ -264,23 +265,23 @@ class MultiNodeOptimizer(OptimizerWrapper):
         if is_there and self._late is not None:
             self._late.serialize(self._averaging.of_parameters(serializer))
         if isinstance(serializer, chainer.Deserializer):
-            # Whether all ranks have loaded the same is seen before the next update.
+            # The next update checks whether all ranks have loaded the same.
             self._agreement.forget()
 
     def load_replicas(self, serializers: Sequence[Any]) -> None:
-        """Gives error feedback the mean of what replicas had kept.
+        """Gives error feedback the mean of the residuals of several replicas.
 
-        To be called after :meth:`serialize` where there were more replicas, or fewer.
+        Call it after :meth:`serialize` if there were more or fewer replicas.
 
         Args:
-            serializers: Of each replica that there was.
+            serializers: A serializer for each former replica.
         """
         self.exchange.kept.load_means(
             [self._averaging.of_parameters(each) for each in serializers]
         )
 
     def loaded_parts(self) -> list[Any]:
-        """Returns what else has attributes that :meth:`serialize` sets."""
+        """Returns other objects with attributes that :meth:`serialize` sets."""
         own = [self._averaging, self._agreement, self._late]
         return [*own, *self.exchange.kept.parts()]
 
@@ -293,7 +294,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
         self.exchange.close()
 
     def _average_of(self, lossfun: Callable, *args: Any, **kwds: Any) -> bool:
-        """Computes a loss and its gradients, and averages those."""
+        """Computes a loss and its gradients, and averages the gradients."""
         if self._single is not None:
             self._single.backward(lossfun, *args, **kwds)
             return self._average()
@@ -305,15 +306,15 @@ class MultiNodeOptimizer(OptimizerWrapper):
             self._backward.average(loss, parameters, self._taken_n_samples())
             return True
         self._backward.run(loss, parameters)
-        # What it holds is needed no more.
+        # This frees the graph, which is not needed any more.
         del loss
         return self._average()
 
     def _average(self) -> bool:
-        """Replaces gradients by their means; returns whether those are to be applied.
+        """Replaces gradients by their means; returns whether to apply them.
 
-        They are not where the replicas have differed, nor are there any before the
-        second minibatch with ``double_buffering``.
+        They are not applied if the replicas have differed. With ``double_buffering``
+        there are none before the second minibatch.
         """
         if self._single is not None:
             self._single.check(self._taken_n_samples(), self.refusal)
@@ -337,7 +338,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
         return True
 
     def _agree(self, parameters: Sequence[NamedParameter]) -> bool:
-        """Compares the replicas, if it is time; returns whether gradients are valid."""
+        """Compares the replicas if it is due; returns whether gradients are valid."""
         if self._averaging.is_due(parameters):
             if self._late is not None:
                 self._late.finish()
@@ -350,7 +351,7 @@ class MultiNodeOptimizer(OptimizerWrapper):
         return True
 
     def _taken_n_samples(self) -> int | None:
-        """Returns of how many samples the gradients are, as set or as in the step."""
+        """Returns the number of samples of the gradients, as set or as in the step."""
         n_samples = self._samples.take()
         return self._n_samples_of_step if n_samples is None else n_samples
 

@@ -8,12 +8,12 @@
     between nodes   times 1 / nodes, rounded; folded likewise
     mean = decoded * q / 57344 * (|w| + epsilon)
 
-It does not keep the size of the gradient: with the paper's truncation the projection of
-the result on the exact mean was 0.75 with 4 replicas, and 0.50 with 64 in nodes of 8
+The result has not the size of the mean gradient. With the paper's truncation, its
+projection on the exact mean was 0.75 with 4 replicas, and 0.50 with 64 in nodes of 8
 (``benchmarks/results/data_parallel_accuracy.txt``). Finite values saturate at 57344,
 the largest number.
 
-It computes on the host: of arrays on a GPU it has copies.
+Computation is on the host, with copies of arrays that are on a GPU.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from data_parallel.nodes import nodes_of
 from data_parallel.settings import Settings
 from divisible.communication.wire import Fields
 
-# What has a reciprocal, and a quotient by the largest code, in float32.
+# Least q with a reciprocal, and a quotient by the largest code, in float32.
 _LEAST_QUANTILE = float8.LARGEST * 2.0**-126
 
 
 def flat_weights(
     weights: Sequence[np.ndarray] | None, shapes: Sequence[tuple[int, ...]]
 ) -> list[np.ndarray]:
-    """Returns weights as the code takes them.
+    """Returns weights in the form that the code needs.
 
     Args:
-        weights: As a caller gives them.
-        shapes: Of the gradients.
+        weights: The weights that a caller gives.
+        shapes: Shapes of the gradients.
 
     Raises:
-        ValueError: If there are none, or they do not fit.
+        ValueError: If there are no weights, or they do not fit.
     """
     if weights is None:
         raise ValueError("strategy 'oyama2017' sends ratios: give weights")
@@ -72,11 +72,11 @@ def quantile(ratio: np.ndarray, settings: Settings) -> float:
     """Returns this replica's q: a quantile of |D| over all or some elements.
 
     Args:
-        ratio: D, flat.
-        settings: Of the exchange.
+        ratio: The ratios D, flat.
+        settings: Settings of the exchange.
     """
     if ratio.size > settings.samples:
-        # Unlike a RandomState it does not shuffle all elements to choose some.
+        # A RandomState would shuffle all elements to choose some.
         random = np.random.default_rng(settings.seed)
         chosen = random.choice(ratio.size, settings.samples, replace=False)
         ratio = ratio[chosen]
@@ -102,12 +102,12 @@ def encode(
 
 
 def add(codes: np.ndarray, others: np.ndarray, settings: Settings) -> np.ndarray:
-    """Returns the codes of a sum, rounded."""
+    """Returns the codes of a rounded sum."""
     return _rounded(float8.decode(codes) + float8.decode(others), settings)
 
 
 def of_node(codes: np.ndarray, n_nodes: int, settings: Settings) -> np.ndarray:
-    """Returns the codes of a node's sum as it goes to the other nodes."""
+    """Returns the codes of a node's sum for the other nodes."""
     if n_nodes == 1:
         return codes
     return _rounded(float8.decode(codes) * np.float32(1 / n_nodes), settings)
@@ -122,7 +122,7 @@ def decode(
 
 
 def fold(messages: Sequence[np.ndarray], settings: Settings) -> np.ndarray:
-    """Returns the codes of the sum of several, in order."""
+    """Returns the codes of the sum of several messages, in order."""
     total = messages[0]
     for message in messages[1:]:
         total = add(total, message, settings)
@@ -139,9 +139,9 @@ def mean(
 
     Args:
         gradients: Flat float32 arrays, one for each replica.
-        weights: The weights, flat float32; the same on all.
-        local_size: How many replicas share a node.
-        settings: Of the exchange.
+        weights: The weights, flat float32; equal on all replicas.
+        local_size: Number of replicas of a node.
+        settings: Settings of the exchange.
     """
     each = [ratios(gradient, weights, settings.epsilon) for gradient in gradients]
     q = settings.q
@@ -158,7 +158,7 @@ def mean(
 
 
 def _saturated(values: np.ndarray, of: np.ndarray) -> np.ndarray:
-    """Writes the largest number where a finite one has overflowed, and returns all."""
+    """Replaces infinite values by the largest number, where ``of`` is finite."""
     infinite = np.isinf(values)
     if infinite.any():
         infinite &= np.isfinite(of)
@@ -168,7 +168,7 @@ def _saturated(values: np.ndarray, of: np.ndarray) -> np.ndarray:
 
 
 def _coded(bucket: Bucket) -> list[int]:
-    """Returns which arrays of a bucket are coded."""
+    """Returns the positions of a bucket's arrays that are coded."""
     return [i for i in bucket.arrays if i not in bucket.exact]
 
 
@@ -180,12 +180,12 @@ class Oyama2017Code:
     """The coded regions of messages that are added up in 8 bits.
 
     Args:
-        settings: Of the exchange.
-        gradients: Of this replica.
-        weights: By array, flat float32; the same on all replicas.
-        q: By array; 0 where it is to be taken anew.
-        nodes: The replicas of each node, as many on all.
-        are_alike: Whether the replicas' minibatches are.
+        settings: Settings of the exchange.
+        gradients: Gradients of this replica.
+        weights: Weights of each array, flat float32; equal on all replicas.
+        q: Quantile of each array; 0 where a new one is needed.
+        nodes: The replicas of each node, as many on each.
+        are_alike: Whether the replicas' minibatches have equally many samples.
     """
 
     contribution_bytes, has_infinity = 1, True
@@ -201,21 +201,21 @@ class Oyama2017Code:
     ) -> None:
         self._settings, self._gradients, self._weights = settings, gradients, weights
         self._q, self._n_nodes, self._local_size = q, len(nodes), len(nodes[0])
-        # What gradients are multiplied by before.
+        # Factor of the gradients before coding.
         self._factor = None
         if not are_alike:
             n_replicas = np.float32(self._n_nodes * self._local_size)
             self._factor = gradients.share * n_replicas
 
     def prepare(self, bucket: Bucket) -> np.ndarray | None:
-        """Returns this replica's quantiles, where they are to be taken anew."""
+        """Returns this replica's quantiles, if new ones are needed."""
         coded = _coded(bucket)
         if all(self._q[i] for i in coded):
             return None
         return np.array([quantile(self._ratios(i), self._settings) for i in coded])
 
     def agree(self, bucket: Bucket, largest: np.ndarray) -> None:
-        """Takes the largest of all replicas."""
+        """Stores the largest quantiles of all replicas."""
         for i, q in zip(_coded(bucket), largest):
             self._q[i] = largest_quantile([float(q)])
 
@@ -238,7 +238,7 @@ class Oyama2017Code:
     def write_sum(
         self, segment: Segment, contributions: Sequence[np.ndarray | None], to: Fields
     ) -> bool:
-        """Folds a node's codes; those of a sum that is not finite say so themselves."""
+        """Folds a node's codes. Codes of a sum that is not finite are not finite."""
         codes = [
             self._codes(segment) if each is None else each for each in contributions
         ]

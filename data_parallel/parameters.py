@@ -1,4 +1,4 @@
-"""The parameters of a replica, and their gradients, as an exchange takes them."""
+"""The parameters of a replica, and their gradients, for an exchange."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from data_parallel.arrays import HOST, Spec
 
-#: What sends some parameters in float32: ``'1d'``, a predicate of one, or nothing.
+#: Choice of parameters that are sent in float32: ``'1d'``, a predicate, or ``None``.
 Exempt = Union[str, Callable[[chainer.Parameter], Any], None]
 
 
 class NamedParameter(NamedTuple):
-    """A parameter, and its path in the model; of one with several, the first."""
+    """A parameter, and its path in the model, the first one if it has several."""
 
     name: str
     param: chainer.Parameter
@@ -26,12 +26,12 @@ def parameters_of(
 ) -> list[NamedParameter]:
     """Returns the parameters of a model, each once, by path.
 
-    Two stages on a rank may have a copy each of a shared parameter. The first one
-    stands for both.
+    Two stages on a rank may have copies of a shared parameter. The first one stands for
+    both.
 
     Args:
         model: The model.
-        include_uninit: Whether those without a shape are wanted too.
+        include_uninit: Whether to include parameters without a shape.
     """
     by_name: dict[str, chainer.Parameter] = {}
     for name, param in model.namedparams(include_uninit):
@@ -44,12 +44,12 @@ def parameters_of(
 
 
 def refusal_of_streamed(parameters: Sequence[NamedParameter], copying: str) -> str:
-    """Returns why parameters on disk cannot be trained, if gradients would be copied.
+    """Returns the reason why parameters on disk cannot be trained, or an empty text.
 
     Args:
-        parameters: The model's.
-        copying: What copies gradients, in the words of an argument; empty if nothing
-            does, and they are exchanged where they lie.
+        parameters: Parameters of the model.
+        copying: The argument for which gradients are copied. Empty if they are
+            exchanged in place.
 
     Returns:
         str: The reason; empty if there is none.
@@ -74,17 +74,17 @@ def refusal_of_streamed(parameters: Sequence[NamedParameter], copying: str) -> s
 def in_order(
     parameters: Sequence[NamedParameter], names: Sequence[str]
 ) -> list[NamedParameter]:
-    """Returns parameters in the order of some names, the others behind."""
+    """Returns parameters in the order of some names, the others at the end."""
     place = {name: i for i, name in enumerate(names)}
     return sorted(parameters, key=lambda each: place.get(each.name, len(place)))
 
 
 def is_exempt(exempt: Exempt) -> Callable[[chainer.Parameter], bool]:
-    """Returns the predicate of parameters that keep float32 on the wire.
+    """Returns the predicate of parameters that are sent in float32.
 
     Args:
-        exempt: ``'1d'`` for those with fewer than two dimensions, a predicate, or
-            ``None`` for none.
+        exempt: ``'1d'`` for parameters with fewer than two dimensions, a predicate, or
+            ``None`` for no parameter.
 
     Raises:
         ValueError: If it is something else.
@@ -110,7 +110,7 @@ def specs_of_gradients(
     parameters: Sequence[NamedParameter],
     exempt: Callable[[chainer.Parameter], bool],
 ) -> tuple[Spec, ...]:
-    """Returns what gradients of parameters are.
+    """Returns the descriptions of the gradients of parameters.
 
     Raises:
         TypeError: If one cannot be exchanged.

@@ -1,4 +1,4 @@
-"""Where messages are written and read: where the arrays are.
+"""The places in which messages are written and read, on the device of the arrays.
 
 ::
 
@@ -6,8 +6,8 @@
                                         |              ^
     on the host                      message        message
 
-MPI's messages are memory of the host. Of arrays on a GPU the payload, which is all but
-the flags, is made there, and is copied in one piece.
+Messages of MPI are in memory of the host. For arrays on a GPU the payload, which is the
+message without its flags, is written there and copied in one piece.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy as np
 
 
 class HostPayloads:
-    """Of NumPy's arrays: they are written and read in the messages themselves."""
+    """Payloads of NumPy's arrays, which are written and read in the messages."""
 
     def to_write(self, payload: np.ndarray) -> Any:
-        """Returns where to write what a message is to have."""
+        """Returns an array in which to write the payload of a message."""
         return payload
 
     def written(self, buffer: Any, payload: np.ndarray) -> None:
-        """Ends what :meth:`to_write` began."""
+        """Completes the payload after it was written."""
 
     def to_read(self, payload: np.ndarray) -> Any:
-        """Returns where to read what a message has."""
+        """Returns an array from which to read the payload of a message."""
         return payload
 
     def wait(self) -> None:
@@ -36,7 +36,7 @@ class HostPayloads:
 
 
 class DevicePayloads(HostPayloads):
-    """Of CuPy's arrays: they are copied, in the order of CuPy's current stream.
+    """Payloads of CuPy's arrays, which are copied in the order of CuPy's stream.
 
     Args:
         xp: The module of the arrays.
@@ -46,24 +46,24 @@ class DevicePayloads(HostPayloads):
         self._xp = xp
 
     def to_write(self, payload: np.ndarray) -> Any:
-        """Returns where to write what a message is to have."""
+        """Returns an array in which to write the payload of a message."""
         return self._xp.empty(payload.size, np.uint8)
 
     def written(self, buffer: Any, payload: np.ndarray) -> None:
-        """Ends what :meth:`to_write` began: waits for the kernels and the copy."""
+        """Waits for the kernels, and copies the payload into the message."""
         buffer.get(out=payload)
 
     def to_read(self, payload: np.ndarray) -> Any:
-        """Returns where to read what a message has."""
+        """Returns an array from which to read the payload of a message."""
         buffer = self._xp.empty(payload.size, np.uint8)
         buffer.set(payload)
         return buffer
 
     def wait(self) -> None:
-        """Waits until messages have been read: MPI may write to them then."""
+        """Waits until messages have been read, so that MPI may write to them."""
         self._xp.cuda.get_current_stream().synchronize()
 
 
 def payloads_of(device: Any) -> HostPayloads:
-    """Returns what serves the arrays of a device of Chainer's."""
+    """Returns payloads for the arrays of a device."""
     return HostPayloads() if device.xp is np else DevicePayloads(device.xp)

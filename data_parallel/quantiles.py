@@ -1,4 +1,4 @@
-"""The quantiles of ``'oyama2017'``: taken anew now and then, kept in between."""
+"""The quantiles of ``'oyama2017'``: computed now and then, and kept in between."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from data_parallel.arrays import Spec
 
 
 class Quantiles:
-    """The q of each array, the same on all ranks.
+    """The q of each array, equal on all ranks.
 
     Args:
-        every: After how many exchanges they are taken anew.
+        every: Number of exchanges after which quantiles are computed again.
     """
 
     def __init__(self, every: int) -> None:
@@ -26,7 +26,7 @@ class Quantiles:
         """Begins an exchange.
 
         Returns:
-            The q of each array; zeros, to be replaced, where it is to be taken anew.
+            The q of each array. Zeros, to be replaced, where a new q is needed.
         """
         if self._age % self._every == 0:
             self._by_name.clear()
@@ -37,24 +37,24 @@ class Quantiles:
 
     @property
     def are_new(self) -> bool:
-        """Whether this exchange takes some that are not kept yet."""
+        """Whether this exchange computes some q."""
         return any(name not in self._by_name for name in self._names)
 
     def keep(self) -> None:
-        """Ends an exchange: what it has found holds for the next ones."""
+        """Ends an exchange, whose q are used in the next ones."""
         self._by_name.update(zip(self._names, self._now))
 
     @property
     def names(self) -> list[str]:
-        """The arrays that have one."""
+        """The names of arrays that have a q."""
         return list(self._by_name)
 
     def state(self, name: str) -> dict[str, Any]:
-        """Returns what the next exchanges of an array depend on."""
+        """Returns the state of an array for the next exchanges."""
         return {"age": self._age, "q": self._by_name.get(name)}
 
     def load(self, states: Mapping[str, dict[str, Any]]) -> None:
-        """Takes what :meth:`state` has returned, by the name of the array."""
+        """Loads results of :meth:`state`, by name of the array."""
         self._by_name = {}
         for name, state in states.items():
             self._age = state["age"]

@@ -1,14 +1,14 @@
 """Agreement of replicas: the same model, optimizer and values on all of them.
 
-Replicas that begin with other values, or drift apart later, train on without an error:
-each follows the mean gradient from where it is. So they compare checksums::
+Replicas that begin with different values, or drift apart later, train on without an
+error: each follows the mean gradient from its own values. So they compare checksums::
 
     when                                    names, hyperparameters, values   states
     first update, after a load,
     after parameters have got a shape       yes                              yes
     after each check_every updates          yes
 
-States that differ make values differ, and those are compared again.
+Different states lead to different values, which are compared regularly.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from divisible.user_warnings import warn_user
 
 
 def description(optimizer: Any, parameters: Sequence[NamedParameter]) -> list[str]:
-    """Returns what replicas must have in common, but for values, line by line.
+    """Returns the facts in which replicas must agree, other than values, as lines.
 
     Args:
-        optimizer: Set up with the model.
-        parameters: Of the model.
+        optimizer: Optimizer, set up with the model.
+        parameters: Parameters of the model.
     """
     lines = [f"the loss scale {optimizer._loss_scale}"]
     for name, param in parameters:
@@ -53,7 +53,7 @@ def description(optimizer: Any, parameters: Sequence[NamedParameter]) -> list[st
     hyperparam = getattr(optimizer, "hyperparam", None)
     if hyperparam is not None:
         common = hyperparam.get_dict()
-        # What is inside another optimizer counts: MomentumSGD in MixedPrecision.
+        # The innermost optimizer counts, such as MomentumSGD in MixedPrecision.
         lines += _settings(type(innermost(optimizer)).__name__, common)
     for name, param in parameters:
         rule = param.update_rule
@@ -71,7 +71,7 @@ def description(optimizer: Any, parameters: Sequence[NamedParameter]) -> list[st
 
 
 def _settings(of: str, values: Any) -> list[str]:
-    """Returns a line for each number or text."""
+    """Returns a line for each setting that is a number or text."""
     plain = (bool, int, float, str, np.generic, type(None))
     return [
         f"{name}={value!r} of {of}"
@@ -81,7 +81,7 @@ def _settings(of: str, values: Any) -> list[str]:
 
 
 def checksums(parameters: Sequence[NamedParameter]) -> np.ndarray:
-    """Returns a number for the values of each parameter, int64."""
+    """Returns a checksum of the values of each parameter, int64."""
     found = []
     for _, param in parameters:
         checksum = 0
@@ -94,13 +94,13 @@ def checksums(parameters: Sequence[NamedParameter]) -> np.ndarray:
 def differing(
     comm: MPI.Comm, parameters: Sequence[NamedParameter], timeout: float
 ) -> dict[int, list[int]]:
-    """Returns the positions of parameters that differ, and on which ranks.
+    """Returns the positions of parameters that differ, with the ranks that differ.
 
     A call of all ranks.
 
     Args:
-        comm: Of the ranks.
-        parameters: The same ones on all of them, whatever their values.
+        comm: Communicator of the ranks.
+        parameters: Parameters, equal on all ranks except for their values.
         timeout: Seconds to wait for another rank.
     """
     said = all_gather(comm, checksums(parameters), timeout, "to compare the parameters")
@@ -116,16 +116,16 @@ def _differing(checksums_of_ranks: Sequence[np.ndarray]) -> dict[int, list[int]]
 
 
 class ReplicaAgreement:
-    """The agreement of replicas, renewed now and then.
+    """The agreement of replicas, which is checked now and then.
 
     Args:
-        check_every: After how many updates they do.
+        check_every: Number of updates after which they are compared.
 
     Attributes:
-        n_updates: How many there were.
+        n_updates: Number of updates so far.
 
     Raises:
-        ValueError: If ``check_every`` is no number of updates.
+        ValueError: If ``check_every`` is not positive.
     """
 
     def __init__(self, check_every: int) -> None:
@@ -136,16 +136,16 @@ class ReplicaAgreement:
         self.n_updates = 0
 
     def forget(self) -> None:
-        """Lets the next update be as the first."""
+        """Makes the next update compare the replicas like the first one."""
         self._names = set()
 
     @property
     def is_known(self) -> bool:
-        """Whether replicas have agreed, and nothing has been forgotten since then."""
+        """Whether replicas have agreed since the start, or since :meth:`forget`."""
         return bool(self._names)
 
     def accept(self, parameters: Sequence[NamedParameter]) -> None:
-        """Records parameters about which there is nothing to compare any more."""
+        """Records parameters for which no comparison is needed any more."""
         self._names = {name for name, _ in parameters}
 
     def count(self) -> None:
@@ -173,11 +173,11 @@ class ReplicaAgreement:
             serialize: Writes the state of the optimizer and of the exchange.
 
         Returns:
-            Whether the gradients are those of the values that the replicas have now.
+            Whether the gradients belong to the present values of the replicas.
 
         Raises:
-            DisagreementError: If they are of different models, have different states,
-                or have drifted apart.
+            DisagreementError: If the replicas have different models or states, or have
+                drifted apart.
         """
         self.count()
         comm, timeout = exchange.comm, exchange.timeout
@@ -192,7 +192,7 @@ class ReplicaAgreement:
 
         said = gather()
         found = _differing([values for values, _ in said])
-        # A master follows its parameter.
+        # Master weights follow their parameters, so they do not count separately.
         _check_states(said, [parameters[i].name for i in found])
         self.accept(parameters)
         if not found:
@@ -250,9 +250,9 @@ def give_values_of_rank_0(
     """Replaces values that differ by those of rank 0, with a warning.
 
     Args:
-        comm: Of the ranks.
-        parameters: Of the replicas.
-        differing: From :func:`differing`.
+        comm: Communicator of the ranks.
+        parameters: Parameters of the replicas.
+        differing: Result of :func:`differing`.
         timeout: Seconds to wait for another rank.
     """
     first = min(differing)
@@ -276,16 +276,16 @@ def broadcast_values(
     """Replaces values by those of rank 0; a call of all ranks.
 
     Args:
-        comm: Of the ranks.
-        parameters: Of the replicas.
-        positions: Of those to replace.
+        comm: Communicator of the ranks.
+        parameters: Parameters of the replicas.
+        positions: Positions of the parameters to replace.
         timeout: Seconds to wait for another rank.
     """
     for i in sorted(positions):
         param = parameters[i].param
         what = f"to give values to {parameters[i].name}"
         for part in _parts(param, written=True):
-            # Of any memory layout and dtype: bytes travel.
+            # Bytes are sent, so memory layouts and dtypes may be any.
             values = _bytes_of(part)
             wait_for_all(comm, comm.Ibcast([values, MPI.BYTE], 0), timeout, what)
             with chainer.using_device(param.device):
@@ -301,5 +301,5 @@ def _parts(param: Any, written: bool = False) -> Iterable[Any]:
 
 
 def _bytes_of(array: Any) -> np.ndarray:
-    """Returns the bytes of an array of any device, of its own memory if they can be."""
+    """Returns the bytes of an array on any device, without a copy if possible."""
     return np.ascontiguousarray(HOST.send(array)).reshape(-1).view(np.uint8)

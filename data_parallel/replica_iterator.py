@@ -25,30 +25,30 @@ class ReplicaIterator(chainer.dataset.Iterator):
         replica 0, share 1       7 2                 each reads its own samples only
         replica 1, share 3           9 4 1 0 3 8
 
-    What the minibatches are is what the iterator of replica 0 says: its order counts,
-    so it may shuffle by a generator that no one has seeded. Epochs are those of the
-    iterator; it is what is saved, so that a run goes on with other replicas, or none.
-    A minibatch that has fewer samples than there are replicas leaves some without any,
-    an empty list.
+    The iterator of replica 0 decides the minibatches. Its order counts, so it may
+    shuffle with a generator that was never seeded. Epochs are those of the iterator.
+    The iterator's state is saved, so a run can continue with other replicas, or none.
+    If a minibatch has fewer samples than there are replicas, some replicas get an empty
+    list.
 
     Each replica has an iterator over the same data set, on the rank that reads it.
 
     Args:
-        iterator (chainer.dataset.Iterator): Of whole minibatches. It must read by
-            ``dataset[i]`` in this process, as ``SerialIterator`` does; here it gives
-            only the positions.
-        grid (Grid): Of the replicas.
-        shares: For each replica a positive number, in whose ratio minibatches are
-            divided, such as its speed; ``None`` for those of the plan that the grid is
-            of, and equal parts without; ``'measured'`` for the same until
-            :class:`pipeline.Rebalance` has measured the replicas.
-            Each part is within one sample of its share, and has one sample at least if
-            there are enough.
+        iterator (chainer.dataset.Iterator): Iterator over whole minibatches. It must
+            read by ``dataset[i]`` in this process, as ``SerialIterator`` does; only its
+            positions are used.
+        grid (Grid): Grid of the replicas.
+        shares: For each replica its share of minibatches, relative to the others, such
+            as its speed. With ``None`` the shares are those of the grid's plan, or
+            equal ones without a plan. With ``'measured'`` they are the same, until
+            :class:`pipeline.Rebalance` has measured the replicas. Each part is within
+            one sample of its share, and has at least one sample if there are enough.
         timeout (float): Seconds to wait for the other replicas.
 
     Attributes:
         are_measured (bool): Whether the shares are ``'measured'``.
-        is_watched (bool): To be set by who measures; before it no sample is read then.
+        is_watched (bool): Whether the replicas are being measured. Code that measures
+            them sets it; before that no sample is read.
 
     Raises:
         TypeError, ValueError: If an argument is wrong.
@@ -75,7 +75,7 @@ class ReplicaIterator(chainer.dataset.Iterator):
         if shares is None or self.are_measured:
             shares = grid.shares or [1] * grid.n_replicas
         given = _checked(shares, grid.n_replicas)
-        # Not those whose processes have the data set already.
+        # Processes of such an iterator have the data set already.
         in_other_processes = isinstance(
             iterator, chainer.iterators.MultiprocessIterator
         )
@@ -86,7 +86,7 @@ class ReplicaIterator(chainer.dataset.Iterator):
                 f" SerialIterator"
             )
         self.dataset = iterator.dataset
-        # The user's own goes on as it is.
+        # A copy is used, so that the user's own iterator is unchanged.
         self._iterator = copy.copy(iterator)
         self._iterator.dataset = _Positions(len(self.dataset))
         self._shares, self._grid, self._timeout = given, grid, timeout
@@ -94,9 +94,9 @@ class ReplicaIterator(chainer.dataset.Iterator):
 
     @property
     def shares(self) -> list[float]:
-        """For each replica a number, in whose ratio minibatches are divided.
+        """For each replica its share of minibatches, relative to the others.
 
-        May be assigned between two minibatches, in all replicas alike.
+        It may be set between two minibatches, in all replicas alike.
         """
         return list(self._shares)
 
@@ -122,12 +122,12 @@ class ReplicaIterator(chainer.dataset.Iterator):
     next = __next__
 
     def _of_replica_0(self, positions: list[int]) -> np.ndarray:
-        """Returns the samples of the minibatch, as replica 0 has them."""
+        """Returns the positions of the minibatch, as replica 0 has them."""
         if self._grid.n_replicas == 1:
             return np.array(positions, dtype=np.int64)
         self._agree()
         n = len(positions)
-        # As long in all replicas, also where one has come to another minibatch.
+        # The length is equal in all replicas, even if one is at another minibatch.
         told = np.zeros(1 + max(n, self._batch_size), dtype=np.int64)
         told[: n + 1] = n, *positions
         broadcast(self._grid.data, told, 0, self._timeout, "a minibatch's samples")
@@ -161,7 +161,7 @@ class ReplicaIterator(chainer.dataset.Iterator):
         self._have_agreed = True
 
     def __getattr__(self, name: str) -> Any:
-        # Epochs, the order and so on are the iterator's.
+        # Epochs, the order and other attributes are the iterator's.
         if name.startswith("__") or name == "_iterator":
             raise AttributeError(name)
         return getattr(self._iterator, name)
@@ -173,11 +173,11 @@ class ReplicaIterator(chainer.dataset.Iterator):
 
     @property
     def is_new_epoch(self) -> bool:
-        """Whether the last minibatch completed one."""
+        """Whether the last minibatch completed a sweep."""
         return self._iterator.is_new_epoch
 
     def reset(self) -> None:
-        """Begins anew."""
+        """Restarts the iterator."""
         self._iterator.reset()
 
     def finalize(self) -> None:
@@ -185,11 +185,11 @@ class ReplicaIterator(chainer.dataset.Iterator):
         self._iterator.finalize()
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes the state: that of the iterator, and shares as measured."""
+        """Loads or saves the state of the iterator, and measured shares."""
         self._iterator.serialize(serializer)
         if self.are_measured:
             state = json_arrays.serialize(serializer, "shares", {"shares": self.shares})
-            # Other replicas are measured anew.
+            # Other numbers of replicas are measured again.
             if state is not None and len(state["shares"]) == self._grid.n_replicas:
                 self.shares = state["shares"]
 
@@ -208,7 +208,7 @@ def _checked(shares: Sequence[float], n_replicas: int) -> list[float]:
             f"there are {len(given)} shares, {given}, for {n_replicas} replicas: give"
             f" each one"
         )
-    # Refuses what is no share.
+    # This raises an error for values that cannot be shares.
     integer_shares(given, n_replicas)
     return given
 

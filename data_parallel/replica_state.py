@@ -1,8 +1,9 @@
 """The state of optimizers that replicas must have in common, as checksums.
 
-A snapshot says what the next updates depend on, so what is compared is what would be
-saved: numbers of updates, states of update rules, masters, loss scales, the means that
-double buffering applies next, and what hooks keep, such as masks.
+A snapshot has all that the next updates depend on. So the compared values are those
+that would be saved: numbers of updates, states of update rules, master weights, loss
+scales, the means that double buffering applies next, and states of hooks, such as
+masks.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from data_parallel.residuals import RESIDUAL_KEYS
 from divisible.communication.errors import in_words
 from divisible.optimizer_hooks import named_hooks
 
-#: The words for one number; the checksum of an array.
+#: The text of one number; the checksum of an array.
 Digest = Union[str, int]
-# Residuals of error feedback are a replica's own. Epochs change no update, and shards
-# of different lengths have different ones.
+# Residuals of error feedback differ between replicas. Epochs change no update, and
+# differ between shards of different lengths.
 _OWN = tuple(f"exchange/{key}" for key in RESIDUAL_KEYS)
-# Elements of an array that are read together: some lie on disk.
+# Elements of an array that are read together, because some arrays are on disk.
 _ELEMENTS = 2**20
 
 
@@ -37,7 +38,7 @@ class Digests(chainer.Serializer):
         found: Dictionary for the digests, by path.
 
     Attributes:
-        found (dict): As given, or a new one.
+        found (dict): The dictionary of digests.
 
     Example:
         >>> digests = Digests()
@@ -55,7 +56,7 @@ class Digests(chainer.Serializer):
         return Digests(f"{self._path}{key.strip('/')}/", self.found)
 
     def __call__(self, key: str, value: Any) -> Any:
-        """Keeps the digest of a value, and returns the value."""
+        """Stores the digest of a value, and returns the value."""
         path = self._path + key.lstrip("/")
         if value is not None and not path.endswith(_OWN) and path != "epoch":
             self.found[path] = _digest(value)
@@ -93,7 +94,7 @@ def digests_of(
 def differing_states(
     said: Sequence[Mapping[str, Digest]], left_out: Iterable[str] = ()
 ) -> list[str]:
-    """Returns the paths at which not all ranks have the same, the shortest first.
+    """Returns the paths at which ranks differ, the shortest first.
 
     Args:
         said: Digests of each rank.
@@ -113,7 +114,7 @@ def differing_states(
 
 
 def difference_in_words(said: Sequence[Mapping[str, Digest]], path: str) -> str:
-    """Returns what the ranks have at a path at which they differ.
+    """Returns text on what the ranks have at a path at which they differ.
 
     Args:
         said: Digests of each rank.

@@ -1,7 +1,7 @@
-"""Error feedback: what a replica's encodings have lost, for its next gradients.
+"""Error feedback: a replica's rounding errors, to be added to its next gradients.
 
-What an exchange loses replaces what the last one lost only when it is over, and not if
-a number was not finite: that step is no step, and may be skipped.
+The errors of an exchange replace those of the last one only when it is over. They do
+not if a number was not finite, because that update may be skipped.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from divisible.communication.collectives import wait_for_all
 from divisible.communication.errors import in_words
 from divisible.user_warnings import warn_user
 
-#: The keys by which residuals are saved: whose they are, and they themselves.
+#: The keys of saved residuals: their origin, and the residuals themselves.
 RESIDUAL_KEYS = _ORIGIN, _ARRAY = "residual_of", "residual"
-#: Of a rank that has loaded no snapshot: of how many ranks it was, and of which.
+#: Origin on a rank that has loaded no snapshot. Origins are a number of ranks and a
+#: rank.
 NOT_LOADED = (0, 0)
 
 
@@ -32,10 +33,10 @@ class Residuals:
     Attributes:
         by_name: Flat float32 arrays, by the name of the array, on the device of the
             last exchange.
-        origin: Of how many ranks the snapshot was that they come from, and of which
-            one; `NOT_LOADED` if none was loaded since the last exchange.
-        spare: Arrays as those of ``by_name``, in which an exchange writes what it
-            loses.
+        origin: Number of ranks of the loaded snapshot, and the rank that wrote it;
+            `NOT_LOADED` if none was loaded since the last exchange.
+        spare: Arrays like those of ``by_name``, into which an exchange writes its
+            errors.
     """
 
     def __init__(self) -> None:
@@ -45,10 +46,10 @@ class Residuals:
         self._device = HOST
 
     def check_loaded(self, specs: Sequence[Spec]) -> None:
-        """Sees that what was loaded is of these arrays.
+        """Checks that loaded residuals belong to these arrays.
 
         Raises:
-            ValueError: If it is not.
+            ValueError: If they do not.
         """
         for name, size in ((spec.name, spec.size) for spec in specs):
             kept = self.by_name.get(name)
@@ -59,7 +60,7 @@ class Residuals:
                 )
 
     def open(self, specs: Sequence[Spec], device: Any = HOST) -> OpenResiduals:
-        """Begins an exchange, of arrays that are on a device."""
+        """Begins an exchange of arrays that are on a device."""
         for kept in (self.by_name, self.spare):
             if device != self._device:
                 kept.update({name: device.send(kept[name]) for name in kept})
@@ -70,11 +71,11 @@ class Residuals:
         return OpenResiduals(self, [spec.name for spec in specs])
 
     def serialize(self, serializers: Mapping[str, Any], comm: MPI.Comm) -> None:
-        """Reads or writes them, and of which rank they are.
+        """Loads or saves the residuals, with their origin.
 
         Args:
-            serializers: By the name of the array where its residual goes.
-            comm: Of the ranks.
+            serializers: Serializers by name of the array.
+            comm: Communicator of the ranks.
         """
         found = {}
         for name, serializer in serializers.items():
@@ -82,7 +83,7 @@ class Residuals:
             state = None if residual is None else [comm.size, comm.rank]
             state = json_arrays.serialize(serializer, _ORIGIN, state)
             if state is None:
-                # Written without error feedback, or before the first exchange.
+                # The file was saved without error feedback, or before an exchange.
                 continue
             if isinstance(serializer, chainer.Deserializer):
                 n_ranks, rank = state
@@ -93,23 +94,22 @@ class Residuals:
             self.by_name, self._device = found, HOST
 
     def load_means(self, replicas: Sequence[Mapping[str, Any]], comm: MPI.Comm) -> None:
-        """Reads those of all replicas, of which there were more or fewer.
+        """Loads the residuals of all former replicas, which were more or fewer.
 
-        Each rank gets the mean, so that nothing is lost of what was lost.
+        Each rank gets the mean, so that no rounding error is lost.
 
         Args:
-            replicas: For each one that there was as the ``serializers`` of
-                :meth:`serialize`.
-            comm: Of the ranks.
+            replicas: For each former replica its serializers, as for :meth:`serialize`.
+            comm: Communicator of the ranks.
         """
         for name in self.by_name:
             total = sum(_read(each[name]) for each in replicas)
             self.by_name[name] = total / np.float32(len(replicas))
-        # As if each rank had its own: there is nothing to share out.
+        # Each rank counts as having its own residuals, so none are shared out.
         self.origin = comm.size, comm.rank
 
     def scale(self, factor: float) -> None:
-        """Multiplies them, as the gradients are from now on."""
+        """Multiplies the residuals by a factor, as the gradients are from now on."""
         with self._device.create_context():
             for residual in self.by_name.values():
                 residual *= np.float32(factor)
@@ -121,16 +121,15 @@ class Residuals:
         origins: Sequence[tuple[int, int]],
         timeout: float,
     ) -> None:
-        """Gives each rank its part of what was loaded; a call of all ranks.
+        """Gives each rank its part of loaded residuals; a call of all ranks.
 
-        Where none has loaded, or each its own, all go on with what they have. With
-        another number of ranks each gets the mean, so that nothing is lost of what was
-        lost.
+        If no rank has loaded any, or each its own, nothing changes. After a change of
+        the number of ranks each gets the mean, so that no rounding error is lost.
 
         Args:
-            names: Of the arrays of the exchange that was opened, the same on all ranks.
-            comm: Of the ranks.
-            origins: Of all of them.
+            names: Names of the arrays of the open exchange, equal on all ranks.
+            comm: Communicator of the ranks.
+            origins: Origins of all ranks' residuals.
             timeout: Seconds to wait for another rank.
         """
         self.origin = NOT_LOADED
@@ -160,35 +159,35 @@ class Residuals:
 
 
 class OpenResiduals:
-    """The residuals of the arrays of one exchange, by their numbers.
+    """The residuals of the arrays of one exchange, by position.
 
     Args:
-        kept: Has them.
-        names: Of the arrays.
+        kept: The residuals of the replica.
+        names: Names of the arrays.
     """
 
     def __init__(self, kept: Residuals, names: Sequence[str]) -> None:
         self._kept, self.names = kept, names
 
     def before(self, i: int) -> Any:
-        """Returns what is added to an array."""
+        """Returns the residual that is added to an array."""
         return self._kept.by_name[self.names[i]]
 
     def after(self, i: int) -> Any:
-        """Returns where to write what is lost of an array."""
+        """Returns the array for the new rounding errors of an array."""
         return self._kept.spare[self.names[i]]
 
     def lose(self, segment: Segment, lost: Any) -> None:
-        """Writes what is lost of some elements."""
+        """Stores the rounding errors of some elements."""
         self.after(segment.array)[segment.elements] = lost
 
     def keep(self) -> None:
-        """Ends the exchange: what it has lost counts from now on."""
+        """Ends the exchange: its rounding errors are used from now on."""
         now, then = self._kept.spare, self._kept.by_name
         for name in self.names:
             now[name], then[name] = then[name], now[name]
 
 
 def _read(serializer: Any) -> np.ndarray:
-    # A copy, for it is written to, and whoever has read it may read again.
+    # A copy, because it is written to, and the serializer may read the array again.
     return np.array(serializer(_ARRAY, None), np.float32)

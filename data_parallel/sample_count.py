@@ -9,7 +9,7 @@ class SampleCount:
     """The number of samples that is set for the next update.
 
     Args:
-        warns: Whether an update without a number that follows one with a number warns.
+        warns: Whether to warn if an update without a number follows one with a number.
 
     Attributes:
         value: The number; ``None`` if none is set.
@@ -18,15 +18,15 @@ class SampleCount:
     def __init__(self, warns: bool) -> None:
         self._warns = warns
         self.value: int | None = None
-        # Whether it was set for the next update, and to a number for the last one.
+        # Whether a value was set for the next update, and a number for the last one.
         self._is_set = self._was_number = False
 
     def set(self, value: int | None) -> None:
-        """Sets the number for the next update; ``None`` where minibatches are alike."""
+        """Sets the number for the next update; ``None`` if minibatches are alike."""
         self.value, self._is_set = value, True
 
     def take(self) -> int | None:
-        """Returns the number for the update that is under way, and forgets it."""
+        """Returns the number for the running update, and resets it."""
         value, self.value = self.value, None
         if self._warns and self._was_number and not self._is_set:
             warn_user(

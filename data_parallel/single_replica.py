@@ -6,13 +6,13 @@
     one replica                     forward, backward      check       update
 
 An exchange of one rank would read and write the same numbers. So nothing is compared,
-copied or sent here, and parameters are listed before the first update only. What an
-exchange refuses is refused alike, and updates count, for a snapshot that several
+copied or sent here, and parameters are listed before the first update only. The checks
+of an exchange are made here as well. Updates are counted, for a snapshot that several
 replicas load.
 
-Strategies that change the gradients of a single replica exchange them with themselves,
-by :mod:`data_parallel.averaging`: ``'oyama2017'`` rounds, and error feedback adds what
-it has loaded. With double buffering gradients wait for their update in copies.
+Strategies that change the gradients of a single replica are run by
+:mod:`data_parallel.averaging` instead: ``'oyama2017'`` rounds, and error feedback adds
+loaded residuals. With double buffering gradients wait for their update in copies.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class SingleReplica:
         run_backward(self._optimizer, loss)
 
     def check(self, n_samples: int | None, refusal: str) -> None:
-        """Checks what an exchange would refuse, and counts an update.
+        """Runs the checks of an exchange, and counts an update.
 
         Args:
             n_samples: Number of samples of the minibatch; ``None`` if it was not set.
@@ -57,7 +57,7 @@ class SingleReplica:
             DisagreementError: If there are no samples.
             RuntimeError: If the exchange is closed.
             TypeError, ValueError: If a parameter cannot be exchanged, or the number of
-                samples is none.
+                samples is invalid.
         """
         averaging = self._averaging
         if not averaging.agreement.is_known:

@@ -27,12 +27,13 @@ class Options(NamedTuple):
     """Arguments of an exchange that only matter between ranks.
 
     Attributes:
-        local_size: How many ranks share a node; ``None`` for those of a host.
-        bucket_bytes: Of a bucket.
-        chunk_bytes: Of a chunk; ``None`` for the default.
-        minimum: Elements of a bucket from which on it is coded; ``None`` to measure it.
+        local_size: Number of ranks of a node; ``None`` for all those of a host.
+        bucket_bytes: Bytes of a bucket.
+        chunk_bytes: Bytes of a chunk; ``None`` for the default.
+        minimum: Least number of elements of a bucket that is coded; ``None`` to measure
+            it.
         error_feedback: Whether there is error feedback.
-        every: After how many exchanges there are new quantiles.
+        every: Number of exchanges after which there are new quantiles.
         timeout: Seconds that a wait may take.
     """
 
@@ -50,11 +51,11 @@ class Options(NamedTuple):
         return self.bucket_bytes // 4, chunk
 
     def check(self, settings: Settings) -> None:
-        """Sees whether they are in their ranges.
+        """Checks the values of the options.
 
         Raises:
-            TypeError: If one is of a wrong type.
-            ValueError: If one is not in its range.
+            TypeError: If one has a wrong type.
+            ValueError: If one is out of range.
         """
         check_integer("bucket_bytes", self.bucket_bytes, 1)
         check_integer("every", self.every, 1)
@@ -74,7 +75,7 @@ class Start(NamedTuple):
     """The result of the ranks' first comparison.
 
     Attributes:
-        comm: Of the exchange's own messages.
+        comm: Communicator of the exchange's messages.
         nodes: The ranks of each node, in rank order.
     """
 
@@ -89,14 +90,15 @@ def agree_on_start(
 
     Args:
         comm: A ChainerMN communicator or an mpi4py one.
-        settings: Of the exchange.
-        options: Of the exchange.
-        holder: The exchange, which the new communicator lives as long as.
+        settings: Settings of the exchange.
+        options: Options of the exchange.
+        holder: The exchange. The new communicator is freed after it.
 
     Raises:
-        DisagreementError: If they differ, or those of another rank are wrong.
-        TypeError, ValueError: If those of this rank are wrong.
-        StallError: If another rank does not come.
+        DisagreementError: If the ranks' arguments differ, or those of another rank are
+            wrong.
+        TypeError, ValueError: If the arguments of this rank are wrong.
+        StallError: If another rank does not call this in time.
     """
     mpi_comm = as_mpi(comm)
     refusal: Exception | None = None
@@ -106,7 +108,7 @@ def agree_on_start(
     except (TypeError, ValueError) as error:
         refusal = error
     given = {**settings._asdict(), **options._asdict()}
-    # A timeout need not be the same.
+    # Timeouts may differ between ranks.
     timeout = given.pop("timeout")
     here = socket.gethostname(), announcement()
     said = agree(mpi_comm, given, refusal, timeout, _PURPOSE, here)

@@ -1,4 +1,4 @@
-"""The strategies by which gradients are coded, from one exchange to the next.
+"""The strategies that code gradients, with their state between exchanges.
 
 ::
 
@@ -6,7 +6,7 @@
     'two_roundings'              residuals, with error feedback   TwoRoundingsCode
     'oyama2017'       weights    quantiles, for some exchanges    Oyama2017Code
 
-An exchange has one strategy as long as it lives, and a new code of it for each mean.
+An exchange has one strategy during its life, which makes a new code for each mean.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from data_parallel.two_roundings import TwoRoundingsCode
 
 
 class Strategy(Protocol):
-    """A strategy, with what it keeps.
+    """A strategy, with its state.
 
     Attributes:
-        residuals: What encodings have lost; ``None`` where that is not kept.
-        quantiles: Those in use; ``None`` where there are none.
-        copying: The argument by which arrays are copied; empty if there is none.
-        uses_weights: Whether it looks at the weights until the exchange is over.
+        residuals: Rounding errors; ``None`` without error feedback.
+        quantiles: Quantiles in use; ``None`` if there are none.
+        copying: The argument for which arrays are copied; empty if there is none.
+        uses_weights: Whether the weights are read until the end of the exchange.
         changes_own: Whether the mean of one rank's arrays may differ from the arrays.
     """
 
@@ -58,19 +58,19 @@ class Strategy(Protocol):
         """Begins an exchange.
 
         Args:
-            specs: Of the arrays.
-            device: On which they are coded.
-            weights: As a caller gives them.
+            specs: Descriptions of the arrays.
+            device: Device on which they are coded.
+            weights: The weights that a caller gives.
 
         Raises:
-            ValueError: If it cannot code them.
+            ValueError: If the arrays cannot be coded.
         """
 
     def keep(self, is_finite: Callable[[], bool]) -> None:
-        """Ends an exchange: what it has found counts in the next ones.
+        """Ends an exchange, and keeps its state for the next ones.
 
         Args:
-            is_finite: Returns whether all numbers were.
+            is_finite: Returns whether all numbers were finite.
         """
 
 
@@ -80,12 +80,12 @@ def strategy_of(
     comm: MPI.Comm,
     nodes: Sequence[Sequence[int]],
 ) -> Strategy:
-    """Returns the strategy of an exchange, which has kept nothing yet.
+    """Returns the strategy of an exchange, which has no state yet.
 
     Args:
-        settings: Of the exchange.
-        options: Likewise.
-        comm: Of its messages.
+        settings: Settings of the exchange.
+        options: Options of the exchange.
+        comm: Communicator of the exchange.
         nodes: The ranks of each node.
     """
     if settings.is_oyama2017:
@@ -97,10 +97,10 @@ class TwoRoundings:
     """The strategy ``'two_roundings'``.
 
     Args:
-        settings: Of the exchange.
-        comm: Of the exchange.
+        settings: Settings of the exchange.
+        comm: Communicator of the exchange.
         timeout: Seconds that a wait for another rank may take.
-        error_feedback: Whether what encodings lose is kept.
+        error_feedback: Whether rounding errors are kept.
     """
 
     quantiles, uses_weights = None, False
@@ -110,10 +110,10 @@ class TwoRoundings:
     ) -> None:
         self._settings, self._comm, self._timeout = settings, comm, timeout
         self.residuals = Residuals() if error_feedback else None
-        # Of the last exchange.
+        # The residuals of the last exchange.
         self._open: OpenResiduals | None = None
         self.copying = "error_feedback=True" if error_feedback else ""
-        # What was lost between several ranks may have been loaded.
+        # Residuals of several ranks may have been loaded.
         self.changes_own = error_feedback
 
     @property
@@ -127,7 +127,7 @@ class TwoRoundings:
         device: Any,
         weights: Sequence[np.ndarray] | None,
     ) -> MakeCode:
-        """Begins an exchange; weights are of no account."""
+        """Begins an exchange, without using the weights."""
         residuals = self.residuals
         if residuals is not None:
             residuals.check_loaded(specs)
@@ -146,7 +146,7 @@ class TwoRoundings:
         return make
 
     def keep(self, is_finite: Callable[[], bool]) -> None:
-        """Ends an exchange: what it has lost counts, unless a number is not finite."""
+        """Ends an exchange, and keeps its residuals unless a number is not finite."""
         if self._open is not None and is_finite():
             self._open.keep()
 
@@ -155,9 +155,9 @@ class Oyama2017:
     """The strategy ``'oyama2017'``.
 
     Args:
-        settings: Of the exchange.
+        settings: Settings of the exchange.
         nodes: The ranks of each node.
-        every: After how many exchanges there are new quantiles.
+        every: Number of exchanges after which there are new quantiles.
     """
 
     residuals, uses_weights, changes_own = None, True, True
@@ -192,6 +192,6 @@ class Oyama2017:
         return make
 
     def keep(self, is_finite: Callable[[], bool]) -> None:
-        """Ends an exchange: its quantiles hold for the next ones, if all is finite."""
+        """Ends an exchange, and keeps its quantiles if all numbers are finite."""
         if not self.quantiles.are_new or is_finite():
             self.quantiles.keep()

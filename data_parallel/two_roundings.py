@@ -1,4 +1,4 @@
-"""Encode, send, add up in float32, encode once more, send: two roundings, whatever P.
+"""Encode, send, add up in float32, encode again, send: two roundings for any P.
 
 ::
 
@@ -6,9 +6,9 @@
     replica 1   g1 --encode-->  c1  --+-- decoded and added up in     +-->  mean
     replica 2   g2 --encode-->  c2  -'    rank order, --encode-->  c -'     same bits
 
-The error of an element is at most ``first + u (|exact| + first) + a(|exact| + first)``,
-where ``first`` is the sum over the replicas of what one rounding of their part costs;
-see :class:`~divisible.communication.wire.WireDtype`.
+The error of an element is at most ``first + u (|exact| + first) + a(|exact| + first)``.
+Here ``first`` is the sum over the replicas of the largest error of one rounding of
+their part; see :class:`~divisible.communication.wire.WireDtype`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def node_parts(
 
     Args:
         gradients: Flat float32 arrays, one for each replica, in rank order.
-        local_size: How many replicas share a node.
-        n_samples: Of each replica's minibatch.
+        local_size: Number of replicas of a node.
+        n_samples: Number of samples of each replica's minibatch.
     """
     weights = shares(n_samples, len(gradients))
     parts = []
@@ -51,16 +51,16 @@ def node_parts(
 def mean_of_parts(
     parts: Sequence[np.ndarray], settings: Settings
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Returns what each replica has afterwards, and what the first rounding lost.
+    """Returns the mean that each replica gets, and the errors of the first rounding.
 
     Args:
-        parts: Of each node, flat float32, in order. What one node has alone crosses no
-            wire, and is not rounded.
-        settings: Of the exchange.
+        parts: Parts of the nodes, flat float32, in order. The part of a single node is
+            not sent between nodes, and not rounded.
+        settings: Settings of the exchange.
 
     Returns:
-        The mean, NaN as a whole if a number of it cannot be encoded, and for each node
-        the difference of its part and what was sent of it.
+        The mean, NaN as a whole if one of its numbers cannot be encoded. Then, for each
+        node, the difference between its part and the sent numbers.
     """
     if len(parts) == 1:
         return parts[0], [np.zeros_like(parts[0])]
@@ -80,11 +80,11 @@ def mean_of_parts(
 
 
 def residual(lost: Any, share: np.float32) -> Any:
-    """Returns what to add to a replica's next gradient, for what was lost of its part.
+    """Returns the residual of a replica's next gradient, for the errors of its part.
 
     Args:
-        lost: Of the weighted gradient.
-        share: The weight; a replica without samples has lost nothing.
+        lost: Rounding errors of the weighted gradient.
+        share: The weight; a replica without samples has no errors.
     """
     return lost / share if share else np.zeros_like(lost)
 
@@ -93,9 +93,9 @@ class TwoRoundingsCode:
     """The coded regions of messages that are decoded to be added up.
 
     Args:
-        settings: Of the exchange.
-        gradients: Of this replica.
-        residuals: Of this replica; ``None`` without error feedback.
+        settings: Settings of the exchange.
+        gradients: Gradients of this replica.
+        residuals: Residuals of this replica; ``None`` without error feedback.
     """
 
     contribution_bytes, has_infinity = 4, False
@@ -105,18 +105,18 @@ class TwoRoundingsCode:
     ) -> None:
         self._wire, self._block = settings.wire, settings.block
         self._gradients, self._residuals = gradients, residuals
-        # By the type of their arrays.
+        # Keys are the types of the arrays.
         self._scratches: dict[type, Any] = {}
 
     def prepare(self, bucket: Bucket) -> None:
-        """Adds what was lost of arrays that lose nothing now."""
+        """Adds the residuals of arrays that are not rounded now."""
         if self._residuals is not None:
             for i in bucket.exact:
                 self._gradients.flat[i] += self._residuals.before(i)
                 self._residuals.after(i)[:] = 0
 
     def agree(self, bucket: Bucket, largest: np.ndarray) -> None:
-        """Is never called: each block has a scale of its own."""
+        """Does nothing: each block has its own scale, so no rank asks for maxima."""
 
     def n_bytes(self, n: int) -> int:
         """Returns the bytes of ``n`` elements in a message between nodes."""
@@ -127,7 +127,7 @@ class TwoRoundingsCode:
         return self._wire.fields(message, n, self._block)
 
     def of_segment(self, fields: Fields, place: slice) -> Fields:
-        """Returns those of some of the elements."""
+        """Returns the fields of some of the elements."""
         if not self._wire.is_scaled:
             return fields._replace(codes=fields.codes[place])
         first, last = place.start // self._block, -(-place.stop // self._block)
@@ -137,7 +137,7 @@ class TwoRoundingsCode:
         """Writes the weighted gradient, float32."""
         self._weigh(segment, out.view(np.float32))
         if self._residuals is not None:
-            # Another replica encodes it.
+            # Another replica encodes this contribution.
             self._residuals.lose(segment, 0)
 
     def write_sum(
@@ -166,7 +166,7 @@ class TwoRoundingsCode:
         return is_finite
 
     def add_up(self, segment: Segment, messages: Sequence[Fields], to: Fields) -> bool:
-        """Decodes, adds up in the order of the nodes, and encodes."""
+        """Decodes messages, adds them up in the order of the nodes, and encodes."""
         total, _ = self._two_scratches(segment, to.codes)
         for number, message in enumerate(messages):
             self._wire.read(message, self._block, total, add=number > 0)
@@ -185,7 +185,7 @@ class TwoRoundingsCode:
         return out
 
     def _two_scratches(self, segment: Segment, like: Any) -> Any:
-        """Returns room for numbers twice, where another array is."""
+        """Returns two arrays for a segment's numbers, on another array's device."""
         n = segment.elements.stop - segment.elements.start
         found = self._scratches.get(type(like))
         if found is None or found.shape[1] < n:

@@ -32,13 +32,13 @@ from divisible.communication.waiting import kept_at_errors
 
 
 class Ranks(NamedTuple):
-    """The ranks of an exchange, and what its messages need.
+    """The ranks of an exchange, and objects for its messages.
 
     Attributes:
-        comm: Of its messages.
-        placement: Of this rank.
-        lanes: By lane the rank that serves it on each node.
-        buffers: For messages.
+        comm: Communicator of the messages.
+        placement: Placement of this rank.
+        lanes: For each lane the rank that serves it on each node.
+        buffers: Buffers for messages.
         timeout: Seconds that a wait may take.
     """
 
@@ -53,18 +53,18 @@ class UnderWay:
     """An exchange that has begun.
 
     Args:
-        ranks: Of the exchange.
-        opening: What they tell each other first.
-        arrays: To be exchanged; they may come one after the other.
-        buckets: How they are cut.
+        ranks: Ranks of the exchange.
+        opening: The ranks' first messages.
+        arrays: Arrays to be exchanged; they may come one after the other.
+        buckets: Buckets of the arrays.
         make_code: Makes the code of the coded regions; ``None`` if this rank refuses
             the exchange.
         zero_fill: Whether zeros stand for an array that some ranks have not put.
 
     Attributes:
-        clock: Where time and bytes go.
-        spans: By bucket, in the order in which they began, when its first unit began
-            and its last one ended, so far; of the clock of ``time.perf_counter``.
+        clock: Seconds and bytes of the exchange.
+        spans: For each bucket, in the order of their beginnings, the begin of its first
+            unit and the end of its last one so far, by ``time.perf_counter``.
     """
 
     def __init__(
@@ -86,13 +86,13 @@ class UnderWay:
         self._flow.add(partial(self._open, opening))
 
     def put(self, i: int, array: Any) -> None:
-        """Gives an array; its bucket starts when it has all of its own."""
+        """Adds an array. A bucket begins when all its arrays are there."""
         with self._computing():
             self._arrays.put(i, array)
             self._queue()
 
     def look(self) -> None:
-        """Goes on as far as messages have come."""
+        """Polls messages, and continues as far as they have come."""
         with self._timed():
             self._flow.look()
 
@@ -100,17 +100,17 @@ class UnderWay:
         """Waits until the mean is in the arrays.
 
         Raises:
-            DisagreementError: If something is wrong on one of the ranks.
-            StallError: If another rank does not come.
+            DisagreementError: If one of the ranks refuses, or they differ.
+            StallError: If another rank does not take part in time.
         """
         with self._timed():
             self._flow.finish()
 
     def check_all_present(self) -> None:
-        """Sees, at the end, that no array came from some of the ranks alone.
+        """Checks, at the end, that no array came from only some of the ranks.
 
         Raises:
-            DisagreementError: If one did, and zeros do not stand for it; on every rank.
+            DisagreementError: On every rank, if one did, and zeros do not stand for it.
         """
         if self._zero_fill:
             return
@@ -126,7 +126,7 @@ class UnderWay:
             )
 
     def check_all_put(self) -> None:
-        """Sees that this rank has put all of its arrays, or said that it has none.
+        """Checks that this rank has put all its arrays, or ``None`` for missing ones.
 
         Raises:
             RuntimeError: If it has not.
@@ -150,14 +150,14 @@ class UnderWay:
             )
 
     def results(self) -> list[Any]:
-        """Returns the arrays, at the end; ``None`` for one that no rank has given."""
+        """Returns the arrays, at the end; ``None`` for one that no rank has put."""
         arrays, flags = self._arrays, self._coder.flags
         results = []
         with self._computing():
             for i in range(len(arrays.specs)):
                 if flags[i] & NOT_FINITE:
                     arrays.flat[i].fill(np.nan)
-                # Of an array without elements nobody tells anything.
+                # An array without elements has no segments, and so no flags.
                 is_there = flags[i] & PRESENT or arrays.are_present[i]
                 results.append(arrays.result(i) if is_there else None)
         return results
@@ -178,7 +178,7 @@ class UnderWay:
         self._queue()
 
     def _queue(self) -> None:
-        """Lets the next buckets begin, if they have their arrays."""
+        """Begins the next buckets, if their arrays are there."""
         while self._is_open and not self._is_asking and self._has_next():
             bucket = self._buckets[self._n_queued]
             self._n_queued += 1
@@ -215,7 +215,7 @@ class UnderWay:
         self.spans[unit.bucket] = start, now()
 
     def _ask(self, bucket: Bucket, own: np.ndarray, number: int) -> Steps:
-        """Takes the largest of all ranks' numbers, before the bucket is coded."""
+        """Finds the maxima over all ranks' numbers, before the bucket is coded."""
         comm = self._ranks.comm
         about = f"its quantiles of {_name(bucket, self._arrays.specs)}"
         messages = Messages(comm, number, self._ranks.buffers, about)
@@ -236,7 +236,7 @@ class UnderWay:
     def _computing(self) -> Iterator[None]:
         """Computes on the device of the arrays.
 
-        Numbers that are not finite are told by flags, or by the mean itself.
+        Flags, or the mean itself, show numbers that are not finite.
         """
         device = self._arrays.device
         with device.create_context(), np.errstate(over="ignore", invalid="ignore"):
@@ -244,7 +244,7 @@ class UnderWay:
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Counts the time within as that of the wire, but for what computes."""
+        """Counts the time within as that of the wire, except for computations."""
         seconds = self.clock.seconds
         start, before = time.perf_counter(), sum(seconds.values())
         try:
@@ -256,11 +256,11 @@ class UnderWay:
 
 
 def compare(opening: Opening) -> None:
-    """Sees that all ranks have said the same; a call of all ranks.
+    """Checks that all ranks have sent the same opening; a call of all ranks.
 
     Raises:
         DisagreementError: If they have not.
-        StallError: If another rank does not come.
+        StallError: If another rank does not call this in time.
     """
     flow = Flow(opening.comm, opening.timeout)
     flow.add(opening.exchange)

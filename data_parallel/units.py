@@ -1,14 +1,14 @@
-"""The messages of a unit, from the gradients of all ranks to their mean on all.
+"""The messages of a unit, from the gradients of all ranks to their mean on all ranks.
 
 ::
 
     on each node     contributions  ---> rank of the lane: adds up, encodes
     between nodes    a message for each part ---> rank that adds it up, encodes
     between nodes    <--- the sums of all parts, to the lane's rank on each node
-    on each node     <--- the same, passed on
+    on each node     <--- the same sums, to the other ranks
 
-Each step is a generator's: it yields what it waits for, so that others of its kind go
-on meanwhile.
+A generator runs these steps. It yields the messages that it waits for, so that other
+units go on meanwhile.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ PARTS = ("encode", "wire", "sum", "decode")
 
 
 class Clock:
-    """Where the time of an exchange goes.
+    """The seconds and bytes of an exchange.
 
     Attributes:
-        seconds: By part; what is not computing is ``'wire'``.
-        sent_bytes: What this rank has sent to other nodes.
+        seconds: Seconds by part. All time without computation counts as ``'wire'``.
+        sent_bytes: Bytes that this rank has sent to other nodes.
     """
 
     def __init__(self) -> None:
@@ -58,16 +58,16 @@ class Clock:
 
 
 class Placement:
-    """Which ranks are on which node, seen from one of them.
+    """The ranks of each node, as seen from one rank.
 
     Args:
         nodes: The ranks of each node, in rank order.
-        rank: This one.
+        rank: This rank.
 
     Attributes:
-        rank (int): This one.
-        node (int): The number of its node.
-        nodes: As given.
+        rank (int): This rank.
+        node (int): The number of this rank's node.
+        nodes: The ranks of each node, in rank order.
     """
 
     def __init__(self, nodes: Sequence[Sequence[int]], rank: int) -> None:
@@ -80,21 +80,21 @@ class Placement:
         return [rank for rank in self.nodes[self.node] if rank != self.rank]
 
     def other_nodes(self) -> list[int]:
-        """Returns the other nodes, beginning with the next: not all with the same."""
+        """Returns the other nodes, each beginning with the one after its own."""
         n = len(self.nodes)
         return [(self.node + i) % n for i in range(1, n)]
 
 
 class UnitExchange:
-    """The exchange of a unit, as one rank takes part in it.
+    """The part of one rank in the exchange of a unit.
 
     Args:
-        unit: What is added up.
-        lane: The rank that serves it, by node.
-        placement: Of this rank.
-        coder: Of this rank's arrays.
-        messages: Of the unit.
-        clock: Counts time and bytes.
+        unit: The unit.
+        lane: The rank that serves the lane, by node.
+        placement: Placement of this rank.
+        coder: Coder of this rank's arrays.
+        messages: Messages of the unit.
+        clock: Clock that counts seconds and bytes.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class UnitExchange:
         self._own_part = unit.parts[self._node]
 
     def run(self) -> Steps:
-        """Yields what this rank waits for next, until the mean is in the arrays."""
+        """Yields the messages to wait for, until the mean is in the arrays."""
         server = self._lane[self._node]
         with kept_at_errors(self._messages):
             if self._placement.rank == server:
@@ -128,7 +128,7 @@ class UnitExchange:
     def _contribute(self, server: int) -> Steps:
         """Sends contributions to the rank that serves the lane, and reads the mean."""
         coder, messages = self._coder, self._messages
-        # In the order in which the other rank needs the one, and has the other.
+        # Contributions are sent, and sums received, in the other rank's order.
         others = [self._parts[other] for other in self._filled_others]
         own = [] if self._own_part.is_empty else [self._own_part]
         totals = [
@@ -146,8 +146,8 @@ class UnitExchange:
                 coder.read(part, total)
 
     def _serve(self) -> Steps:
-        """Adds up for this node and for its part, and hands on what others have."""
-        # All receives come first, so that nothing arrives that nobody awaits.
+        """Adds up for this node and for its part, and passes on other nodes' sums."""
+        # All receives come first, so that no message arrives before its receive.
         incoming = self._receive_all()
         for other in self._filled_others:
             message = yield from self._sum_of_node(other, incoming.contributions)
@@ -197,7 +197,7 @@ class UnitExchange:
         return out
 
     def _add_up(self, incoming: _Incoming) -> Steps:
-        """Adds up all nodes' sums for the part of this one, for everybody."""
+        """Adds up all nodes' sums for this node's part, and sends the total to all."""
         part, others = self._own_part, incoming.node_sums
         own = yield from self._sum_of_node(self._node, incoming.contributions)
         yield [received.pending for received in others.values()]
@@ -223,9 +223,9 @@ class _Incoming(NamedTuple):
     """The messages that come to a rank that serves a lane.
 
     Attributes:
-        contributions: By a rank of its node, and the number of a part.
-        node_sums: Of the node's own part, by the other node.
-        totals: Of the other nodes' parts, by node.
+        contributions: Contributions by rank of this node, and number of the part.
+        node_sums: Sums of other nodes for this node's own part, by node.
+        totals: Totals of the other nodes' parts, by node.
     """
 
     contributions: Mapping[tuple[int, int], Received]
