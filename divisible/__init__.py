@@ -35,8 +35,8 @@ stages of equal time, and :func:`best_plan` chooses how to run them as well:
     side_files        files that a run can do without: logs and pictures
     weighted_means    means of numbers with weights
     number_lists      arguments of users: one for all, or one for each
-    records           plans, profiles and timelines from files, and checks of their
-    fields terminal_text     text from files, made safe for a terminal
+    records           plans, profiles and timelines from files, with checked fields
+    terminal_text     text from files, made safe for a terminal
     user_warnings     warnings that point to the line of a script
     optimizer_wrapper an optimizer that wraps another one
     optimizer_hooks   the hooks of an optimizer, or of an update rule

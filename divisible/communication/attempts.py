@@ -49,7 +49,7 @@ def on_all_ranks(
         arguments: Arguments of the function.
         error: A class that all ranks raise, also those on which the function failed. By
             default these ranks raise the error of the function.
-        refusal: The class that ranks raise that have not failed, where others refuse.
+        refusal: The class of the error on ranks that did not fail, if others refuse.
 
     Returns:
         The result of the function on this rank.
@@ -113,7 +113,7 @@ def words_of(error: Exception, known: type[Exception] | None = None) -> str:
 
     Args:
         error: The error.
-        known: A class whose errors are returned without its name.
+        known: A class whose name is left out of the text.
 
     Example:
         >>> words_of(KeyError('lr')), words_of(OSError('full'), OSError)

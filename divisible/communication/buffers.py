@@ -10,8 +10,7 @@ CuPy                 any other              page-locked arrays of the host, and 
 
 The second row has not been run yet; the third is tested on one GPU. NCCL is not used:
 it needs a device for each rank, and no machine with several devices has been available.
-Its
-use would need care: NCCL's kernels wait on the device for the other rank, without a
+Its use would need care: NCCL's kernels wait on the device for the other rank, without a
 deadline. They may block kernels that this rank has to run first.
 """
 

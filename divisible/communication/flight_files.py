@@ -152,7 +152,7 @@ def read_file(path: Path, directory: int | None = None) -> Log:
 
 
 def add_end(path: Path, text: str) -> None:
-    """Adds the reason of a process's end to its flight record, after the end.
+    """Adds the reason of a process's end to its flight record.
 
     Args:
         path (Path): The file.

@@ -7,9 +7,9 @@
     model_weights   the sizes of layers, and the weights that can be on disk
     disk_speed      measures the speed of a disk
     link            Streamed: a layer whose weights are on disk
-    layer_function  a streamed layer in Chainer's graph: forward and backward by
-    segments products        a linear layer's and a convolution's arithmetic on a
-    segment activations     pointwise functions applied to each segment
+    layer_function  a streamed layer in Chainer's graph, computed by segments
+    products        a linear layer's and a convolution's arithmetic on a segment
+    activations     pointwise functions applied to each segment
     embedding       a streamed embedding in Chainer's graph
     parameter       a parameter of which some rows are in memory
     embedding_parameter  the same for an embedding, whose gradient has few rows
