@@ -136,6 +136,7 @@ class Fusible(LayerList):
         Example:
             >>> import chainer.functions as F
             >>> import numpy as np
+            >>> from divisible import Divisible
             >>> model = Divisible(F.tanh, F.relu)
             >>> model.fuse()
             >>> y = model(np.ones((200, 300), np.float32))

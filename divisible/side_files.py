@@ -30,6 +30,7 @@ class SideFiles:
         n_failed (int): Number of failed writes.
 
     Example:
+        >>> import warnings
         >>> files = SideFiles("the log")
         >>> with warnings.catch_warnings():
         ...     warnings.simplefilter("ignore")
