@@ -1,8 +1,8 @@
-"""From how many elements on fewer bits are faster than float32, by measurement.
+"""The number of elements from which on fewer bits are faster than float32, measured.
 
-What is saved on the wire grows with the elements, and what coding adds has a part that
-does not. So sizes are tried in turn, and the answer is the smallest from which on all
-larger ones gain.
+The time that fewer bits save on the wire grows with the elements. The time of coding
+has a part that does not grow. So several sizes are measured. The result is the smallest
+size from which on all larger ones are faster.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from data_parallel.settings import Settings
 from divisible.communication.collectives import as_mpi, wait_for_all
 from divisible.user_warnings import warn_user
 
-#: Elements that are tried.
+#: Numbers of elements that are measured.
 SIZES = tuple(2**n for n in range(12, 23, 2))
 _ROUNDS = 3
-#: A size that takes longer, in seconds, is the last one: larger ones gain alike.
+#: A size that takes longer, in seconds, is the last one: larger ones gain as much.
 _LONG = 0.3
-# More elements than there are.
+# A number of elements that no bucket has.
 _NEVER = 2**62
 
 _keyvals: list[int] = []
 
 
 def known(comm: MPI.Comm) -> dict[Any, int | None]:
-    """Returns what was measured over a communicator; to be added to.
+    """Returns the results of a communicator, to be added to.
 
-    It is by wire dtype and by how many ranks share a node.
+    Keys are the exchange dtype and the number of ranks of a node.
     """
     if not _keyvals:
         _keyvals.append(MPI.Comm.Create_keyval())
@@ -51,15 +51,15 @@ def minimum(
     given: int | None,
     make: Callable[..., Any],
 ) -> int:
-    """Returns from how many elements on an exchange codes; a call of all ranks.
+    """Returns the least number of elements that an exchange codes; a call of all ranks.
 
     Args:
-        comm: As of :func:`between`, or a ChainerMN communicator.
-        settings: Of the exchange.
-        local_size: As of :func:`between`.
-        timeout: Likewise.
-        given: What the user has said; ``None`` to measure.
-        make: As of :func:`between`.
+        comm: An mpi4py communicator of the ranks, or a ChainerMN one.
+        settings: Settings of the exchange.
+        local_size: Number of ranks of a node; ``None`` for all those of a host.
+        timeout: Seconds that a wait for another rank may take.
+        given: The number that the user has given; ``None`` to measure it.
+        make: Makes an exchange, as :class:`~data_parallel.Exchange` does.
     """
     if given is not None or settings.is_oyama2017 or settings.wire.name == "fp32":
         return int(given or 0)
@@ -71,7 +71,7 @@ def minimum(
 
 
 def warn_of_never(exchange_dtype: str, n_ranks: int) -> None:
-    """Warns that all goes in float32."""
+    """Warns that all arrays are sent in float32."""
     warn_user(
         f"{exchange_dtype!r} is not faster than 'fp32' between these {n_ranks} ranks,"
         f" for up to {SIZES[-1]} elements: all goes in float32; give minimum=0 to send"
@@ -86,12 +86,12 @@ def between(
     timeout: float,
     make: Callable[..., Any],
 ) -> int | None:
-    """Returns from how many elements on a wire dtype is faster; measured once.
+    """Returns the least number of elements that is faster in a dtype; measured once.
 
     Args:
-        comm: Of the ranks; it keeps the answer.
-        exchange_dtype: As of an exchange.
-        local_size: How many ranks share a node; ``None`` for those of a host.
+        comm: Communicator of the ranks, which stores the result.
+        exchange_dtype: Name of the dtype; see :class:`~data_parallel.Exchange`.
+        local_size: Number of ranks of a node; ``None`` for all those of a host.
         timeout: Seconds that a wait for another rank may take.
         make: Makes an exchange, as :class:`~data_parallel.Exchange` does.
     """
@@ -103,7 +103,7 @@ def between(
             make(comm, exchange_dtype=exchange_dtype, **options) as coded,
         ):
             found = None
-            # Where nothing leaves a node, nothing is coded.
+            # Within one node nothing is coded.
             if len(fp32.nodes) > 1:
                 exchanges = [fp32, coded]
                 found = search(lambda n: seconds(exchanges, n), fp32.comm, timeout)
@@ -112,7 +112,7 @@ def between(
 
 
 def seconds(exchanges: Sequence[Any], n: int) -> list[float]:
-    """Returns what each exchange takes on this rank: the shortest of several times."""
+    """Returns the seconds of each exchange on this rank, the shortest of several."""
     array = np.ones(n, np.float32)
     times: list[list[float]] = [[] for _ in exchanges]
     for _ in range(1 + _ROUNDS):
@@ -120,7 +120,7 @@ def seconds(exchanges: Sequence[Any], n: int) -> list[float]:
             start = time.perf_counter()
             exchange.mean([array])
             its.append(time.perf_counter() - start)
-    # The first is for the buffers.
+    # The first exchange allocates buffers, and does not count.
     return [min(its[1:]) for its in times]
 
 
@@ -131,7 +131,7 @@ def search(
 
     Args:
         seconds_of: Returns the two times for a number of elements.
-        comm: Of the ranks; the slowest of them counts.
+        comm: Communicator of the ranks, of which the slowest counts.
         timeout: Seconds that a wait for another rank may take.
     """
     gains: list[tuple[int, bool]] = []

@@ -28,8 +28,8 @@ from divisible.communication.wire import BLOCK
 class Exchange(OneByOne):
     """Averages arrays over ranks.
 
-    The arrays go in buckets, and those in chunks, so that coding, messages and sums
-    overlap. What a chunk does is
+    Arrays are exchanged in buckets, and buckets in chunks, so that coding, messages and
+    sums overlap. A chunk is exchanged so:
 
     ::
 
@@ -37,49 +37,56 @@ class Exchange(OneByOne):
         rank 1   encode --+-- decode, add up in --+--> decode      the same bits
         rank 2   encode --'   float32, encode     '--> decode
 
-    and between nodes of several ranks only after a sum within each, in float32. Each
-    rank adds up a part of the chunk. All methods but :meth:`look` and :meth:`serialize`
-    are to be called on all ranks, in the same order.
+    If nodes have several ranks, a sum within each node comes first, in float32. Each
+    rank adds up a part of the chunk. Call all methods except :meth:`look` and
+    :meth:`serialize` on all ranks, in the same order.
 
     Args:
         comm: A ChainerMN communicator or an mpi4py one.
-        exchange_dtype (str): As of :func:`~data_parallel.simulate_exchange`.
-        strategy (str): Likewise.
-        local_size (int): How many ranks, one after the other, share a node; ``None``
-            for the ranks of each host.
-        block (int): How many elements have a scale; a multiple of 16.
-        bucket_bytes (int): Of the arrays, in float32, that are exchanged together. An
-            array is never cut: a larger one is a bucket of its own.
-        chunk_bytes (int): Of a bucket, in float32, that are under way together;
+        exchange_dtype (str): Name of the dtype in which arrays are sent; see
+            :func:`~data_parallel.simulate_exchange`.
+        strategy (str): ``'two_roundings'`` or ``'oyama2017'``; see
+            :func:`~data_parallel.simulate_exchange`.
+        local_size (int): Number of successive ranks of a node; ``None`` for the ranks
+            of each host.
+        block (int): Number of elements that share a scale; a multiple of 16.
+        bucket_bytes (int): Bytes of the arrays of a bucket, in float32. Arrays are
+            never
+            cut: a larger one has its own bucket.
+        chunk_bytes (int): Bytes of a bucket, in float32, that are sent together;
             ``None`` for 4 MiB.
-        minimum (int): Buckets with fewer elements go in float32; ``None`` for what
-            :func:`~data_parallel.measure_break_even` finds. It depends on the moment:
-            give it where two runs must equal each other bit for bit.
-        error_feedback (bool): Whether what the encodings of a rank have lost of an
-            array is added to the next one at its position.
-        rounding (str): As of :func:`~data_parallel.simulate_exchange`.
-        quantile (float): Likewise.
-        every (int): After how many exchanges the quantiles of ``'oyama2017'`` are taken
-            anew.
-        samples (int): As of :func:`~data_parallel.simulate_exchange`.
-        epsilon (float): Likewise.
-        seed (int): Likewise.
+        minimum (int): Least number of elements of a bucket that is coded; smaller ones
+            are sent in float32. ``None`` for the result of
+            :func:`~data_parallel.measure_break_even`, which varies between runs. Set it
+            if two runs must be equal bit for bit.
+        error_feedback (bool): Whether a rank's rounding errors of an array are added to
+            the next array at its position.
+        rounding (str): Rounding of ``'oyama2017'``; see
+            :func:`~data_parallel.simulate_exchange`.
+        quantile (float): Quantile of ``'oyama2017'`` that becomes the largest number of
+            the range.
+        every (int): Number of exchanges after which the quantiles of ``'oyama2017'``
+            are computed again.
+        samples (int): Largest number of elements from which a quantile is computed.
+        epsilon (float): Number that ``'oyama2017'`` adds to magnitudes of weights.
+        seed (int): Seed of the choice of these elements.
         timeout (float): Seconds that a wait for another rank may take.
 
     Attributes:
-        comm (mpi4py.MPI.Comm): Of its own messages.
+        comm (mpi4py.MPI.Comm): Communicator of the exchange's messages.
         nodes (list): The ranks of each node.
-        sent_bytes (int): What this rank has sent to other nodes in the last exchange.
-        spans (dict): Of the last exchange, or the one that goes on, by bucket: when it
-            began and ended, of the clock of ``time.perf_counter``.
-        seconds (dict): Of the last exchange, by ``'encode'``, ``'wire'``, ``'sum'`` and
-            ``'decode'``; ``'wire'`` is what messages and waits took.
+        sent_bytes (int): Bytes that this rank has sent to other nodes in the last
+            exchange.
+        spans (dict): Begin and end of each bucket, in the last exchange or the one that
+            is under way, by the clock of ``time.perf_counter``.
+        seconds (dict): Seconds of the last exchange, by ``'encode'``, ``'wire'``,
+            ``'sum'`` and ``'decode'``; ``'wire'`` counts messages and waits.
 
     Raises:
         DisagreementError: If the ranks' arguments differ, or those of another rank are
             wrong.
         TypeError, ValueError: If an argument is wrong.
-        StallError: If another rank does not come.
+        StallError: If another rank does not call this in time.
 
     Example:
         >>> from mpi4py import MPI
@@ -129,11 +136,11 @@ class Exchange(OneByOne):
             every=every,
             timeout=timeout,
         )
-        # First of all: others may wait already for a rank that fails here.
+        # This comes first, because others may already wait for a rank that fails here.
         abort_on_error()
         own, self.nodes = agree_on_start(comm, settings, options, self)
         if len(self.nodes) == 1 and not settings.is_oyama2017:
-            # Nothing leaves the node, and nothing is rounded.
+            # No array leaves the node, so none is rounded.
             settings = settings._replace(exchange_dtype="fp32")
         ranks = Ranks(
             own,
@@ -158,7 +165,7 @@ class Exchange(OneByOne):
 
     @property
     def minimum(self) -> int:
-        """From how many elements on a bucket is coded, as measured or given."""
+        """The least number of elements of a bucket that is coded, measured or given."""
         return self._layouts.shape.minimum
 
     def mean(
@@ -172,21 +179,22 @@ class Exchange(OneByOne):
         """Replaces arrays by their means over the ranks.
 
         Args:
-            arrays: Of float16, float32 or float64, the same shapes and dtypes on all
-                ranks; NumPy's, or CuPy's on one GPU, which codes them in the order of
-                CuPy's current stream. On the wire they have float32 at most. An array
-                with infinity or NaN on any rank has one on all, and is NaN as a whole
-                if it is coded in two roundings; the others are not touched by it.
-            weights: For ``'oyama2017'`` the weights, of the arrays' shapes.
-            n_samples (int): Of this rank's minibatch, for a mean weighted by them;
-                ``None`` if all are alike.
-            exempt: The positions of arrays that keep float32 on the wire.
+            arrays: Arrays of float16, float32 or float64, with the same shapes and
+                dtypes on all ranks. They are NumPy's, or CuPy's on one GPU, which codes
+                them in the order of CuPy's current stream. They are sent in float32 at
+                most. If an array has infinity or NaN on any rank, its mean has it on
+                all. With ``'two_roundings'`` a coded mean is then NaN as a whole. Other
+                arrays are not affected.
+            weights: Weights for ``'oyama2017'``, of the arrays' shapes.
+            n_samples (int): Number of samples of this rank's minibatch, for a weighted
+                mean; ``None`` if all ranks have the same number.
+            exempt: Positions of the arrays that are sent in float32.
 
         Raises:
             DisagreementError: If the ranks' arguments differ, or those of another rank
                 are wrong.
             TypeError, ValueError: If an argument is wrong.
-            StallError: If another rank does not come.
+            StallError: If another rank does not call this in time.
         """
         self.start(arrays, weights=weights, n_samples=n_samples, exempt=exempt)
         self.finish()
@@ -199,20 +207,20 @@ class Exchange(OneByOne):
         n_samples: int | None = None,
         exempt: Collection[int] | None = None,
     ) -> None:
-        """Begins what :meth:`mean` does.
+        """Begins to average arrays, like :meth:`mean`.
 
-        The arrays may not be used before :meth:`finish`, nor the weights changed.
+        Before :meth:`finish` the arrays must not be used, and the weights not changed.
 
         Args:
-            arrays: As of :meth:`mean`.
-            weights: Likewise.
-            n_samples: Likewise.
-            exempt: Likewise.
+            arrays: Arrays; see :meth:`mean`.
+            weights: Weights for ``'oyama2017'``; see :meth:`mean`.
+            n_samples: Number of samples; see :meth:`mean`.
+            exempt: Positions of the arrays that are sent in float32.
         """
         given: list[np.ndarray] = []
 
         def specs() -> tuple[Spec, ...]:
-            # May fail itself, where arrays are none.
+            # This raises an error if ``arrays`` is not a sequence.
             given.extend(arrays)
             return specs_of(given, exempt)
 
@@ -223,30 +231,30 @@ class Exchange(OneByOne):
 
     @property
     def is_needed(self) -> bool:
-        """Whether means may differ from the arrays: on one rank most do not."""
+        """Whether means may differ from the arrays; on one rank most do not."""
         return self.comm.size > 1 or self._strategy.changes_own
 
     @property
     def copying(self) -> str:
-        """The argument by which arrays are copied; empty if there is none."""
+        """The argument for which arrays are copied; empty if there is none."""
         return self._strategy.copying
 
     @property
     def uses_weights(self) -> bool:
-        """Whether weights are looked at until the exchange is over."""
+        """Whether weights are read until the end of the exchange."""
         return self._strategy.uses_weights
 
     def scale_residuals(self, factor: float) -> None:
-        """Multiplies what error feedback keeps, when gradients are scaled otherwise."""
+        """Multiplies the residuals of error feedback, if the loss scale changes."""
         if self._strategy.residuals is not None:
             self._strategy.residuals.scale(factor)
 
     def serialize(self, serializer: Any) -> None:
-        """Reads or writes what the next exchanges depend on.
+        """Loads or saves the state for the next exchanges.
 
-        That is the smallest bucket that is coded, if it was measured, the quantiles,
-        and what error feedback keeps of this rank. Each rank has a snapshot of its own,
-        then; another number of ranks shares out the mean.
+        The state has the smallest bucket that is coded, if it was measured, the
+        quantiles, and this rank's residuals of error feedback. So each rank needs its
+        own snapshot. Another number of ranks shares out the mean of the residuals.
 
         Raises:
             RuntimeError: If an exchange has begun and is not finished.
@@ -255,7 +263,7 @@ class Exchange(OneByOne):
         self.kept.serialize(serializer)
 
     def serialize_arrays(self, serializers: Mapping[str, Any]) -> None:
-        """Does as :meth:`serialize`, by the name of an array where its part goes."""
+        """Loads or saves the state like :meth:`serialize`, by name of the array."""
         self._current.check_over("save or load")
         self.kept.serialize_arrays(serializers)
 
@@ -263,27 +271,27 @@ class Exchange(OneByOne):
         return self
 
     def __exit__(self, kind: Any, *_: Any) -> None:
-        # With an error the other ranks may not come.
+        # After an error the other ranks may not call this.
         if kind is None:
             self.close()
 
 
 def measure_break_even(comm: Any, exchange_dtype: str) -> int | None:
-    """Measures from how many elements on a wire dtype beats float32 between ranks.
+    """Measures from how many elements on a dtype is faster than float32 between ranks.
 
-    It takes a second or two at the first call for a communicator and a wire dtype; then
-    the answer is known. A call of all ranks.
+    The first call for a communicator and a dtype takes a second or two. Later calls
+    return the same result. A call of all ranks.
 
     Args:
         comm: A ChainerMN communicator or an mpi4py one.
-        exchange_dtype (str): As of :class:`Exchange`.
+        exchange_dtype (str): Name of the dtype; see :class:`Exchange`.
 
     Returns:
-        int or None: Elements of a bucket; ``None`` if it is not faster for any that was
-        tried.
+        int or None: Elements of a bucket; ``None`` if the dtype is not faster for any
+        size that was measured.
 
     Raises:
-        StallError: If another rank does not come.
+        StallError: If another rank does not call this in time.
 
     Example:
         >>> from mpi4py import MPI

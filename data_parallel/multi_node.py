@@ -9,7 +9,7 @@ from data_parallel.optimizer import MultiNodeOptimizer
 from data_parallel.parameters import Exempt
 from data_parallel.replica_agreement import ReplicaAgreement
 
-#: Bytes of a bucket, of gradients of a stage.
+#: Bytes of a bucket of a stage's gradients.
 BUCKET_OF_STAGE = 4 * 2**20
 
 
@@ -29,42 +29,46 @@ def create_multi_node_optimizer(
 ) -> MultiNodeOptimizer:
     """Wraps an optimizer, so that it follows the mean gradient of all replicas.
 
-    It stands where :func:`chainermn.create_multi_node_optimizer` stood, and gradients
-    travel in as few bits as asked for. A call of all ranks.
+    This replaces :func:`chainermn.create_multi_node_optimizer`, and sends gradients in
+    few bits if asked for. A call of all ranks.
 
     Args:
-        actual_optimizer (chainer.Optimizer): Any of Chainer's, or a
+        actual_optimizer (chainer.Optimizer): Any of Chainer's optimizers, or a
             :class:`~mixed_precision.MixedPrecision` with the ``comm`` of all ranks.
-            Gradients are exchanged as they are, scaled.
+            Gradients are exchanged with their loss scale.
         communicator: A ChainerMN communicator or an mpi4py one, of the replicas.
         double_buffering (bool): Whether each update applies the gradients of the one
             before, whose exchange goes on during forward and backward. The first update
             changes nothing.
-        zero_fill (bool): Whether zeros stand for a gradient that this rank has not and
-            others have. Otherwise such a gradient is an error. What no rank has stays
+        zero_fill (bool): Whether zeros stand for a gradient that only some ranks have.
+            Otherwise such a gradient is an error. A gradient that no rank has stays
             ``None``.
-        exchange_dtype (str): The dtype in which gradients travel, as of
-            :class:`Exchange`; ``'fp32'`` rounds nothing. By default what the plan of
-            the pipeline says, as well as ``error_feedback``; without one ``'fp32'``.
-        strategy (str): Likewise.
-        exempt: Which parameters' gradients keep float32 on the wire: ``'1d'`` for those
-            with fewer than two dimensions, as normalizations and biases have; a
+        exchange_dtype (str): Name of the dtype in which gradients are sent; see
+            :class:`Exchange`. With ``'fp32'`` nothing is rounded. By default the dtype
+            of the pipeline's plan, with its ``error_feedback``; without a plan
+            ``'fp32'``.
+        strategy (str): ``'two_roundings'`` or ``'oyama2017'``; see :class:`Exchange`.
+        exempt: Choice of parameters whose gradients are sent in float32: ``'1d'`` for
+            those with fewer than two dimensions, as normalizations and biases have; a
             function of a parameter; ``None`` for none.
-        pipeline (Pipeline): On a :class:`Grid`, whose gradients they are. It tells of
-            how many samples, and gives tied parameters of several stages the same mean.
-        check_every (int): After how many updates the replicas' parameters are compared.
-        overlap (bool): Whether gradients are exchanged while backward goes on. With a
-            pipeline that is the default, if not with ``double_buffering``: those that
-            its last microbatch has completed are under way while others are computed,
-            and in ``param.grad`` after the update only. Otherwise
-            ``update(lossfun, ...)``, which trainers call, does so, with a copy of each;
-            it gained nothing where it was measured: :doc:`/howto/data_parallel`.
-        **options: Of :class:`Exchange`: ``local_size``, ``error_feedback``,
+        pipeline (Pipeline): Pipeline on a :class:`Grid` that computes the gradients. It
+            knows their number of samples, and gives tied parameters of several stages
+            the same mean.
+        check_every (int): Number of updates after which the replicas' parameters are
+            compared.
+        overlap (bool): Whether gradients are exchanged during backward. With a pipeline
+            this is the default, except with ``double_buffering``: gradients that the
+            last microbatch has completed are sent while others are computed. Then
+            ``param.grad`` has the means only after the update. Without a pipeline
+            ``update(lossfun, ...)``, which trainers call, overlaps them, with a copy of
+            each. This gained nothing where it was measured:
+            :doc:`/howto/data_parallel`.
+        **options: Arguments of :class:`Exchange`: ``local_size``, ``error_feedback``,
             ``timeout`` and others. With a pipeline ``bucket_bytes`` are 4 MiB, so that
             the first gradients of a stage need not wait for its last ones.
 
     Returns:
-        MultiNodeOptimizer: To be set up as the optimizer would be.
+        MultiNodeOptimizer: The new optimizer, to be set up like the given one.
 
     Raises:
         DisagreementError: If the ranks' arguments differ, or those of another rank are

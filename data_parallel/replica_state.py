@@ -1,9 +1,9 @@
 """The state of optimizers that replicas must have in common, as checksums.
 
 A snapshot has all that the next updates depend on. So the compared values are those
-that would be saved: numbers of updates, states of update rules, master weights, loss
-scales, the means that double buffering applies next, and states of hooks, such as
-masks.
+that would be saved: numbers of updates, states of update rules, master weights and loss
+scales. They include the means that double buffering applies next, and states of hooks,
+such as masks.
 """
 
 from __future__ import annotations

@@ -12,19 +12,20 @@ STRATEGIES = ("two_roundings", "oyama2017")
 
 
 class Settings(NamedTuple):
-    """How gradients are exchanged.
+    """The settings of the code in which gradients are exchanged.
 
     Attributes:
-        exchange_dtype: The name of the dtype on the wire; ``'fp8'`` is that of the
-            strategy.
+        exchange_dtype: Name of the dtype in which arrays are sent. The strategy decides
+            which one ``'fp8'`` is.
         strategy: One of ``STRATEGIES``.
-        block: How many elements have a scale, with ``'two_roundings'``.
+        block: Number of elements that share a scale, with ``'two_roundings'``.
         rounding: ``'nearest'`` or ``'truncate'``; ``None`` for the strategy's own.
-        quantile: Of the magnitudes, which becomes the largest number of the range.
-        samples: How many elements the quantile is taken of at most.
-        epsilon: What is added to the magnitudes of weights.
-        seed: Of the samples.
-        q: The quantile, if it is given.
+        quantile: Quantile of the magnitudes that becomes the largest number of the
+            range.
+        samples: Largest number of elements from which the quantile is computed.
+        epsilon: Number that is added to the magnitudes of weights.
+        seed: Seed of the choice of these elements.
+        q: The quantile itself, if it is given.
     """
 
     exchange_dtype: str = "int8"
@@ -39,32 +40,32 @@ class Settings(NamedTuple):
 
     @property
     def is_oyama2017(self) -> bool:
-        """Whether it is Algorithm 1 of Oyama et al."""
+        """Whether the strategy is Algorithm 1 of Oyama et al."""
         return self.strategy == "oyama2017"
 
     @property
     def wire(self) -> WireDtype:
-        """The dtype on the wire."""
+        """The dtype in which arrays are sent."""
         if self.exchange_dtype == "fp8":
             return WIRE["e5m2" if self.is_oyama2017 else "e4m3"]
         return WIRE[self.exchange_dtype]
 
     @property
     def runs_on_gpu(self) -> bool:
-        """Whether arrays on a GPU are coded there; otherwise copies on the host are."""
+        """Whether arrays on a GPU are coded there, not in copies on the host."""
         return self.wire.has_kernels and not self.is_oyama2017
 
     @property
     def rounds(self) -> str:
-        """How Algorithm 1 rounds: as the paper does, unless asked otherwise."""
+        """The rounding of Algorithm 1; by default that of the paper."""
         return self.rounding or "truncate"
 
     def checked(self) -> Settings:
-        """Returns the same.
+        """Returns the settings after checking them.
 
         Raises:
-            TypeError: If an argument is of a wrong type.
-            ValueError: If an argument is out of its range, or they contradict.
+            TypeError: If an argument has a wrong type.
+            ValueError: If an argument is out of range, or two contradict each other.
         """
         if self.strategy not in STRATEGIES:
             raise ValueError(f"strategy must be {_or(STRATEGIES)}, not {self.strategy}")
@@ -98,12 +99,12 @@ class Settings(NamedTuple):
 
 
 def is_integer(value: Any) -> bool:
-    """Returns whether a value can count something."""
+    """Returns whether a value is an integer, and not a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def check_integer(name: str, value: Any, least: int) -> None:
-    """Sees that an argument is an integer, and large enough.
+    """Checks that an argument is an integer, and large enough.
 
     Raises:
         TypeError, ValueError: If it is not.

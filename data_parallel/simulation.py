@@ -14,19 +14,20 @@ from divisible.communication.wire import BLOCK
 
 
 class ExchangeResult(NamedTuple):
-    """The result of an exchange, the same on every replica.
+    """The result of an exchange, equal on every replica.
 
     Attributes:
-        mean (numpy.ndarray): The mean that every replica gets, float32. Where a
-            gradient has infinity or NaN, so has the mean, which is NaN as a whole if it
-            is coded in two roundings.
-        sent_bytes (int): What the replica that sends most sends to other nodes.
+        mean (numpy.ndarray): The mean that every replica gets, float32. If a gradient
+            has infinity or NaN, so has the mean. A mean that is coded in two roundings
+            is then NaN as a whole.
+        sent_bytes (int): Bytes that the replica with the most traffic sends to other
+            nodes.
         q (float or None): The quantile of ``'oyama2017'``.
-        codes (numpy.ndarray or None): The sum on the wire of ``'oyama2017'``, uint8,
+        codes (numpy.ndarray or None): Codes of the sum with ``'oyama2017'``, uint8,
             flat.
-        residuals (list or None): For each replica what its own encoding lost, to be
-            added to its next gradient, or what it was before where the mean is not
-            finite; ``None`` without error feedback.
+        residuals (list or None): For each replica its rounding errors, to be added to
+            its next gradient. If the mean is not finite, the residuals before. ``None``
+            without error feedback.
     """
 
     mean: np.ndarray
@@ -53,31 +54,31 @@ def simulate_exchange(
     seed: int = 0,
     residuals: Sequence[np.ndarray] | None = None,
 ) -> ExchangeResult:
-    """Returns what an exchange between replicas leaves on each of them, without MPI.
+    """Returns the result of an exchange between replicas, without MPI.
 
     Args:
         gradients: Float32 arrays of one shape, one for each replica, in rank order.
-        exchange_dtype (str): ``'fp32'``, ``'fp16'``, ``'bf16'``, ``'e5m2'``,
-            ``'e4m3'``, ``'int8'``; or ``'fp8'``, which is e5m2 with ``'oyama2017'``,
-            else e4m3.
-        strategy (str): ``'two_roundings'``: encoded, added up in float32, encoded once
-            more. ``'oyama2017'``: Algorithm 1 of Oyama et al., which rounds
-            after each addition.
-        local_size (int): How many replicas share a node. The sum within a node is in
-            float32 with ``'two_roundings'``; what one node has alone is not rounded.
-        n_samples: Of each replica's minibatch, for a mean weighted by them; ``None`` if
-            all are alike.
-        block (int): How many elements have a scale; a multiple of 16.
-        weights: The weights, of the gradients' shape, for ``'oyama2017'``.
+        exchange_dtype (str): Name of the dtype in which arrays are sent: ``'fp32'``,
+            ``'fp16'``, ``'bf16'``, ``'e5m2'``, ``'e4m3'`` or ``'int8'``. Also
+            ``'fp8'``, which is e5m2 with ``'oyama2017'``, else e4m3.
+        strategy (str): With ``'two_roundings'`` numbers are encoded, added up in
+            float32, and encoded again. With ``'oyama2017'``, Algorithm 1 of Oyama et
+            al., they are rounded after each addition.
+        local_size (int): Number of replicas of a node. The sum within a node is in
+            float32 with ``'two_roundings'``. The part of a single node is not rounded.
+        n_samples: Number of samples of each replica's minibatch, for a weighted mean;
+            ``None`` if all are alike.
+        block (int): Number of elements that share a scale; a multiple of 16.
+        weights: Weights for ``'oyama2017'``, of the gradients' shape.
         q (float): The quantile of ``'oyama2017'``, instead of the gradients' own.
         rounding (str): ``'truncate'`` or ``'nearest'``; ``None`` for the strategy's
             own, truncation for ``'oyama2017'``.
-        quantile (float): Which quantile of the ratios to the weights is q.
-        samples (int): Of how many elements at most it is taken.
-        epsilon (float): What is added to the magnitudes of the weights.
-        seed (int): Of the choice of samples.
-        residuals: What each replica's encodings have lost so far, zeros at first. With
-            them there is error feedback.
+        quantile (float): Quantile of the ratios to the weights that becomes q.
+        samples (int): Largest number of elements from which q is computed.
+        epsilon (float): Number that is added to the magnitudes of the weights.
+        seed (int): Seed of the choice of these elements.
+        residuals: Rounding errors of each replica so far, zeros at first. With them
+            there is error feedback.
 
     Returns:
         ExchangeResult: The mean, and more.
@@ -128,13 +129,13 @@ def simulate_exchange(
                 f" {len(residuals)}"
             )
         flat = [g + r for g, r in zip(flat, _flat(residuals, "residuals", shape))]
-    # What is not finite is told by the mean itself.
+    # The mean itself shows numbers that are not finite.
     with np.errstate(over="ignore", invalid="ignore"):
         parts = two_roundings.node_parts(flat, local_size, n_samples)
         mean, lost = two_roundings.mean_of_parts(parts, settings)
     kept = None
     if residuals is not None:
-        # A step whose mean is not finite is none.
+        # An update whose mean is not finite is skipped, so residuals stay.
         found = residuals
         if np.isfinite(mean).all():
             found = _residuals(lost, n_replicas, local_size, n_samples, block)
@@ -149,7 +150,7 @@ def _residuals(
     n_samples: Sequence[int] | None,
     block: int,
 ) -> list[np.ndarray]:
-    """Returns for each replica what the encoding of its own slice has lost."""
+    """Returns for each replica the rounding errors of its own slice."""
     weights = shares(n_samples, n_replicas)
     residuals = [np.zeros_like(lost[0]) for _ in range(n_replicas)]
     lanes = lanes_of(nodes_of(n_replicas, local_size))
@@ -189,11 +190,11 @@ def _check_local_size(local_size: int, n_replicas: int, settings: Settings) -> N
 
 
 def _sent_bytes(n: int, n_replicas: int, local_size: int, settings: Settings) -> int:
-    """Returns what the replica that sends most sends to other nodes."""
+    """Returns the bytes that the replica with the most traffic sends to other nodes."""
     nodes = nodes_of(n_replicas, local_size)
     if len(nodes) == 1:
         return 0
-    # Without blocks slices end anywhere.
+    # Without blocks, slices may end anywhere.
     block = 1 if settings.wire.name == "fp32" else settings.block
     sent = [0] * n_replicas
     lanes = lanes_of(nodes)
@@ -202,9 +203,9 @@ def _sent_bytes(n: int, n_replicas: int, local_size: int, settings: Settings) ->
         counts = [part.stop - part.start for part in parts]
         sizes = counts
         if not settings.is_oyama2017:
-            # With scales.
+            # Sizes include the scales.
             sizes = [settings.wire.n_bytes(n, block) for n in counts]
         for replica, own in zip(lane, sizes):
-            # The parts that others add up, and its own sum to each of them.
+            # The replica sends the parts of others, and its own sum to each of them.
             sent[replica] += sum(sizes) - own + (len(nodes) - 1) * own
     return max(sent)

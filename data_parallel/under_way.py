@@ -129,7 +129,7 @@ class UnderWay:
         """Checks that this rank has put all its arrays, or ``None`` for missing ones.
 
         Raises:
-            RuntimeError: If it has not.
+            RuntimeError: If some are missing.
         """
         arrays = self._arrays
         for spec, flat in zip(arrays.specs, arrays.flat):
@@ -259,7 +259,7 @@ def compare(opening: Opening) -> None:
     """Checks that all ranks have sent the same opening; a call of all ranks.
 
     Raises:
-        DisagreementError: If they have not.
+        DisagreementError: If the openings differ.
         StallError: If another rank does not call this in time.
     """
     flow = Flow(opening.comm, opening.timeout)

@@ -35,6 +35,7 @@ from tests.support.processes import ROOT
 CHECKED = (
     "benchmarks",
     "chainer_compat",
+    "data_parallel",
     "divisible/backward",
     "divisible/chains",
     "divisible/communication",
