@@ -1,23 +1,23 @@
-"""Snapshots: a training run on disk, by layer, to be resumed on any number of ranks.
+"""Snapshots: a training run on disk, by layer, which any number of ranks can resume.
 
 ::
 
     extension     saves and resumes, as an extension of Chainer's trainer
     saving        saves from all ranks into a new directory
-    loading       loads from a directory, on as many ranks as there are
-    tools         cuts anew, exports and imports, without training
+    loading       loads from a directory, on the present number of ranks
+    tools         cuts, exports and imports snapshots, without training
 
-    background    snapshots that are written while the training goes on
-    writing       what a rank has to save, and the writing of it
+    background    snapshots that are written while training continues
+    writing       arrays that a rank has to save, and their files
     layers        the state of layers
-    optimizers    the state of optimizers, and whose it is
-    objects       the state of what belongs to no layer, and of random generators
-    serializers   Chainer's, without objects to pickle, and dry
+    optimizers    the state of optimizers, by the layers that they update
+    objects       the state of trainers, iterators and random generators
+    serializers   Chainer's serializers without pickled objects, and dry runs
 
-    finding       the newest whole one, and old ones that go
-    directories   complete, or not there; one run saves there
+    finding       finds the newest whole snapshot, and removes old ones
+    directories   makes a directory appear complete; locks it for one run
     files         the files of a snapshot, and the manifest
     arrays        the arrays in files, by key
-    names         which are refused, and how they are found
-    errors        SnapshotError, and differences that one names
+    names         valid names, and a search for them on disk
+    errors        SnapshotError, and the differences that it lists
 """

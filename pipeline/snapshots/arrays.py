@@ -1,4 +1,4 @@
-"""Arrays in files, by keys that begin with the layer they belong to."""
+"""Arrays in files, with keys that begin with the number of a layer."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from pipeline.snapshots.errors import Ledger, SnapshotError, UnreadableError, na
 
 
 class NotingFile(io.FileIO):
-    """A file to read, which keeps the first error of the file system.
+    """A file to read, which records the first error of the file system.
 
-    :mod:`zipfile` takes such an error for a file that is no archive.
+    :mod:`zipfile` would report such an error as a file that is not an archive.
 
     Attributes:
-        error (OSError or None): The error.
+        error (OSError or None): The first error.
     """
 
     error: OSError | None = None
 
     def readinto(self, buffer: Any) -> int | None:
-        """Reads into a buffer, and returns how many bytes."""
+        """Reads into a buffer, and returns the number of bytes."""
         with self._noting():
             return super().readinto(buffer)
 
@@ -47,7 +47,7 @@ class NotingFile(io.FileIO):
         """Closes the file.
 
         Raises:
-            SnapshotError: With the file and the cause.
+            SnapshotError: With the file and the cause, if it cannot be closed.
         """
         with naming(self.name, "close"):
             super().close()
@@ -62,14 +62,14 @@ class NotingFile(io.FileIO):
 
 
 class Arrays(Mapping):
-    """The arrays of several files by key; each is read when it is asked for.
+    """The arrays of several files by key; each is read when it is needed.
 
     Args:
-        files: Opened files by path.
-        prefix (str): The beginning that the keys of this mapping have in the files.
-        ledger: Notes the keys there are, and those that are read.
-        is_dry_run (bool): Whether who reads must change nothing yet.
-        replaced: By the path of a file the keys in it that another one has instead.
+        files: Opened files, by path.
+        prefix (str): Beginning of this mapping's keys in the files.
+        ledger: Records the keys that exist, and the keys that are read.
+        is_dry_run (bool): Whether readers must not change anything yet.
+        replaced: Keys in a file that another file has instead, by the file's path.
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class Arrays(Mapping):
         self.ledger.found.update(prefix + key for key in self._places)
 
     def below(self, prefix: str) -> Arrays:
-        """Returns those whose keys begin with ``prefix``, without it."""
+        """Returns the arrays whose keys begin with ``prefix``, without it."""
         prefix = self._prefix + prefix
         return Arrays(self._files, prefix, self.ledger, self.is_dry_run, self._replaced)
 
     def outline(self, key: str) -> np.ndarray:
-        """Returns an array of the same shape and dtype, which takes no memory.
+        """Returns an array of the same shape and dtype that takes no memory.
 
-        The array itself if it has no dimensions.
+        If it has no dimensions, the array itself is returned.
         """
         name, *others = self._places[key]
         full = self._prefix + key
@@ -115,7 +115,7 @@ class Arrays(Mapping):
         first, *others = self._places[key]
         full = self._prefix + key
         array = self._read(first, full)
-        # Arrays that belong to no layer are in every stage's file.
+        # Arrays that belong to no layer are in the file of every stage.
         for other in others:
             theirs = self._read(other, full)
             if (theirs.dtype, theirs.tobytes()) != (array.dtype, array.tobytes()):
@@ -128,10 +128,10 @@ class Arrays(Mapping):
         return array
 
     def checked(self, key: str) -> np.ndarray:
-        """Returns what :meth:`outline` does, once it is known that the array is whole.
+        """Returns :meth:`outline`, after the array has been checked for damage.
 
         Raises:
-            UnreadableError: If it is damaged.
+            UnreadableError: If the array is damaged.
         """
         try:
             npz.check(self._files[self._places[key][0]], self._prefix + key)
@@ -140,18 +140,18 @@ class Arrays(Mapping):
         return self.outline(key)
 
     def read_into(self, key: str, file: MappedArray) -> None:
-        """Reads an array into one that is on disk, without having all of it in memory.
+        """Reads an array into one on disk, part by part.
 
         Args:
-            key: The key of an array of the same shape.
-            file: Overwritten.
+            key: Key of an array of the same shape.
+            file: Array on disk that is overwritten.
 
         Raises:
-            UnreadableError: If it is damaged.
+            UnreadableError: If the array is damaged.
         """
         full = self._prefix + key
         arrays = self._files[self._places[key][0]]
-        # Layers of a stage stay where they are when others move.
+        # If other layers move, the layers of a stage are in their files already.
         is_there = isinstance(arrays, dict) and arrays[full] is file.array
         try:
             if not is_there:
@@ -168,7 +168,7 @@ class Arrays(Mapping):
             raise UnreadableError(str(error)) from error
 
     def __contains__(self, key: object) -> bool:
-        # Without reading the array, as Mapping does.
+        # Mapping's own method would read the array.
         return key in self._places
 
     def __iter__(self) -> Iterator[str]:
@@ -178,17 +178,17 @@ class Arrays(Mapping):
         return len(self._places)
 
     def miss(self, key: str) -> None:
-        """Records that a key was looked for in vain."""
+        """Records that a key is missing."""
         self.ledger.missing.add(self._prefix + key)
 
     def need_not(self, key: str) -> None:
-        """Records that a key is not needed, though it was looked for in vain."""
+        """Records that a missing key is not needed."""
         self.ledger.missing.discard(self._prefix + key)
 
     def leave_open(self, prefix: str) -> None:
-        """Records that nobody knows yet which keys below a prefix are read.
+        """Records that it is not known yet which keys below a prefix will be read.
 
-        Something is, if there are any.
+        If there are any, all count as read.
         """
         keys = [key for key in self if key.startswith(prefix)]
         for key in keys:
@@ -207,11 +207,11 @@ class Arrays(Mapping):
         return self._prefix + key in self.ledger.empty
 
     def leave(self, key: str) -> None:
-        """Records something that was saved within an array, and that nothing reads."""
+        """Records a value within an array that nothing reads."""
         self.ledger.found.add(self._prefix + key)
 
     def take(self, key: str) -> None:
-        """Records something that was saved within an array, and that was read."""
+        """Records a value within an array that was read."""
         self.ledger.read.add(self._prefix + key)
 
     def where(self, key: str) -> str:
@@ -221,9 +221,9 @@ class Arrays(Mapping):
 
     @contextlib.contextmanager
     def blamed(self, key: str) -> Iterator[None]:
-        """Turns what a block raises into an error that names a key and its file.
+        """Turns errors of a block into errors with a key and its file.
 
-        Raises:
+        SnapshotError: In place of any other error.
             SnapshotError: For any other error.
         """
         try:
@@ -234,10 +234,10 @@ class Arrays(Mapping):
             raise SnapshotError(f"{self.where(key)}: {one_line(error)}") from error
 
     def json(self, key: str) -> Any:
-        """Returns what is written under a key as JSON.
+        """Returns the value of a key that was saved as JSON.
 
         Raises:
-            SnapshotError: If there is no such key, or no JSON, with the file.
+            SnapshotError: If the key is missing, or is not JSON, with the file.
         """
         with self.blamed(key):
             if key not in self:
@@ -251,20 +251,20 @@ def _text(array: np.ndarray) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an error in one line, with its class."""
+    """Returns the text of an error in one line, with its class."""
     words = " ".join(str(error).split())
     return f"{type(error).__name__}: {words[:300]}" if words else type(error).__name__
 
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike) -> Iterator[Mapping]:
-    """Opens an ``.npz`` file, of which no pickled object is read but ``None``.
+    """Opens an ``.npz`` file; the only pickled object that may be read is ``None``.
 
     Args:
-        path: The file.
+        path: File to open.
 
     Raises:
-        UnreadableError: With the file, if it is none.
+        UnreadableError: With the file, if it is not an ``.npz`` file.
         SnapshotError: With the file and the cause, if it cannot be read.
         OSError: If it cannot be opened.
     """
@@ -281,7 +281,7 @@ def opened(path: str | os.PathLike) -> Iterator[Mapping]:
 
 
 def position(key: str) -> int | None:
-    """Returns the layer of a key such as ``7/W``; ``None`` if it is of no layer."""
+    """Returns the layer of a key such as ``7/W``; ``None`` if it has no layer."""
     first = key.lstrip("/").split("/", 1)[0]
     return int(first) if first.isdecimal() else None
 
@@ -289,9 +289,9 @@ def position(key: str) -> int | None:
 def of_range(
     arrays: Mapping[str, np.ndarray], layer_range: tuple[int, int]
 ) -> dict[str, np.ndarray]:
-    """Returns what belongs to some layers, and what belongs to none.
+    """Returns the arrays of a range of layers, and those that belong to no layer.
 
-    Of what layers share, whoever has the first of them keeps it.
+    The first of several layers that share an array keeps it.
     """
     start, end = layer_range
     return {
@@ -304,10 +304,10 @@ def of_range(
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Writes a file, and waits until it is on disk.
 
-    The checksum is that of what was to be written, not of what a disk made of it.
+    The checksum is computed from the data in memory, not from the data on disk.
 
     Returns:
-        The size and the checksum, for the manifest.
+        Size and checksum of the file, for the manifest.
 
     Raises:
         SnapshotError: With the file and the cause, if it cannot be written.
@@ -322,14 +322,14 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]
 def _write_archive(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
     """Writes what :func:`numpy.savez` would, and closes the archive in any case.
 
-    NumPy 2.0 leaves it open after an error. Python closes it later, when the file is
-    closed already, and prints the error that this makes.
+    NumPy 2.0 leaves it open after an error. Python would close it after the file, and
+    print the error that this causes.
     """
     with zipfile.ZipFile(file, "w") as archive:
         for key, array in arrays.items():
-            # How large an entry becomes is not known when its header is written.
+            # The size of an entry is not known when its header is written.
             with archive.open(f"{key}.npy", "w", force_zip64=True) as entry:
-                # One that has its own memory is no part of a file.
+                # An array with its own memory is not part of a file.
                 is_in_memory = getattr(array, "base", None) is None
                 file = None if is_in_memory else mapped_array(array)
                 if file is None:
@@ -339,7 +339,7 @@ def _write_archive(file: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _write_parts(entry: IO[bytes], file: MappedArray) -> None:
-    """Writes an array that is on disk, without having all of it in memory."""
+    """Writes an array on disk, part by part."""
     array = file.array
     npy.write_array_header_1_0(entry, npy.header_data_from_array_1_0(array))
     for start, stop in file.parts(written=False):
@@ -347,7 +347,7 @@ def _write_parts(entry: IO[bytes], file: MappedArray) -> None:
 
 
 class _HashingFile(io.RawIOBase):
-    """A file to write from the beginning to the end, with the checksum on the way."""
+    """A file written from beginning to end, which computes its checksum meanwhile."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

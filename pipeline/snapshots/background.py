@@ -1,8 +1,8 @@
-"""Snapshots that are written in the background, by a thread of each rank.
+"""Snapshots written in the background, by a thread of each rank.
 
-The state is copied in memory, and the training goes on meanwhile; the outcome is known
-on all ranks when they settle it together. MPI is for the threads that train, so each
-thread tells that of rank 0 by a file beside those of the snapshot::
+The state is copied in memory, and training continues meanwhile. All ranks know the
+outcome when they settle the snapshot together. Only the threads that train use MPI. So
+each writing thread informs that of rank 0 by a file beside those of the snapshot::
 
     training    copy  step  step  step  step  step  step  settle
     rank 0           | stage-0.npz ..... waits .. manifest, name |
@@ -33,16 +33,16 @@ from pipeline.snapshots.errors import SnapshotError, naming, on_all_ranks, words
 from pipeline.snapshots.names import names_in
 from pipeline.snapshots.writing import Writing, n_bytes_to_copy
 
-#: By pipeline the snapshot that its ranks have yet to settle.
+#: The snapshot of each pipeline that its ranks have yet to settle.
 pending: weakref.WeakKeyDictionary[Pipeline, WritingThread] = (
     weakref.WeakKeyDictionary()
 )
-# Pipelines whose user knows that there is no memory for copies.
+# Pipelines whose user has been warned that there is no memory for copies.
 _told: weakref.WeakSet[Pipeline] = weakref.WeakSet()
-# Share of the pipeline's timeout: a rank that has waited for its own thread so long
-# tells the others, while they still wait for it.
+# Share of the pipeline's timeout. A rank that has waited for its own thread this long
+# reports it, while the others still wait for this rank.
 _SHARE_OF_TIMEOUT = 0.8
-# Rank 0 looks for the others' records, at first often.
+# Seconds between rank 0's polls for the others' records, which grow.
 _SHORTEST_LOOK, _LONGEST_LOOK, _GROWTH = 0.005, 0.5, 1.3
 
 
@@ -53,17 +53,17 @@ def start(
     what: str,
     report: Callable[[SnapshotError], None],
 ) -> bool:
-    """Begins to write a snapshot, if all ranks have room for a copy of their state.
+    """Begins to write a snapshot, if all ranks have memory for a copy.
 
     Args:
         pipeline: The pipeline.
-        writing: The work of this rank.
-        claims: The memory that the copies take, by rank.
-        what: The beginning of errors.
+        writing: The arrays and files of this rank.
+        claims: Memory that the copies need, by rank.
+        what: Beginning of errors.
         report: Called with an error, on each rank.
 
     Returns:
-        Whether it has begun, the same on all ranks.
+        Whether writing has begun, the same on all ranks.
     """
     save, why = None, free_memory.refusal(claims)
     if why is None:
@@ -77,7 +77,7 @@ def start(
         try:
             failures = pipeline.internals.gather(failure, "save")
         except BaseException:
-            # A thread that waits would keep the process from its end.
+            # A waiting thread would prevent the process from ending.
             if save is not None:
                 save.stop()
             raise
@@ -100,14 +100,14 @@ def start(
 
 
 def settle(pipeline: Pipeline) -> None:
-    """Waits for the snapshot that is written in the background, if there is one.
+    """Waits for the snapshot that is being written in the background, if any.
 
-    To be called on every rank. Where the ranks cannot agree, it waits for this rank's
-    files, and the end of Python tells what came of them.
+    All ranks must call it. If the ranks cannot agree, it waits for this rank's files,
+    and their outcome is reported when Python ends.
 
     Raises:
-        SnapshotError: On every rank, if it failed on any; whoever saved it may have
-            said that it is to be a warning.
+        SnapshotError: On every rank, if saving failed on any; a warning instead if the
+            snapshot was saved that way.
     """
     save = pending.get(pipeline)
     if save is None:
@@ -130,21 +130,21 @@ def settle(pipeline: Pipeline) -> None:
 
 
 def wait_for_snapshot(pipeline: Pipeline) -> None:
-    """Waits until a snapshot that is written in the background is there.
+    """Waits until a snapshot that is written in the background is complete.
 
-    To be called on every rank. It does nothing if there is none, or if the next
-    :func:`save_snapshot` or :func:`load_snapshot`, the end of a trainer's run, or the
-    pipeline's ``close()`` has waited for it before. Where nobody does, the end of
-    Python waits, and a failure ends all ranks.
+    All ranks must call it. It does nothing without such a snapshot, or if it has been
+    waited for already: by the next :func:`save_snapshot` or :func:`load_snapshot`, the
+    end of a trainer's run, or the pipeline's ``close()``. Without any of these, the
+    process waits at its end, and a failure ends all ranks.
 
     Args:
         pipeline (Pipeline): The pipeline.
 
     Raises:
-        SnapshotError: On every rank, if saving failed on any. Training can go on.
-        StallError: If a rank does not come in time.
-        RuntimeError: If an earlier call of the pipeline failed on this rank, so it is
-            not known what came of the other ranks' files; this rank's are waited for.
+        SnapshotError: On every rank, if saving failed on any. Training can continue.
+        StallError: If a rank does not answer in time.
+        RuntimeError: If an earlier call of the pipeline failed on this rank, so the
+            outcome on other ranks is unknown; this rank's files are waited for.
 
     Example:
         >>> import tempfile
@@ -167,17 +167,17 @@ def wait_for_snapshot(pipeline: Pipeline) -> None:
 
 
 class WritingThread:
-    """This rank's thread; it begins to write at :meth:`go`.
+    """The thread of this rank; it begins to write at :meth:`go`.
 
     Args:
         pipeline: The pipeline.
-        writing: The work of this rank.
-        what: The beginning of errors.
+        writing: The arrays and files of this rank.
+        what: Beginning of errors.
         report: Called with an error.
 
     Raises:
         MemoryError: If there is no memory for a copy.
-        RuntimeError: If there is none for a thread.
+        RuntimeError: If no thread can be started.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class WritingThread:
         self._rank, self._n_ranks = world.rank, world.size
         self._timeout = min(pipeline.internals.ranks.timeout, threading.TIMEOUT_MAX / 2)
         self._seconds = _SHARE_OF_TIMEOUT * self._timeout
-        # In words: an error holds on to all that its frames have.
+        # Kept as text, because an error refers to all objects of its frames.
         self._failure: str | None = None
         self._failure_elsewhere: str | None = None
         self._is_saved = False
@@ -201,7 +201,7 @@ class WritingThread:
         self._are_files_written = threading.Event()
         self._writing = writing
         self._process = os.getpid()
-        # Python would wait for another one for ever; it waits in :meth:`end`.
+        # Python would wait for a non-daemon thread without limit; :meth:`end` waits.
         self._thread = threading.Thread(target=self._run, name="snapshot", daemon=True)
         self._n_bytes = n_bytes_to_copy(writing.contents)
         free_memory.PEAKS.hold(self._n_bytes)
@@ -213,21 +213,21 @@ class WritingThread:
             raise
 
     def go(self) -> None:
-        """Lets the thread begin."""
+        """Starts writing."""
         atexit.register(self.end)
         self._may_go.set()
 
     def stop(self) -> None:
-        """Ends the thread; waits while rank 0 removes what has failed."""
+        """Ends the thread; rank 0 waits while it removes the failed snapshot."""
         self._must_stop.set()
         self._may_go.set()
         if self._rank == 0:
             self._thread.join(self._timeout / 2)
 
     def discard(self) -> None:
-        """Removes what other ranks have written after this one's thread removed all.
+        """Removes files of other ranks, after this rank's thread removed the others.
 
-        To be called when they have written their files, or failed.
+        To be called when the other ranks have written their files, or failed.
         """
         if self._rank == 0 and not self._is_saved:
             self._writing.draft.discard()
@@ -244,23 +244,25 @@ class WritingThread:
             raise SnapshotError(self._failure)
 
     def wait_for_end(self) -> None:
-        """Waits until rank 0 has given the snapshot its name, as above."""
+        """Waits until rank 0 has completed the snapshot; see :meth:`wait_for_files`."""
         if self._rank > 0:
             return
         self._thread.join(self._seconds)
         if self._thread.is_alive():
-            raise SnapshotError(f"it has not its name after {self._seconds:.0f} s")
+            raise SnapshotError(
+                f"the snapshot was not completed within {self._seconds:.0f} s"
+            )
         if not self._is_saved:
             raise SnapshotError(self._failure or self._failure_elsewhere)
 
     def warn(self) -> None:
-        """Warns of what is to be known of a snapshot that is saved."""
+        """Shows the warnings about a snapshot that is saved."""
         self._writing.draft.warn()
 
     def end(self) -> None:
-        """Waits when Python ends, and tells of a failure of which nobody knows."""
+        """Waits when Python ends, and reports a failure that was not reported."""
         if os.getpid() != self._process:
-            # A process that this one has forked has no such thread.
+            # A forked process has no such thread.
             return
         # Rank 0 waits for its own files, and then for the others'.
         self._thread.join(2 * self._timeout)
@@ -318,14 +320,14 @@ class WritingThread:
             self._is_saved = True
 
     def _tell_failure(self) -> None:
-        # On a disk that is full there may be room for a name alone, or not for that.
+        # A full disk may have room for an empty file, or not even that.
         path = self._writing.folder / _mark_of_failure(self._rank)
-        # The words may have a path that is not UTF-8.
+        # The text may have a path that is not UTF-8.
         with contextlib.suppress(Exception):
             path.write_text(self._failure, encoding="utf-8", errors="replace")
 
     def _await_others(self, own: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-        """Returns what each rank has written; ``None`` if one failed, or none comes."""
+        """Returns each rank's entries; ``None`` if one failed or all must stop."""
         folder, written = self._writing.folder, {0: own}
         waited, pause = 0.0, _SHORTEST_LOOK
         while True:
@@ -346,7 +348,7 @@ class WritingThread:
                 )
             if self._must_stop.wait(pause):
                 return None
-            # The time in which a job is suspended does not count.
+            # Time in which the job is suspended does not count.
             waited, pause = waited + pause, min(_LONGEST_LOOK, _GROWTH * pause)
         if self._failure_elsewhere is not None:
             return None
@@ -361,7 +363,7 @@ def _text(path: Path) -> str:
 
 
 def _record(rank: int) -> str:
-    """Returns the name of the file that says what a rank has written."""
+    """Returns the name of the file with the entries that a rank has written."""
     return f"rank-{rank}.json"
 
 

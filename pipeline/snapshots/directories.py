@@ -1,9 +1,10 @@
-"""Directories of snapshots: one appears when it is complete, and one run saves there.
+"""Directories of snapshots, which appear when complete and belong to one run.
 
 A snapshot is written into ``NAME.TOKEN.partial``, which is renamed when every file is
-on disk. One that is replaced is ``NAME.TOKEN.replaced`` meanwhile. Tokens are drawn at
-random: a rank of a killed run that still writes has no place in a later snapshot. A
-second run is refused by a lock, so what lies beside snapshots is left over::
+on disk. A snapshot that is being replaced is called ``NAME.TOKEN.replaced`` meanwhile.
+Tokens are random, so a rank of a killed run that still writes cannot write into a later
+snapshot. A lock refuses a second run, so other directories beside snapshots are left
+over from earlier runs::
 
     result/.snapshots.lock           locked until the run ends, however it ends
     result/iter_10                   whole
@@ -46,7 +47,7 @@ from pipeline.snapshots.names import (
     series,
 )
 
-#: The file in a directory that is locked by the run that saves there.
+#: Name of the file in a directory that the saving run locks.
 LOCK = ".snapshots.lock"
 # Some file systems have no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -55,32 +56,32 @@ _locks: weakref.WeakValueDictionary[tuple[int, int, int], Lock] = (
 )
 # Drafts that this process writes; it may have several runs.
 _being_written: set[Path] = set()
-# Directories to which the names that lead are on disk.
+# Directories whose parents' entries have been flushed to disk.
 _leads_on_disk: set[Path] = set()
 
 
 class Lock:
-    """A lock on a directory, until nothing in this process refers to it.
+    """A lock on a directory, which lasts until nothing refers to it.
 
-    The system lifts it when the process ends. It is of the kind that forked processes
-    do not inherit, and that NFS has.
+    The system releases it when the process ends. Forked processes do not inherit this
+    kind of lock, and NFS supports it.
 
     Attributes:
-        descriptor (int): The file that is locked, open; -1 if it is closed.
+        descriptor (int): Descriptor of the locked file; -1 if it is closed.
     """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
     def text(self) -> str:
-        """Returns the words of whoever has locked it."""
+        """Returns the text in the file about the process that has locked it."""
         text = b""
         with contextlib.suppress(OSError):
             text = os.pread(self.descriptor, 200, 0)
         return text.decode(errors="replace").strip() or "a process"
 
     def close(self) -> None:
-        """Closes the file, which lifts the lock."""
+        """Closes the file, which releases the lock."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):
@@ -91,28 +92,29 @@ class Lock:
 
 
 def locked(folder: Path) -> Lock | None:
-    """Locks a directory, so that no other process saves there.
+    """Locks a directory, so that no other process saves in it.
 
     Returns:
-        The lock, which all runs of this process share; ``None`` where the file system
-        has none.
+        The lock, which all runs of this process share; ``None`` if the file system has
+        no locks.
 
     Raises:
-        SnapshotError: If another process has locked it; or if that cannot be tried.
+        SnapshotError: If another process has the lock, or locking fails.
     """
     file = folder / LOCK
     with naming(file, "lock"):
         lock = _locks.get(_identity(file))
         if lock is None:
-            # A link could lead to a file of somebody's, which would be overwritten.
+            # A link could lead to another user's file, which would be overwritten.
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             lock = Lock(os.open(file, flags, 0o666))
         try:
-            # Also if it is ours: whoever has copied the file here has lifted the lock.
+            # Also for our own lock, which is lost if somebody has copied the file here.
             fcntl.lockf(lock.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             who = lock.text()
-            # At once: closed later, with the error, it would lift a lock got meanwhile.
+            # Closed at once: later, it would release a lock that was acquired
+            # meanwhile.
             lock.close()
             _locks.pop(_identity(file), None)
             if error.errno in _NO_LOCKS:
@@ -125,9 +127,9 @@ def locked(folder: Path) -> Lock | None:
                 f" {file}"
             ) from None
         _locks[_identity(file)] = lock
-        # Words for others, for which a full disk need not have room.
+        # A text for other processes, for which a full disk need not have room.
         with contextlib.suppress(OSError):
-            # Whoever may save in the directory may lock it.
+            # All users who may save in the directory may lock it.
             os.fchmod(lock.descriptor, os.stat(folder).st_mode & 0o666)
             words = f"process {os.getpid()} on {socket.gethostname()}\n"
             os.ftruncate(lock.descriptor, os.pwrite(lock.descriptor, words.encode(), 0))
@@ -135,7 +137,7 @@ def locked(folder: Path) -> Lock | None:
 
 
 def _identity(file: Path) -> tuple[int, int, int] | None:
-    """Returns what no other file has, nor this one in a process that was forked."""
+    """Returns numbers that identify a file in this process, not in a forked one."""
     try:
         status = os.stat(file)
     except FileNotFoundError:
@@ -147,20 +149,20 @@ class Draft:
     """A snapshot that is being written, and gets its name when it is complete.
 
     Args:
-        path: Its path when it is complete.
-        directory: The directory of the run's snapshots, which is locked; by default the
-            one that it is in.
+        path: Path of the complete snapshot.
+        directory: Directory of the run's snapshots, which is locked; by default the
+            parent of ``path``.
 
     Attributes:
-        path (Path): The same.
-        folder (Path): Where to write its files.
-        lock (Lock or None): The lock of the directory, from :meth:`begin` to
+        path (Path): Path of the complete snapshot.
+        folder (Path): Directory in which to write its files.
+        lock (Lock or None): Lock of the directory, from :meth:`begin` to
             :meth:`release`.
-        remarks (list of str): Warnings that wait until it is saved: where warnings are
-            errors, it would be said to have failed.
+        remarks (list of str): Warnings to show once it is saved; before that, a warning
+            raised as an error would count as a failure.
 
     Raises:
-        ValueError: If it is no name for a snapshot.
+        ValueError: If the path cannot be the name of a snapshot.
     """
 
     def __init__(self, path: Path, directory: Path | None = None) -> None:
@@ -172,10 +174,10 @@ class Draft:
         self.remarks: list[str] = []
 
     def begin(self) -> None:
-        """Makes the directory to write into.
+        """Makes the directory for the files.
 
         Raises:
-            SnapshotError: If something else than a snapshot has the name, which stays;
+            SnapshotError: If something other than a snapshot has the name, which stays;
                 or if another run saves there.
         """
         if not _may_be_replaced(self.path):
@@ -191,9 +193,9 @@ class Draft:
                 f"the file system of {self._directory} has no locks: give each run a"
                 f" directory of its own, for nothing refuses a second one there"
             )
-        # If one cannot look, the snapshot is to be saved all the same.
+        # If the search fails, the snapshot must still be saved.
         with contextlib.suppress(SnapshotError):
-            # Left-overs of a run that was killed take the space of this one.
+            # Left-overs of a killed run take disk space.
             for partial in list(_of_series(self.path, PARTIAL)):
                 if partial not in _being_written:
                     remove_whole(partial)
@@ -204,13 +206,13 @@ class Draft:
         """Gives the snapshot its name, when all its files are on disk.
 
         Returns:
-            Whether the name is on disk as well. If not, a warning says so, and older
-            snapshots had better stay.
+            Whether the name is on disk as well. If not, a warning is added, and older
+            snapshots should stay.
         """
         with naming(self.folder, "flush"):
             flush_directory(self.folder)
         self._take_name()
-        # From here on the snapshot is saved, whatever happens.
+        # From here on the snapshot is saved.
         parent = self.path.parent
         try:
             flush_directory(parent)
@@ -227,10 +229,10 @@ class Draft:
         return True
 
     def _take_name(self) -> None:
-        """Takes the name.
+        """Renames the directory of files to the snapshot's name.
 
-        A whole snapshot is found at every moment: the old one has a name that is found
-        as well, until the new one has its own.
+        A whole snapshot can be found at every moment, because the name of a replaced
+        snapshot can be found as well.
         """
         replaced = None
         if os.path.lexists(self.path):
@@ -244,26 +246,26 @@ class Draft:
             raise
 
     def discard(self) -> None:
-        """Removes what was written, as far as possible, if it has not its name."""
+        """Removes the files written so far, if the snapshot has no name yet."""
         with contextlib.suppress(OSError):
             _remove(self.folder)
 
     def release(self) -> None:
-        """Leaves what is still there, and the directory, to whoever comes."""
+        """Releases the lock; remaining files may be removed by later runs."""
         _being_written.discard(self.folder)
         self.lock = None
 
     def warn(self) -> None:
-        """Warns of what is to be known of a snapshot that is saved."""
+        """Shows the warnings about a snapshot that is saved."""
         for each in self.remarks:
             warnings.warn(each, stacklevel=3)
 
 
 def _make_folder(folder: Path) -> None:
-    """Makes a directory, and waits until the names that lead to it are on disk.
+    """Makes a directory, and waits until the entries that lead to it are on disk.
 
-    If it is there, a trainer may have made it just now; then they are flushed as far as
-    one may, once in the life of a process.
+    If it exists, a trainer may have just made it. Then its parents are flushed if that
+    is allowed, once per process.
     """
     folder = folder.absolute()
     way = (folder, *folder.parents)
@@ -286,17 +288,17 @@ def _beside(path: Path, ending: str) -> Path:
 
 
 def _of_series(path: Path, ending: str) -> Iterator[Path]:
-    """Yields what lies beside the snapshots of a series, with one of two endings."""
+    """Yields the directories of a series with one of two endings."""
     for other in matching(path.parent, "*" + ending):
         if series(other.name) == series(path.name):
             yield other
 
 
 def _may_be_replaced(path: Path) -> bool:
-    """Returns whether nothing but a snapshot would be lost, a damaged one included."""
+    """Returns whether only a snapshot, perhaps damaged, would be replaced."""
     mode = mode_of(path)
     if not stat.S_ISDIR(mode):
-        # There may be a link that leads nowhere.
+        # Zero: nothing is there, or a link that leads nowhere.
         return mode == 0
     names = names_in(path)
     if not names or has_files_of_snapshot(names):
@@ -307,17 +309,17 @@ def _may_be_replaced(path: Path) -> bool:
         except FileNotFoundError:
             return False
         except ValueError as error:
-            # No JSON, and nothing else is there: all others of its files are lost.
+            # A damaged manifest that is alone: the snapshot has lost its other files.
             is_damaged = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
             return is_damaged and names == [MANIFEST]
     return True
 
 
 def remove_whole(path: Path) -> None:
-    """Removes what lies there, as far as possible, under a name of its own.
+    """Removes a path as far as possible, after renaming it.
 
-    So half a snapshot never looks like a whole one, even if this is killed; and a rank
-    of a killed run cannot go on in it.
+    So a partly removed snapshot never looks whole, even if this process is killed; and
+    a rank of a killed run cannot continue to write in it.
     """
     with contextlib.suppress(OSError):
         partial = _beside(path.with_name(parts(path.name)[0]), PARTIAL)
@@ -326,9 +328,9 @@ def remove_whole(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Removes a directory, a file or a symbolic link, if there is one.
+    """Removes a directory, a file or a symbolic link, if it exists.
 
-    What a link leads to stays.
+    The target of a link stays.
     """
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)

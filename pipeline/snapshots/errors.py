@@ -1,7 +1,7 @@
-"""The errors of snapshots, and differences between what was saved and what is here.
+"""Errors of snapshots, and differences between a snapshot and the run.
 
-Each rank keeps a ledger while it loads. Put together, those of all ranks tell what
-nobody has read, and what somebody has looked for in vain::
+Each rank fills a ledger while it loads. Together, the ledgers of all ranks show which
+keys no rank has read, and which keys a rank did not find::
 
     rank 0   found model/0/W model/0/b, read model/0/W
     rank 1   found model/1/W,           read model/1/W, missing model/1/b
@@ -36,8 +36,8 @@ _SHOWN = 10
 class SnapshotError(RuntimeError):
     """A snapshot could not be written, or must not be read.
 
-    When ranks save or load together, it is raised alike on every rank. Its words may
-    have names from a file of anybody's, which cannot control a terminal here.
+    When ranks save or load together, all ranks raise it. Its text may have names from
+    untrusted files, whose control characters are made printable.
     """
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class SnapshotError(RuntimeError):
 
 
 class MismatchError(SnapshotError, ValueError):
-    """A snapshot of something else than it is to be loaded into."""
+    """A snapshot does not fit the objects that it is loaded into."""
 
 
 class UnreadableError(SnapshotError, ValueError):
@@ -59,13 +59,13 @@ def on_all_ranks(
     function: Callable[..., Any],
     *arguments: Any,
 ) -> Any:
-    """Calls a function on every rank, which all raise if it fails on one.
+    """Calls a function on every rank; all ranks raise an error if one fails.
 
     Returns:
-        The result of the function on this rank.
+        Result of the function on this rank.
 
     Raises:
-        SnapshotError: On every rank, with what happened on the first rank that failed.
+        SnapshotError: On every rank, with the error of the first rank that failed.
     """
     gather = functools.partial(pipeline.internals.gather, call=call)
     return attempts.on_all_ranks(
@@ -83,10 +83,10 @@ def on_first(
     """Calls a function on rank 0.
 
     Returns:
-        The result of the function there, on every rank.
+        Result of the function on rank 0, on every rank.
 
     Raises:
-        SnapshotError: On every rank, if it fails.
+        SnapshotError: On every rank, if the function fails.
     """
 
     def if_first() -> Any:
@@ -98,22 +98,22 @@ def on_first(
 
 
 def words_of(error: Exception) -> str:
-    """Returns the text of an error, with its class if it is none of snapshots."""
+    """Returns the text of an error; with its class, unless it is a SnapshotError."""
     return attempts.words_of(error, SnapshotError)
 
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike, doing: str) -> Iterator[None]:
-    """Names a file in what the file system raises in a block.
+    """Adds the path of a file to errors of the file system in a block.
 
-    Where a file is read or written, rather than opened, such an error has no path.
+    An error while reading or writing, rather than opening, has no path of its own.
 
     Args:
-        path: The path of the file, or of the directory.
-        doing: ``'read'`` or the like.
+        path: Path of the file or the directory.
+        doing: Verb for the operation, such as ``'read'``.
 
     Raises:
-        SnapshotError: For an :class:`OSError`, which is its cause.
+        SnapshotError: In place of an :class:`OSError`, which is its cause.
     """
     try:
         yield
@@ -130,10 +130,10 @@ class Ledger:
     Attributes:
         found: Keys in the files that it opened.
         read: Keys that it read.
-        missing: Keys that it looked for in vain.
-        empty: Keys that it read, and that had no value when they were saved.
-        kinds: The class of an optimizer or an update rule that was saved, and the one
-            that is here, where these differ.
+        missing: Keys that it needed, but that were not saved.
+        empty: Keys that it read, whose arrays had no value when they were saved.
+        kinds: Classes of optimizers or update rules that differ: the saved one and the
+            present one.
         unlike: A sentence for each array of another shape or dtype.
     """
 
@@ -146,15 +146,15 @@ class Ledger:
 
 
 class Differences(NamedTuple):
-    """Keys that were saved and found no place, and keys that were not saved.
+    """Keys of a snapshot that were not loaded, and keys that it lacks.
 
-    A key begins with ``model``, ``optimizer``, ``state`` or ``random``; for all that is
-    below a key, the key alone may stand. An optimizer of another class is listed as
-    ``optimizer: NesterovAG``.
+    A key begins with ``model``, ``optimizer``, ``state`` or ``random``. One key may
+    stand for all keys below it. An optimizer of another class is listed as ``optimizer:
+    NesterovAG``.
 
     Attributes:
-        missing (tuple of str): Keys that are here, and were not saved.
-        left_over (tuple of str): Keys that were saved, and that nothing here has read.
+        missing (tuple of str): Keys of the run that were not saved.
+        left_over (tuple of str): Saved keys that nothing in the run has read.
     """
 
     missing: tuple[str, ...] = ()
@@ -201,19 +201,20 @@ def _shown(keys: Sequence[str]) -> str:
 def compare(
     ledgers: Iterable[Ledger], what: str, strict: bool, hint: str = ""
 ) -> Differences:
-    """Puts the ledgers of all ranks together.
+    """Compares the ledgers of all ranks.
 
     Args:
-        ledgers: The ledgers of all ranks, or of the one there is.
-        what: The beginning of an error.
+        ledgers: The ledgers of all ranks, or a single one.
+        what: Beginning of an error.
         strict: Whether differences are an error.
-        hint: The end of an error: what else to do.
+        hint: End of an error, with further advice.
 
     Returns:
-        Differences: If they are none.
+        Differences: The differences; empty if there are none.
 
     Raises:
-        MismatchError: If they are; and if arrays have other shapes or dtypes, always.
+        MismatchError: If there are differences and ``strict`` is true, or if arrays
+            have other shapes or dtypes.
     """
     found, read, missing, kinds = set(), set(), set(), set()
     unlike = []
@@ -223,7 +224,7 @@ def compare(
         missing |= ledger.missing
         kinds |= ledger.kinds
         unlike += ledger.unlike
-    # Ranks may share a parameter, and what is missing lets one read twice.
+    # Ranks may share a parameter, and a rank that misses keys reads twice.
     unlike = list(dict.fromkeys(unlike))
     saved, here = ({f"optimizer: {pair[i]}" for pair in kinds} for i in (0, 1))
     differences = Differences(
@@ -252,7 +253,7 @@ def compare(
 
 
 def _highest(keys: Iterable[str], others: Iterable[str]) -> list[str]:
-    """Returns the keys, but one for all below a part that the others have nothing of.
+    """Returns the keys, with one key for all below a part that ``others`` lack.
 
     ::
 
@@ -268,8 +269,8 @@ def _highest(keys: Iterable[str], others: Iterable[str]) -> list[str]:
     found = set()
     for key in keys:
         parts = key.split("/")
-        # Some say too little, such as model/0, state/iterator and those of all
-        # extensions of a trainer.
+        # Shorter keys would say too little, such as model/0, state/iterator, or a key
+        # of all extensions of a trainer.
         first = 4 if parts[2:3] == ["extensions"] else 3
         lengths = range(min(first, len(parts)), len(parts))
         tops = ("/".join(parts[:n]) for n in lengths)

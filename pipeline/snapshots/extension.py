@@ -39,50 +39,50 @@ def snapshot(
     strict: bool = True,
     background: bool = False,
 ) -> SnapshotExtension:
-    """Returns a trainer extension that saves the training run, and continues it.
+    """Returns a trainer extension that saves the training run, and resumes it.
 
-    What :func:`chainer.training.extensions.snapshot` is for one process; extend the
-    trainers of all ranks with it. In place of its ``autoload=True`` give
-    ``resume='auto'``. A snapshot is a directory in ``trainer.out``, saved once per
-    epoch unless another ``trigger`` is given; :func:`~pipeline.save_snapshot` tells
-    what is in it.
+    Add it to the trainers of all ranks, in place of
+    :func:`chainer.training.extensions.snapshot` for one process, and give
+    ``resume='auto'`` in place of ``autoload=True``. A snapshot is a directory in
+    ``trainer.out``. By default one is saved per epoch; give another ``trigger`` to
+    change this. :func:`~pipeline.save_snapshot` describes its contents.
 
-    With ``resume`` the snapshot is loaded when the trainer's ``run`` begins, after
-    other extensions have initialized themselves, hyperparameters included: a learning
-    rate that an extension has lowered is the lowered one. That is on any number of
-    stages. Rank 0 prints which snapshot it was.
+    With ``resume``, a snapshot is loaded when the trainer's ``run`` begins, after other
+    extensions have initialized themselves. Hyperparameters are loaded as well, so a
+    learning rate that an extension has lowered stays lowered. The number of stages may
+    differ. Rank 0 prints which snapshot was loaded.
 
     Args:
-        filename: Name of the snapshot in ``trainer.out``: a format string that is given
-            the trainer, or a function of the trainer.
-        pipeline (Pipeline): Left out, the updater's attribute ``pipeline``.
-        n_retains (int): How many snapshots to keep of those whose names differ in
-            numbers only, also in those of folders; at most 0 for all.
+        filename: Name of the snapshot in ``trainer.out``: a format string that gets the
+            trainer, or a function of the trainer.
+        pipeline (Pipeline): The pipeline; by default the updater's ``pipeline``.
+        n_retains (int): Number of snapshots to keep, of those whose names (folders
+            included) differ only in numbers; at most 0 for all.
         resume: ``'auto'`` for the newest whole snapshot in ``trainer.out`` whose name
-            fits ``filename``, if there is one, with a warning of newer ones that are
-            damaged; the path of a snapshot; ``None`` to begin anew.
-        on_error (str): What to do on every rank when saving failed on one, for instance
-            for a full disk: ``'raise'`` stops with a
-            :class:`~pipeline.SnapshotError`, ``'warn'`` warns and goes on. The
-            snapshots that were there stay.
-        condition: If given and it returns False, no snapshot is taken. It must return
-            the same on all ranks.
-        strict (bool): Whether to refuse a snapshot that has more than the run, or less;
-            see :func:`~pipeline.load_snapshot`.
-        background (bool): Whether the files are written while the training goes on; see
-            :func:`~pipeline.save_snapshot`. What has failed is known, and ``on_error``
-            done, when the next snapshot is taken, and at the end of the trainer's run,
-            which waits for what is being written.
+            fits ``filename``, if there is one; newer ones that are damaged cause a
+            warning. Or the path of a snapshot. ``None`` to start from the beginning.
+        on_error (str): Action on every rank when saving failed on one, for instance
+            because a disk is full. ``'raise'`` stops with a
+            :class:`~pipeline.SnapshotError`, ``'warn'`` warns and continues. Earlier
+            snapshots stay.
+        condition: Function that returns whether to take a snapshot, the same on all
+            ranks; ``None`` to take all.
+        strict (bool): Whether to refuse a snapshot that does not have exactly the keys
+            of the run; see :func:`~pipeline.load_snapshot`.
+        background (bool): Whether to write the files while training continues; see
+            :func:`~pipeline.save_snapshot`. A failure is then handled by ``on_error``
+            when the next snapshot is taken, or at the end of the trainer's run, which
+            waits for the files.
 
     Returns:
         SnapshotExtension: The extension. Calling it with the trainer saves at once.
 
     Raises:
         TypeError: If ``filename`` is neither a text nor a function.
-        ValueError: If ``on_error`` is something else, or snapshots with such a
+        ValueError: If ``on_error`` is something else, or if snapshots with this
             ``filename`` could not be resumed: an absolute path, an empty one, or one
-            that ends in ``.``, ``..``, ``.partial`` or ``.replaced``. What a function
-            returns is looked at when the first snapshot is saved.
+            that ends in ``.``, ``..``, ``.partial`` or ``.replaced``. The name that a
+            function returns is checked when the first snapshot is saved.
 
     Example:
         >>> extension = snapshot(n_retains=3, resume='auto', on_error='warn')
@@ -109,36 +109,36 @@ class SnapshotExtension(training.Extension):
     """The extension that :func:`snapshot` returns, with its arguments.
 
     Attributes:
-        resumed_from: The snapshot that the run was continued from, if any.
-        saved_to: The snapshot that was taken last, if it did not fail.
+        resumed_from: Snapshot that the run was resumed from, if any.
+        saved_to: Snapshot that was taken last, unless it failed.
     """
 
     filename: str | Callable[[Any], str]
     pipeline: Pipeline | None
     n_retains: int
     resume: str | os.PathLike | None
-    # Extensions have a method that is called on_error.
+    # chainer.training.Extension has a method called on_error.
     when_failed: str
     condition: Callable[[], bool] | None
     strict: bool
     background: bool
     resumed_from: Path | None = field(default=None, init=False)
     saved_to: Path | None = field(default=None, init=False)
-    # The pipeline and the trainer that were saved, and the exception during which the
-    # trainer runs.
+    # The pipeline and the trainer that were saved, and the exception that was being
+    # handled when the trainer started.
     _saved: Pipeline | None = field(default=None, init=False)
     _trainer: weakref.ref[Any] | None = field(default=None, init=False)
     _handled: BaseException | None = field(default=None, init=False)
 
-    #: To be called on all ranks at the same minibatch, whatever its trigger.
+    #: Whether all ranks must call it at the same minibatch, whatever its trigger.
     is_collective = True
     trigger = 1, "epoch"
-    # After all others: their state is part of the snapshot.
+    # After all other extensions, whose state is part of the snapshot.
     priority = -100
     default_name = "snapshot"
 
     def initialize(self, trainer: Any) -> None:
-        """Loads the snapshot to continue from."""
+        """Loads the snapshot to resume from."""
         self._handled = sys.exc_info()[1]
         if self.resume is None:
             return
@@ -179,29 +179,29 @@ class SnapshotExtension(training.Extension):
         )
 
     def _among(self, trainer: Any) -> tuple[str, str] | None:
-        """Returns where its snapshots are and what they are called, if that is known.
+        """Returns the folder of its snapshots and the pattern of their names, if known.
 
-        What a function returns may lie anywhere.
+        They are not known for a function, which may return any name.
         """
         if callable(self.filename):
             return None
         return trainer.out, pattern_of(self.filename)
 
     def finalize(self) -> None:
-        """Waits for what is being written, when the training has ended well."""
-        # After an error the other ranks are elsewhere, and cannot agree.
+        """Waits for files that are being written, if training has ended well."""
+        # After an error, the other ranks are elsewhere, and cannot agree.
         if self._saved is None or sys.exc_info()[1] is not self._handled:
             return
         with contextlib.ExitStack() as others:
-            # A trainer leaves out what comes after an extension that raises, such as
-            # the end of an iterator's processes.
+            # If this raises an error, the trainer skips the extensions after it. But an
+            # iterator, for example, must end its processes.
             for finalize in reversed(self._finalized_later()):
                 others.callback(finalize)
             settle(self._saved)
             others.pop_all()
 
     def _finalized_later(self) -> list[Callable[[], None]]:
-        """Returns what the trainer calls after this one's, in its order."""
+        """Returns the functions that the trainer calls after this, in order."""
         trainer = self._trainer()
         entries = sorted(
             trainer._extensions.values(), key=lambda each: each.priority, reverse=True
@@ -240,7 +240,7 @@ class SnapshotExtension(training.Extension):
 
 
 def _resumed(found: Snapshot, trainer: Any, pipe: Pipeline) -> str:
-    """Returns in a line what a run goes on from."""
+    """Returns a line about the snapshot that a run was resumed from."""
     n_saved, n_now = found.n_ranks * found.n_replicas, pipe.internals.ranks.world.size
     return (
         f"resumed from {found.path}: iteration {trainer.updater.iteration}, saved"
@@ -250,13 +250,13 @@ def _resumed(found: Snapshot, trainer: Any, pipe: Pipeline) -> str:
 
 
 def _age(seconds: float) -> str:
-    """Returns how old something is, in the unit of which there are a few.
+    """Returns a duration in a unit of which there are only a few.
 
     Example:
         >>> _age(-3.0), _age(100), _age(600), _age(10_000), _age(400_000)
         ('0 seconds', '100 seconds', '10 minutes', '167 minutes', '5 days')
     """
-    # Clocks of hosts differ.
+    # Clocks of hosts differ, so the duration may be negative.
     value, unit = max(0.0, seconds), "second"
     for size, larger in ((60, "minute"), (60, "hour"), (24, "day")):
         if value < 3 * size:
@@ -270,12 +270,12 @@ def _optimizers(trainer: Any) -> list[Any]:
 
 
 def check_filename(filename: str | Callable[[Any], str]) -> None:
-    """Refuses names that a trainer would save under and could not resume from.
+    """Refuses names under which a trainer could save, but not resume.
 
     Raises:
         TypeError: If it is neither a text nor a function.
-        ValueError: If it is no format string, one of another number of things than the
-            trainer, an absolute path or no name.
+        ValueError: If it is not a format string for one object, the trainer; or if it
+            is an absolute path, or not a valid name.
     """
     if callable(filename):
         return
@@ -296,10 +296,10 @@ def check_filename(filename: str | Callable[[Any], str]) -> None:
 
 
 def check_relative_name(name: str) -> None:
-    """Refuses what is no name for a snapshot below ``trainer.out``.
+    """Refuses a name that cannot be that of a snapshot in ``trainer.out``.
 
     Raises:
-        ValueError: If it is an absolute path or no name.
+        ValueError: If it is an absolute path, or not a valid name.
     """
     if os.path.isabs(name):
         raise ValueError(
@@ -313,7 +313,7 @@ def pattern_of(filename: str) -> str:
     """Returns the pattern, with ``*``, of the names that a format string makes.
 
     Raises:
-        ValueError: If it is no format string.
+        ValueError: If it is not a format string.
 
     Example:
         >>> pattern_of('iter_{.updater.iteration}')

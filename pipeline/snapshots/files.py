@@ -1,14 +1,14 @@
-"""The files of a snapshot, and the manifest that says what they must be.
+"""The files of a snapshot, and the manifest that describes them.
 
 The manifest is JSON with a checksum, each field of which is checked::
 
     result/snapshot_iter_1000/
-        manifest.json      which layers are in which file; sizes and checksums; written
-        stage-0.npz          last, when all ranks have written their files
+        manifest.json      the layers in each file, sizes and checksums; written last,
+        stage-0.npz          when all ranks have written their files
         stage-1.npz        of each stage: model/7/W, optimizer/7/W/v, optimizer/t
         loss.npz           if the loss has parameters: model/loss/W, optimizer/W/v
-        replica-1-stage-0.npz  of later replicas what they have otherwise, if anything
-        common.npz         what no stage owns: iterators, trainer, random states
+        replica-1-stage-0.npz  values of a later replica that differ, if there are any
+        common.npz         iterators, trainer and random states, which no stage has
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from pipeline.snapshots.names import (
     stage_file,
 )
 
-# More than any model has, and few enough to be counted in no time.
+# More than any model has, and few enough to be counted quickly.
 _MOST_LAYERS = 2**20
 _KIND = "snapshot"
 _OF_REPLICA = re.compile(r"replica-([0-9]{1,9})-(.+)")
-# Fields that the manifest does not have.
+# Attributes of Snapshot that are not in the manifest.
 _NOT_WRITTEN = ("path", "replica", "differences")
 _FORMAT = 1
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Returns what the manifest in a directory says, unchecked.
+    """Returns the contents of the manifest in a directory, unchecked.
 
     Raises:
         OSError: If it cannot be read.
-        ValueError: If it is none of a snapshot.
+        ValueError: If it is not the manifest of a snapshot.
     """
     try:
         content = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -77,13 +77,13 @@ def checksum(content: Mapping[str, Any]) -> str:
 
 
 def checked(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of a manifest in this format.
+    """Returns the checked fields of a manifest in this format.
 
     Raises:
-        ValueError: With the field that is missing, unknown, or of another kind.
+        ValueError: With the field that is missing, unknown or of a wrong type.
     """
     fields = {k: v for k, v in content.items() if k not in ("divisible", "format")}
-    # Without replicas it is not written.
+    # The field is not written for one replica.
     fields.setdefault("n_replicas", 1)
     for name, (fits, words) in _FIELDS.items():
         if name not in fields:
@@ -108,7 +108,7 @@ def checked(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_of_replica(name: str, n_replicas: int, of_first: Collection[str]) -> bool:
-    """Returns whether a later replica may have written a file."""
+    """Returns whether a file may be that of a later replica."""
     match = _OF_REPLICA.fullmatch(name)
     return (
         match is not None
@@ -119,7 +119,7 @@ def _is_of_replica(name: str, n_replicas: int, of_first: Collection[str]) -> boo
 
 
 def _is_count(value: Any, least: int = 0, most: int = LIMIT - 1) -> bool:
-    # The types that JSON has, so that True is no integer.
+    # Exactly JSON's integers, because True is an instance of int.
     return type(value) is int and least <= value <= most
 
 
@@ -128,7 +128,7 @@ def _is_number_of_ranks(value: Any) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    # Beyond that an integer is no float; NaN is not below it.
+    # Larger integers cannot become floats. NaN fails the comparison.
     return type(value) in (int, float) and abs(value) < 1e300
 
 
@@ -183,21 +183,21 @@ class Snapshot:
     """A snapshot, as its manifest describes it.
 
     Attributes:
-        path (Path): The directory.
-        layer_ranges: For each stage the ``(start, end)`` of its layers.
-        files: For each file its size in bytes and its SHA-256, as hexadecimal digits.
-        time (float): When it was taken, in seconds since 1970; later than that of all
-            that were in its directory, even if the clock was set back.
-        n_ranks (int): How many ranks a pipeline had that took it.
-        n_steps (int): How many minibatches the pipeline had run.
+        path (Path): Directory of the snapshot.
+        layer_ranges: The range ``(start, end)`` of each stage's layers.
+        files: Size in bytes, and SHA-256 in hexadecimal digits, of each file.
+        time (float): Time of the snapshot, in seconds since 1970. It is later than that
+            of all earlier snapshots in the directory, even if the clock was set back.
+        n_ranks (int): Number of ranks in the pipeline that saved it.
+        n_steps (int): Number of minibatches that the pipeline had run.
         schedule (dict): ``'name'``, ``'n_microbatches'`` and the grid as ``'text'``;
             empty if the stages are no longer those of the schedule.
         versions (dict): Versions of Python, NumPy, Chainer and this package.
-        values (dict): What :func:`~pipeline.save_snapshot` was given as ``values``.
-        n_replicas (int): How many replicas of the pipeline there were.
-        replica (int): Whose files are read: where one has something of its own, that.
-        differences: What :func:`~pipeline.load_snapshot` with ``strict=False`` did not
-            load, as ``differences.missing`` and ``differences.left_over``.
+        values (dict): The ``values`` given to :func:`~pipeline.save_snapshot`.
+        n_replicas (int): Number of replicas of the pipeline.
+        replica (int): Replica whose files are read; where it has none, the first's are.
+        differences: Keys that :func:`~pipeline.load_snapshot` with ``strict=False`` did
+            not load, as ``differences.missing`` and ``differences.left_over``.
     """
 
     path: Path
@@ -215,7 +215,7 @@ class Snapshot:
 
     @property
     def n_layers(self) -> int:
-        """The number of layers of the model."""
+        """Number of layers of the model."""
         return self.layer_ranges[-1][1]
 
     @classmethod
@@ -223,8 +223,8 @@ class Snapshot:
         """Reads the manifest of a snapshot.
 
         Raises:
-            SnapshotError: If there is none, or it was changed. The error names the
-                snapshots in a folder of some.
+            SnapshotError: If there is no manifest, or it was changed. If the directory
+                has snapshots inside, the error lists them.
         """
         path = Path(path)
         file = path / MANIFEST
@@ -255,10 +255,10 @@ class Snapshot:
 
     @property
     def checksum(self) -> str:
-        """The SHA-256 of what the manifest says, as hexadecimal digits.
+        """SHA-256 of the manifest's contents, as hexadecimal digits.
 
-        Equal manifests have equal ones, also with a NaN among the values, which equals
-        nothing.
+        Equal manifests have equal checksums, even with a NaN among the values, which
+        does not equal itself.
         """
         return checksum(self._content())
 
@@ -278,12 +278,12 @@ class Snapshot:
             del content[name]
         if self.n_replicas == 1:
             del content["n_replicas"]
-        # So that it equals what is read again: tuples as lists, keys as texts.
+        # Tuples become lists, and keys texts, as in a manifest that is read again.
         text = json.dumps({"divisible": _KIND, "format": _FORMAT, **content})
         return json.loads(text)
 
     def check_sizes(self) -> None:
-        """Checks that all files are there, without reading them.
+        """Checks that all files exist with their sizes, without reading them.
 
         Raises:
             SnapshotError: With the name of a file that is missing or truncated.
@@ -304,7 +304,7 @@ class Snapshot:
         """Compares files with their checksums.
 
         Args:
-            names: Which files; ``None`` for all.
+            names: Names of the files; ``None`` for all.
 
         Raises:
             SnapshotError: With the name of a file that was truncated or changed.
@@ -322,20 +322,20 @@ class Snapshot:
                 )
 
     def files_of(self, positions: Iterable[int]) -> list[str]:
-        """Returns the files that have the layers at some positions."""
+        """Returns the files with the layers at some positions."""
         starts = [start for start, _ in self.layer_ranges]
         stages = {bisect_right(starts, position) - 1 for position in positions}
         return [stage_file(number) for number in sorted(stages)]
 
     def of_replicas(self) -> list[Snapshot]:
-        """Returns the snapshot as each replica that there was would read it."""
+        """Returns the snapshot once for each saved replica, as it would read it."""
         return [replace(self, replica=i) for i in range(self.n_replicas)]
 
     def own_files(self, names: Iterable[str]) -> dict[str, str]:
-        """Returns the files with what the replica has otherwise, by what they replace.
+        """Returns the replica's own files, by the names of the files that they replace.
 
         Args:
-            names: The names of files that the first replica has written.
+            names: Names of files that the first replica has written.
         """
         found = {name: replica_file(self.replica, name) for name in names}
         return {name: own for name, own in found.items() if own in self.files}
@@ -347,12 +347,12 @@ class Snapshot:
         ledger: Ledger | None = None,
         is_dry_run: bool = False,
     ) -> Iterator[Arrays]:
-        """Opens files; their arrays are read when they are asked for.
+        """Opens files; their arrays are read when they are needed.
 
         Args:
-            names: The names of the files.
-            ledger: Records what they have, and what is read.
-            is_dry_run (bool): Whether whoever reads must change nothing yet.
+            names: Names of the files.
+            ledger: Records the keys in the files, and the keys that are read.
+            is_dry_run (bool): Whether readers must not change anything yet.
         """
         with contextlib.ExitStack() as stack:
             files, replaced = {}, {}
@@ -373,10 +373,10 @@ class Snapshot:
         ledger: Ledger | None = None,
         is_dry_run: bool = False,
     ) -> Iterator[Arrays]:
-        """Opens the arrays whose keys begin with ``prefix``, of some layers.
+        """Opens the arrays of some layers whose keys begin with ``prefix``.
 
         Args:
-            positions: The positions of the layers.
+            positions: Positions of the layers.
             prefix: ``'model/'`` or ``'optimizer/'``.
             ledger: See :meth:`arrays`.
             is_dry_run (bool): See :meth:`arrays`.
@@ -386,7 +386,7 @@ class Snapshot:
 
 
 def _refuse_folder_of_snapshots(path: Path) -> None:
-    """Raises an error with the snapshots in a directory, if there are any."""
+    """Raises an error that lists the snapshots in a directory, if there are any."""
     inside = names_in(path) if is_folder(path) else ()
     found = [str(path / name) for name in inside if _is_snapshot(path / name)]
     if found:

@@ -1,7 +1,8 @@
 """Finds the newest whole snapshot, makes a new one the newest, and removes old ones.
 
-Whoever looks has no lock: a run may save there meanwhile. What it has moved or removed
-is looked for once more, for to find none would be to begin anew.
+The search takes no lock, so a run may save in the directory meanwhile. If that run
+moves or removes a snapshot, the search is repeated: if it found none, the run would
+start from the beginning.
 """
 
 from __future__ import annotations
@@ -33,34 +34,35 @@ from pipeline.snapshots.names import (
     series,
 )
 
-# How often to look again while a run saves in the same directory.
+# Most repetitions of a search while a run saves in the same directory.
 _LOOKS = 20
-# Why a snapshot is passed over, and the number of the error of the file system, if any.
+# Text about a snapshot that is skipped, and the number of a file system's error, if
+# any.
 _Failure = tuple[str, Optional[int]]
 _Identity = Optional[tuple[int, int, int]]
-# With these no snapshot can be read, whichever it is.
+# With these errors, no other snapshot could be read either.
 _OF_THIS_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def latest_snapshot(directory: str | os.PathLike, *, pattern: str = "*") -> Path | None:
     """Returns the newest whole snapshot in a directory.
 
-    One that was not finished is passed over. One that has lost a file, or whose files
-    are not what was saved, is passed over with a warning; so the files of the newest
-    one are read. One that was about to be replaced when the run was killed is found as
-    well, with a token and ``.replaced`` behind its name.
+    Unfinished snapshots are skipped. Snapshots with missing or changed files are
+    skipped with a warning; for this, the files of the newest one are read. A snapshot
+    that was about to be replaced when the run was killed is found as well. Its name
+    ends in a token and ``.replaced``.
 
     Args:
-        directory: Where to look.
-        pattern (str): The pattern of names of snapshots, with ``*`` for anything.
+        directory: Directory to search.
+        pattern (str): Pattern of the snapshots' names, with ``*`` for anything.
 
     Returns:
-        Path or None: Its directory; ``None`` if there is none.
+        Path or None: Directory of the snapshot; ``None`` if there is none.
 
     Raises:
-        SnapshotError: If the directory cannot be looked into; or if no snapshot is
-            whole, and one could not be read for another reason than its content. To
-            begin anew would be wrong then.
+        SnapshotError: If the directory cannot be read. Also if no snapshot is whole,
+            and one could not be read for a reason other than its contents: to start
+            from the beginning would be wrong then.
 
     Example:
         >>> latest_snapshot('no/such/directory') is None
@@ -76,14 +78,13 @@ def latest_snapshot(directory: str | os.PathLike, *, pattern: str = "*") -> Path
 def latest_on_all_ranks(
     pipeline: Pipeline, directory: str | os.PathLike, pattern: str = "*"
 ) -> Path | None:
-    """Returns the same on every rank, as :func:`latest_snapshot`.
+    """Returns :func:`latest_snapshot`, the same on every rank.
 
-    The first rank looks, so that all take the same one; its files are shared out among
-    the ranks to be read.
+    Rank 0 searches for all ranks. To verify the files, each rank reads a part of them.
 
     Raises:
-        SnapshotError: On every rank, as :func:`latest_snapshot`; also if one does not
-            see what the first one has found.
+        SnapshotError: On every rank, for the reasons of :func:`latest_snapshot`; also
+            if a rank does not see the snapshot that rank 0 has found.
     """
     what = f"cannot resume from {os.fspath(directory)}"
     attempt = functools.partial(on_all_ranks, pipeline, "load", what)
@@ -114,10 +115,9 @@ def _newest(
     """Returns the newest whole snapshot of a search.
 
     Args:
-        search: Where to look.
-        failure_of: Says what is wrong with the files of a snapshot.
-        attempt_on_first: Calls a function on the first rank, and returns what that
-            returned.
+        search: Search in a directory.
+        failure_of: Returns the fault of a snapshot's files, or ``None``.
+        attempt_on_first: Calls a function on the first rank, and returns its result.
     """
     for n_left in reversed(range(_LOOKS)):
         for snapshot in attempt_on_first(search.find):
@@ -139,7 +139,7 @@ def _see(snapshot: Snapshot) -> None:
 
 
 def _failure(function: Callable[..., None], *arguments: Any) -> _Failure | None:
-    """Returns what a function finds wrong with a snapshot, if anything."""
+    """Returns the fault that a function finds in a snapshot, if any."""
     try:
         function(*arguments)
     except SnapshotError as error:
@@ -148,7 +148,7 @@ def _failure(function: Callable[..., None], *arguments: Any) -> _Failure | None:
 
 
 def _reason(error: SnapshotError) -> _Failure:
-    """Returns the words of an error, and its number if it is of the file system."""
+    """Returns the text of an error, and its number if the file system raised it."""
     cause = error.__cause__
     return str(error), cause.errno if isinstance(cause, OSError) else None
 
@@ -161,9 +161,9 @@ class Search:
     """A search for snapshots in a directory.
 
     Args:
-        directory: Where to look.
-        pattern: The pattern of their names.
-        warn: Called with a sentence for each snapshot that is passed over.
+        directory: Directory to search.
+        pattern: Pattern of the snapshots' names.
+        warn: Called with a sentence about each snapshot that is skipped.
     """
 
     def __init__(
@@ -179,15 +179,16 @@ class Search:
         self._seen: dict[Path, _Identity] = {}
 
     def find(self) -> list[Snapshot]:
-        """Returns those whose files have the right sizes, the newest first.
+        """Returns the snapshots whose files have the right sizes, the newest first.
 
         Raises:
-            SnapshotError: If one cannot look, or cannot tell whether there are any.
+            SnapshotError: If the directory cannot be read, or a snapshot cannot be
+                checked.
         """
         for _ in range(_LOOKS):
             self._seen = self._candidates()
             found, failures = _opened(self._seen)
-            # One that a run has moved meanwhile is found under its other name.
+            # A snapshot that was moved meanwhile is found under its other name.
             if self._seen.items() <= self._candidates().items():
                 break
         for failure in failures:
@@ -207,15 +208,15 @@ class Search:
         return {path: _identity(path) for path in paths}
 
     def pass_over(self, why: str, number: int | None) -> None:
-        """Warns that a snapshot is passed over.
+        """Warns that a snapshot is skipped.
 
         Args:
-            why: The words of the error.
-            number: The number of an error of the file system; ``None`` if the content
-                is damaged.
+            why: Text of the error.
+            number: Number of an error of the file system; ``None`` if the contents are
+                damaged.
 
         Raises:
-            SnapshotError: If the error would be the same with any other snapshot.
+            SnapshotError: If any other snapshot would have the same error.
         """
         if number is not None:
             self._unreadable = why
@@ -224,7 +225,7 @@ class Search:
         self._warn(f"a snapshot is passed over: {why}")
 
     def check_none(self) -> None:
-        """Refuses to say that there is none, if one could not be read.
+        """Refuses to report that there is no snapshot, if one could not be read.
 
         Raises:
             SnapshotError: With the cause.
@@ -236,7 +237,7 @@ class Search:
 
 
 def _identity(path: Path) -> _Identity:
-    """Returns what tells a directory from another one that has its name later."""
+    """Returns numbers that distinguish a directory from a later one of its name."""
     try:
         status = os.stat(path)
     except OSError:
@@ -245,7 +246,7 @@ def _identity(path: Path) -> _Identity:
 
 
 def _opened(paths: Iterable[Path]) -> tuple[list[Snapshot], list[_Failure]]:
-    """Returns those whose files have the right sizes, and what is wrong with others."""
+    """Returns the snapshots with files of the right sizes, and the faults of others."""
     found, failures = [], []
     for path in sorted(paths):
         try:
@@ -259,8 +260,8 @@ def _opened(paths: Iterable[Path]) -> tuple[list[Snapshot], list[_Failure]]:
 
 
 def _was_finished(path: Path) -> bool:
-    """Returns whether there was a whole snapshot, whatever is left of it."""
-    # The directory of lost files is often one that cannot be looked into.
+    """Returns whether a path is or was a whole snapshot."""
+    # The directory of lost files can often not be read.
     if path.name == "lost+found":
         return False
     if is_file(path / MANIFEST):
@@ -269,7 +270,7 @@ def _was_finished(path: Path) -> bool:
 
 
 def age(snapshot: Snapshot) -> tuple[float, int]:
-    """Returns what is greater for a newer snapshot."""
+    """Returns a value that is larger for a newer snapshot."""
     return snapshot.time, snapshot.n_steps
 
 
@@ -278,9 +279,9 @@ class Series:
     """The snapshots among which a new one is the newest.
 
     Attributes:
-        folder: Where they are.
-        pattern: The pattern of their names below it, with ``*`` for anything.
-        n_retains: How many of them to keep; at most 0 for all.
+        folder: Directory that they are in.
+        pattern: Pattern of their names in it, with ``*`` for anything.
+        n_retains: Number of them to keep; at most 0 for all.
     """
 
     folder: Path
@@ -290,19 +291,19 @@ class Series:
     def next_time(self, path: Path, now: float, remarks: list[str]) -> float:
         """Returns the time for a snapshot that makes it the newest.
 
-        A clock that is wrong, or was set back, would let a run go on from an older
-        snapshot at every restart. So the time is the clock's, but never that of a
-        snapshot that is there, nor before it.
+        If a clock is wrong or was set back, a run would otherwise resume from an older
+        snapshot at every restart. So the time is the clock's, or just after that of the
+        newest snapshot, if this is later.
 
         Args:
-            path: The path of the snapshot.
-            now: The time by the clock, in seconds since 1970.
-            remarks: A warning is added where one cannot look.
+            path: Path of the snapshot.
+            now: Time of the clock, in seconds since 1970.
+            remarks: Gets a warning if the other snapshots cannot be searched.
         """
         latest = now
         try:
             for other in self._others(path):
-                # One without a manifest that can be read is no candidate.
+                # A snapshot whose manifest cannot be read does not count.
                 with contextlib.suppress(SnapshotError):
                     if not other.name.endswith(PARTIAL) and is_file(other / MANIFEST):
                         latest = max(latest, _after(Snapshot.open(other).time))
@@ -311,19 +312,19 @@ class Series:
         return latest
 
     def _others(self, path: Path) -> set[Path]:
-        """Returns what lies beside a snapshot, or fits the pattern."""
+        """Returns the paths beside a snapshot, and those that match the pattern."""
         patterns = (self.pattern, *replaced_patterns(self.pattern))
         found = {other for each in patterns for other in matching(self.folder, each)}
         return found.union(matching(path.parent, "*"))
 
     def remove_old(self, path: Path, remarks: list[str]) -> None:
-        """Removes older snapshots whose names differ from this one's in numbers only.
+        """Removes older snapshots whose names differ from this one's only in numbers.
 
-        What cannot be looked for or removed stays, and does not stop the training.
+        Snapshots that cannot be found or removed stay, and training continues.
 
         Args:
-            path: The newest snapshot.
-            remarks: Warnings are added of what stays, and of what is passed over.
+            path: Path of the newest snapshot.
+            remarks: Gets warnings about snapshots that stay, or are skipped.
         """
         if self.n_retains <= 0:
             return
@@ -341,7 +342,7 @@ class Series:
             remove_whole(other)
 
     def _name(self, path: Path) -> str:
-        """Returns what the names of these have in common, folders included."""
+        """Returns the common form of a series' names, folders included."""
         return series(str(path.relative_to(self.folder)))
 
 

@@ -1,14 +1,15 @@
 """The state of layers as arrays by key.
 
-Chainer's objects write themselves into a flat dictionary of arrays. What belongs to a
-layer has the layer's position in the undivided model at the beginning of its key, so
-any cut can be put together from any other one::
+Chainer's objects write themselves into a flat dictionary of arrays. Keys of a layer's
+arrays begin with its position in the undivided model, so the stages of any cut can be
+loaded from those of any other one::
 
     model/7/W   model/7/avg_mean   optimizer/7/W/v   optimizer/7/W/t    of layer 7
     optimizer/t   optimizer/loss_scale/scale                            of no layer
 
-A snapshot has layers that are sized, and register more, at their first call as they
-were: called, or not called yet. What loads it may have called them, or not.
+Some layers get their sizes, or register more values, at their first call. They are
+saved in their state: called, or not called yet. The run that loads them may be in the
+other state.
 """
 
 from __future__ import annotations
@@ -43,19 +44,19 @@ _AVERAGES = {"avg_mean", "avg_var"}
 
 
 def model_arrays(stage: Divisible) -> dict[str, np.ndarray]:
-    """Returns parameters and persistent values of a stage's own layers, by key."""
+    """Returns the parameters and persistent values of a stage's own layers, by key."""
     writer = StateWriter()
     stage.serialize(writer)
     return of_range(writer.target, stage.layer_range)
 
 
 def load_model(model: Link, arrays: Arrays) -> None:
-    """Loads a stage or a loss; its layers are sized then if they were when saved.
+    """Loads a stage or a loss; its layers have a size then if they had one when saved.
 
     A dry run leaves them as they are.
     """
     for key in arrays:
-        # Layers that are in memory here have no segments.
+        # Layers in memory have no segments.
         if key.endswith(f"/{SEGMENT_KEY}"):
             arrays.take(key)
     if arrays.is_dry_run:
@@ -70,11 +71,11 @@ def load_model(model: Link, arrays: Arrays) -> None:
 
 
 def note_averages(model: Link, arrays: Arrays) -> None:
-    """Records in the ledger running averages of other shapes than their parameters.
+    """Records running averages of other shapes than their parameters.
 
     Args:
         model: The layers.
-        arrays: The arrays that are to be loaded, by their paths in the model.
+        arrays: Arrays to load, by their paths in the model.
     """
     for path, link in model.namedlinks():
         if not link._persistent >= _AVERAGES:
@@ -94,18 +95,18 @@ def note_averages(model: Link, arrays: Arrays) -> None:
 
 @contextmanager
 def as_saved(model: Link, arrays: Arrays) -> Iterator[None]:
-    """Brings layers to where they were when they were saved, while a block reads them.
+    """Brings layers into their saved state, for a block that reads them.
 
     ::
 
         saved        here         before the block           after it
-        called       not called   registers what hooks do    -
-        not called   called       removes what hooks have    takes sizes away, so that
-                                  registered                 the next call is the first
+        called       not called   registers values of hooks  -
+        not called   called       removes values of hooks    removes sizes, so that the
+                                                             next call is the first
 
     Args:
         model: The layers.
-        arrays: The arrays of the layers, by their paths in the model.
+        arrays: Arrays of the layers, by their paths in the model.
     """
     for path, link, hook in spectral_hooks(model):
         key = f"{path}{hook.weight_name}"
@@ -135,10 +136,10 @@ def as_saved(model: Link, arrays: Arrays) -> Iterator[None]:
 
 
 def note_dry_run(model: Link, arrays: Arrays) -> None:
-    """Records what :func:`as_saved` does to layers that were read without a change.
+    """Records what :func:`as_saved` would do to layers that were only read.
 
     Args:
-        model: The layers, read.
+        model: The layers.
         arrays: See :func:`as_saved`.
     """
     for path, _, hook in spectral_hooks(model):
@@ -159,16 +160,16 @@ def note_dry_run(model: Link, arrays: Arrays) -> None:
 def _check_dtype(
     name: str, param: chainer.Parameter, saved: np.ndarray, arrays: Arrays
 ) -> None:
-    """Undoes a cast of an array into a parameter that it has sized."""
+    """Reverses a cast of an array into a parameter that it has sized."""
     if _own_dtype(param) is not None:
         _note_dtype(name, param.dtype, saved, arrays)
     elif saved.dtype != param.dtype:
-        # The dtype is that of chainer.config, which may be another one while loading.
+        # The dtype came from chainer.config, which may differ while loading.
         param.array = param.device.send(saved)
 
 
 def _own_dtype(param: chainer.Parameter) -> Any:
-    """Returns the dtype that a parameter's initializer asks for, if any."""
+    """Returns the dtype of a parameter's initializer, if it has one."""
     return getattr(param.initializer, "dtype", None)
 
 
@@ -190,26 +191,27 @@ def spectral_hooks(
 
 
 def registered_keys(path: str, hook: SpectralNormalization) -> list[str]:
-    """Returns the keys of what a hook registers on a link."""
+    """Returns the keys of values that a hook registers on a link."""
     names = [hook.vector_name, "gamma"] if hook.use_gamma else [hook.vector_name]
     return [path + name for name in names]
 
 
 def _params(model: Link) -> Iterator[tuple[str, chainer.Parameter]]:
-    """Yields parameters by their keys, those that layers share once for each."""
+    """Yields parameters by their keys, a shared parameter once for each layer."""
     for path, link in model.namedlinks():
         for name in sorted(link._params):
             yield f"{path}/{name}".lstrip("/"), vars(link)[name]
 
 
 def _prepare(link: Link, hook: SpectralNormalization, weight: np.ndarray) -> None:
-    """Lets a hook register what it does at the first call of a link."""
+    """Makes a hook register the values of a link's first call."""
     param = getattr(link, hook.weight_name)
-    # The numbers drawn here are overwritten, and must not be missing elsewhere.
+    # The numbers drawn here are overwritten, and must not be taken from a stream.
     with restored_random_state(link.device), chainer.using_device(link.device):
         if param.array is None:
             param.initialize(weight.shape)
-        # Its largest singular value becomes gamma, which an initializer may not have.
+        # Its largest singular value becomes gamma, so its values must be the saved
+        # ones.
         if param.shape == weight.shape:
             param.array[...] = link.device.send(weight)
         hook._prepare_parameters(link)
@@ -221,13 +223,13 @@ def _forget(link: Link, hook: SpectralNormalization) -> None:
 
 
 def _take_size_away(param: chainer.Parameter) -> None:
-    """Lets the next call of a layer size and draw a parameter again."""
+    """Removes a parameter's array, so that the next call sizes and draws it again."""
     param._data = [None]
     param.cleargrad()
 
 
 def _bring_to_device(link: Link) -> None:
-    """Brings persistent values there that had none before, and came as they are."""
+    """Sends persistent values to the device that had no value before the load."""
     for name in link._persistent:
         value = vars(link)[name]
         if isinstance(value, np.ndarray) and value.ndim and link.xp is not np:
@@ -237,22 +239,22 @@ def _bring_to_device(link: Link) -> None:
 def load_shares(
     stage: Divisible, replicas: Sequence[Arrays], ranks: Ranks, is_dry_run: bool
 ) -> None:
-    """Gives a stage its replica's share of the states that were carried.
+    """Gives a stage its replica's share of the states that layers carried.
 
     Args:
-        stage: Loaded already.
-        replicas: For each replica that there was its arrays, by paths in the model.
+        stage: The stage, already loaded.
+        replicas: Arrays of each saved replica, by paths in the model.
         ranks: The ranks of the pipeline.
-        is_dry_run: Whether it is to be seen only that this will go well.
+        is_dry_run: Whether only to check that the states can be shared out.
 
     Raises:
-        SnapshotError: If the samples cannot be shared out equally.
+        SnapshotError: If the samples cannot be divided equally.
     """
     for path, link in carrying(stage, stage.layer_range[0]):
         for name, axis in declared(link).items():
             key = f"{path}/{place_of(name)}".lstrip("/")
             parts = [arrays[key] for arrays in replicas if key in arrays]
-            # A replica that had nothing to carry has nothing for others either.
+            # If a replica had no state, the others have none for its samples.
             if len(parts) < len(replicas) or any(map(is_none, parts)):
                 continue
             rows = np.concatenate(parts, axis)

@@ -1,4 +1,4 @@
-"""Continues a training run from a snapshot, on as many ranks as there are."""
+"""Loads a snapshot to continue a training run, on the present number of ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from pipeline.snapshots.optimizers import (
     positions_of_layers,
 )
 
-# The newest snapshot in a directory is that of 'auto', whosever it is.
+# With 'auto', the newest snapshot in a directory may be another run's.
 _OF_ANOTHER_RUN = "; if it is another run's, give this one a directory of its own"
 
 
@@ -49,52 +49,55 @@ def load_snapshot(
     state: Mapping[str, Any] | None = None,
     strict: bool = True,
 ) -> Snapshot:
-    """Loads what :func:`save_snapshot` saved, on any number of stages and any cut.
+    """Loads what :func:`save_snapshot` saved, for any number of stages and any cuts.
 
-    To be called on every rank, with the same model, the same kinds of optimizers with
-    the same hooks, and the same ``state``: what the snapshot has and no rank reads, and
-    what a rank looks for and the snapshot lacks, is an error that names it. Before
-    anything is changed, the files that a rank reads are compared with their checksums,
-    and keys, shapes, dtypes and hyperparameters with what is here, on all ranks.
+    All ranks must call it, with the same model, optimizers and hooks of the same types,
+    and the same ``state``. Keys of the snapshot that no rank reads, and keys that a
+    rank needs but the snapshot lacks, are an error that lists them. Before anything is
+    changed, all ranks compare the files that they read with their checksums, and keys,
+    shapes, dtypes and hyperparameters with those of the run.
 
-    Layers of which :class:`~model_compression.Compress` has taken channels away get the
-    sizes that they had: give the optimizers to one, with its pipeline, before loading.
-    A layer that is sized at its first call, also under ``SpectralNormalization``, is
-    loaded as it was saved, whether it has been called here or not. What other layers
-    register at their first call must be there: call them before loading.
+    If :class:`~model_compression.Compress` has removed channels, layers get the sizes
+    that they had: give the optimizers to a ``Compress`` with its pipeline before
+    loading. A layer that gets its size at its first call, also under
+    ``SpectralNormalization``, is loaded as it was saved, whether it has been called
+    here or not. Other layers that register values at their first call must be called
+    before loading.
 
-    Frozen are the parameters that were when it was saved: to fine-tune other ones, call
+    Parameters are frozen as they were when saved. To fine-tune others, call
     ``disable_update`` and ``enable_update`` after loading.
 
-    Where a trainer in ``state`` does not run yet, its extensions begin with the
-    hyperparameters of the script when it starts, as they did without a snapshot; after
-    that the loaded ones hold, or what the script has set since.
+    If a trainer in ``state`` has not started, its extensions begin with the
+    hyperparameters of the script when it starts, as they would without a snapshot.
+    After that, the loaded hyperparameters are used, or those that the script has set
+    since.
 
-    With as many ranks and replicas as there were, each gets its own random states; with
-    another number all get those of the rank that had the first stage. What error
-    feedback keeps goes with the parameters; with another number of replicas each gets
-    the mean of what they had. States that layers carry are those of the samples of
-    replica 0, then of replica 1, and so on: each replica gets an equal share of them.
+    With the same numbers of ranks and replicas, each rank gets its own random states.
+    With others, all ranks get those of the rank that had the first stage. Errors kept
+    by error feedback belong to parameters; if the number of replicas differs, each
+    replica gets their mean. States that layers carry belong to the samples of replica
+    0, then of replica 1, and so on. Each replica gets an equal share of them.
 
     Args:
-        path: The snapshot's directory.
+        path: Directory of the snapshot.
         pipeline (Pipeline): The pipeline.
-        optimizer (chainer.Optimizer or list): The optimizers of this rank's stages,
-            set up.
-        state: See :func:`save_snapshot`.
-        strict (bool): If false, what differs is not loaded: rank 0 warns of it, and
-            ``differences`` of what is returned lists it. An optimizer of another class
-            begins anew. Arrays of another shape or dtype remain an error.
+        optimizer (chainer.Optimizer or list): Optimizers of this rank's stages, set
+            up.
+        state: Other objects to load, by name; see :func:`save_snapshot`.
+        strict (bool): Whether differences are an error. If false, differing keys are
+            not loaded, rank 0 warns, and ``differences`` of the returned snapshot lists
+            them. An optimizer of another class starts without a state. Arrays of
+            another shape or dtype are an error in any case.
 
     Returns:
-        Snapshot: Among others the ``values``.
+        Snapshot: The snapshot, with its ``values``.
 
     Raises:
-        SnapshotError: On every rank, if it failed on any: with the name of the file
-            that is missing, truncated or changed, or with what does not fit. Then
-            nothing was changed, as a rule. Where a file could not be read any more, or
-            code of a layer failed, the error says that the run was changed in part:
-            on every rank the pipeline refuses to use it, until a load succeeds.
+        SnapshotError: On every rank, if loading failed on any: with a file that is
+            missing, truncated or changed, or with the differences. In most cases
+            nothing was changed then. If a file became unreadable meanwhile, or code of
+            a layer failed, the error reports a partial change: the pipeline refuses to
+            use the run on every rank, until a load succeeds.
 
     Example:
         See :func:`save_snapshot`.
@@ -127,14 +130,14 @@ def _is_of_exchange(key: str) -> bool:
 
 
 class _Loading(NamedTuple):
-    """A snapshot on its way into a pipeline; its methods are calls of all ranks.
+    """A snapshot that is being loaded; all ranks must call its methods.
 
     Attributes:
-        snapshot: The snapshot, for this rank's replica.
-        pipeline: To load it into.
-        optimizers: The optimizers of this rank's stages.
-        state: Objects that are loaded as well, by names.
-        what: The beginning of errors.
+        snapshot: The snapshot, as this rank's replica reads it.
+        pipeline: The pipeline to load it into.
+        optimizers: Optimizers of this rank's stages.
+        state: Other objects to load, by name.
+        what: Beginning of errors.
     """
 
     snapshot: Snapshot
@@ -144,13 +147,13 @@ class _Loading(NamedTuple):
     what: str
 
     def fit(self) -> Callable[[], None]:
-        """Gives layers the sizes that they had when channels were taken from them.
+        """Gives layers without some of their channels the sizes that they had.
 
-        Which layers, a hook of an optimizer knows that has a method ``fit``: it takes
-        the saved shapes by path, and returns what sets the sizes back.
+        A hook of an optimizer with a method ``fit`` knows these layers. The method gets
+        the saved shapes by path, and returns a function that restores the sizes.
 
         Returns:
-            What sets all of them back.
+            Function that restores all sizes.
         """
         hooks = {
             id(hook): hook
@@ -171,13 +174,13 @@ class _Loading(NamedTuple):
         return set_back
 
     def check(self, strict: bool) -> None:
-        """Checks that everything fits, and changes nothing.
+        """Checks that everything fits; changes nothing.
 
-        Objects of ``state`` may be anybody's. They are loaded, and get back what they
-        had.
+        Objects of ``state`` may belong to the user. They are loaded, and then get their
+        present state back.
 
         Raises:
-            SnapshotError: On every rank, if it does not.
+            SnapshotError: On every rank, if something does not fit.
         """
         ledger, calls = Ledger(), self.pipeline.internals.ranks.calls
         self._attempt(self._load_layers, ledger, True)
@@ -185,7 +188,8 @@ class _Loading(NamedTuple):
         earlier_refusal, calls.refusal = calls.refusal, self._refusal
         try:
             self._attempt(self._load_objects, ledger)
-            # One rank may have what others lack, such as the iterator or a report.
+            # A rank may have objects that others lack, such as the iterator or a
+            # report.
             self._compared(ledger, strict)
         except SnapshotError as error:
             try:
@@ -196,7 +200,7 @@ class _Loading(NamedTuple):
             raise
 
     def load(self, strict: bool) -> Differences:
-        """Loads everything; until that is done, nobody uses the model.
+        """Loads everything; the model is refused until this is complete.
 
         Raises:
             SnapshotError: On every rank, if it failed on any.
@@ -207,7 +211,7 @@ class _Loading(NamedTuple):
         try:
             with loaded_as_if_running(self.state, [*found.of_stages, *found.of_loss]):
                 self._attempt(self._load_layers, ledger)
-                # After the layers and the optimizers, which some look at.
+                # After layers and optimizers, which some objects read.
                 self._attempt(self._load_objects, ledger)
             differences = self._compared(ledger, strict)
         except SnapshotError as error:
@@ -220,7 +224,7 @@ class _Loading(NamedTuple):
         return (
             f"the run was changed in part when the snapshot {self.snapshot.path} could"
             f" not be loaded: load a whole snapshot before the model is used, or make"
-            f" the model, its optimizers and the Pipeline anew"
+            f" a new model, new optimizers and a new Pipeline"
         )
 
     @property
@@ -229,7 +233,7 @@ class _Loading(NamedTuple):
 
     @property
     def _is_of_other_replicas(self) -> bool:
-        """Whether there were more replicas, or fewer."""
+        """Whether the snapshot has another number of replicas than the run."""
         return self.snapshot.n_replicas != self.pipeline.n_replicas
 
     def _attempt(self, load: Callable[..., Any], *arguments: Any) -> Any:
@@ -237,13 +241,13 @@ class _Loading(NamedTuple):
 
     def _compared(self, ledger: Ledger, strict: bool) -> Differences:
         if self.pipeline.n_replicas == 1 < self.snapshot.n_replicas:
-            # A single pipeline has no use for what replicas keep of their exchange.
+            # A single pipeline does not need the replicas' state of their exchange.
             ledger.read |= set(filter(_is_of_exchange, ledger.found))
         ledgers = self.pipeline.internals.gather(ledger, "load")
         return compare(ledgers, self.what, strict, _OF_ANOTHER_RUN)
 
     def _saved_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Returns the shapes of what was saved of this rank's layers, by path."""
+        """Returns the saved shapes of this rank's layers, by path."""
         shapes = {}
         for stage in self.pipeline.stages.values():
             positions = positions_of_layers(stage)
@@ -282,10 +286,10 @@ class _Loading(NamedTuple):
     def _of_replicas(
         self, positions: set[int], prefix: str, ledger: Ledger
     ) -> Iterator[list[Arrays]]:
-        """Opens what each replica has saved of some layers.
+        """Opens the arrays that each replica has saved for some layers.
 
-        Replicas without files of their own share those of the first one: there may be
-        more replicas than a process may open files.
+        Replicas without files of their own share those of the first one, because there
+        may be more replicas than files that a process may open.
         """
         names = self.snapshot.files_of(positions)
         opened: dict[tuple[str, ...], Arrays] = {}
@@ -318,7 +322,7 @@ class _Loading(NamedTuple):
             snapshot.n_replicas,
             snapshot.n_ranks,
         )
-        # Where there were other ranks, all get the random states of the first stage.
+        # With other ranks than before, all get the random states of the first stage.
         whose = "first"
         if is_alike and not is_first:
             whose = str(ranks.replica * n_ranks + ranks.rank)
@@ -333,7 +337,7 @@ def _open(
     optimizers: Any,
     state: Mapping[str, Any],
 ) -> tuple[Snapshot, OptimizersOfStages]:
-    """Returns the snapshot, having seen that it fits and its files are unchanged."""
+    """Returns the snapshot, once its model fits and its files are verified."""
     check_objects(state)
     found = OptimizersOfStages(optimizers, pipeline)
     snapshot = replace(Snapshot.open(path), replica=pipeline.replica)
@@ -350,7 +354,7 @@ def _open(
     names = [COMMON, *snapshot.files_of(positions)]
     if pipeline.is_last and LOSS in snapshot.files:
         names.append(LOSS)
-    # Where there were more replicas, or fewer, the files of all are read.
+    # With another number of replicas, the files of all are read.
     is_another = snapshot.n_replicas != pipeline.n_replicas
     read_as = snapshot.of_replicas() if is_another else [snapshot]
     own = {file for each in read_as for file in each.own_files(names).values()}

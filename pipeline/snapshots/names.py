@@ -1,6 +1,6 @@
 """Names of snapshots and of their files, and how they are found on disk.
 
-What cannot be looked at is an error, and not empty.
+A directory that cannot be read is an error; it does not count as empty.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 
 from pipeline.snapshots.errors import naming
 
-#: Behind the name of a snapshot that is being written, or removed.
+#: Ending of the name of a snapshot that is being written, or removed.
 PARTIAL = ".partial"
-#: Behind the name of one that is there until another has taken its place.
+#: Ending of the name of a snapshot that another one is about to replace.
 REPLACED = ".replaced"
-# Between the name and these, at random.
+# Number of random digits between the name and these endings.
 TOKEN_DIGITS = 36
 _ASIDE = re.compile(rf"(.*?)(?:\.([0-9a-f]{{{TOKEN_DIGITS}}}))?\.(?:partial|replaced)")
-#: The files of a snapshot that are no stage's.
+#: Files of a snapshot that belong to no stage.
 MANIFEST = "manifest.json"
 COMMON = "common.npz"
 LOSS = "loss.npz"
@@ -32,12 +32,12 @@ _FILES = re.compile(
 
 
 def aside(name: str, token: str, ending: str) -> str:
-    """Returns the name of what lies beside a snapshot with the given name."""
+    """Returns the name of a directory that is written beside a snapshot."""
     return f"{name}.{token}{ending}"
 
 
 def parts(name: str) -> tuple[str, str | None]:
-    """Returns the name of a snapshot, and the token of what lies beside it, if any.
+    """Returns the name of a snapshot, and the token of a directory beside it, if any.
 
     Example:
         >>> parts(aside('iter_1', '0' * TOKEN_DIGITS, PARTIAL)) == ('iter_1', '0' * 36)
@@ -50,7 +50,7 @@ def parts(name: str) -> tuple[str, str | None]:
 
 
 def series(name: str) -> str:
-    """Returns what the names of a run's snapshots have in common.
+    """Returns the common form of the names of a run's snapshots.
 
     Example:
         >>> series('iter_12') == series('iter_7.partial')
@@ -60,16 +60,16 @@ def series(name: str) -> str:
 
 
 def replaced_patterns(pattern: str) -> tuple[str, str]:
-    """Returns patterns of what was there before another takes its place."""
+    """Returns patterns for snapshots that are being replaced."""
     token = "[0-9a-f]" * TOKEN_DIGITS
     return pattern + REPLACED, aside(pattern, token, REPLACED)
 
 
 def check_name(name: str | os.PathLike) -> None:
-    """Refuses a path whose last part is no name for a snapshot.
+    """Refuses a path whose last part cannot be the name of a snapshot.
 
     Raises:
-        ValueError: If nothing that has this name would be found again.
+        ValueError: If a snapshot of this name would not be found again.
     """
     last = os.path.basename(os.path.normpath(name)) if os.fspath(name) else ""
     if last in ("", ".", "..") or os.path.basename(os.fspath(name)) in (".", ".."):
@@ -90,34 +90,34 @@ def stage_file(number: int) -> str:
 
 
 def replica_file(replica: int, name: str) -> str:
-    """Returns the name of the file with what a later replica has otherwise.
+    """Returns the name of the file with a later replica's own values.
 
     Args:
-        replica (int): Its number, from 1.
-        name (str): The name of the file that the first replica has written.
+        replica (int): Number of the replica, from 1.
+        name (str): Name of the file that the first replica has written.
     """
     return f"replica-{replica}-{name}"
 
 
 def has_files_of_snapshot(names: Iterable[str]) -> bool:
-    """Returns whether a directory held a snapshot, whatever became of it.
+    """Returns whether a directory was a snapshot, even if it is damaged now.
 
-    So a snapshot is told from a directory of another kind if its manifest is damaged.
+    This distinguishes a snapshot with a damaged manifest from other directories.
 
     Args:
-        names: The names of all that is in the directory.
+        names: Names of all entries in the directory.
     """
-    # Network file systems keep files that are open under such names.
+    # Network file systems keep open files under such names after their removal.
     names = {name for name in names if not name.startswith(".nfs")}
     ours = {name for name in names if _FILES.fullmatch(name)}
     return {COMMON, stage_file(0)} <= ours or (ours == names and ours > {MANIFEST})
 
 
 def names_in(directory: Path) -> list[str]:
-    """Returns the sorted names in a directory; none if there is no directory.
+    """Returns the sorted names in a directory; none if it does not exist.
 
     Raises:
-        SnapshotError: If it cannot be looked into, with the cause.
+        SnapshotError: If it cannot be read, with the cause.
     """
     with naming(directory, "look for snapshots in"):
         try:
@@ -127,43 +127,43 @@ def names_in(directory: Path) -> list[str]:
 
 
 def is_file(path: Path) -> bool:
-    """Returns whether there is a file, where ``Path.is_file`` takes errors for no.
+    """Returns whether a file exists; ``Path.is_file`` would hide errors.
 
     Raises:
-        SnapshotError: If one cannot look, with the cause.
+        SnapshotError: If this cannot be determined, with the cause.
     """
     return stat.S_ISREG(mode_of(path))
 
 
 def is_folder(path: Path) -> bool:
-    """Returns whether there is a directory, as :func:`is_file`."""
+    """Returns whether a directory exists; see :func:`is_file`."""
     return stat.S_ISDIR(mode_of(path))
 
 
 def mode_of(path: Path) -> int:
-    """Returns the mode of what is there, as :func:`is_file`; 0 if nothing is."""
+    """Returns the mode of a path, 0 if nothing is there; see :func:`is_file`."""
     with naming(path, "look at"):
         try:
             return os.stat(path).st_mode
         except OSError as error:
-            # A link that leads nowhere, or to itself, is nothing either.
+            # A link that leads nowhere, or to itself, counts as nothing.
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
                 return 0
             raise
 
 
 def matching(directory: Path, pattern: str) -> Iterator[Path]:
-    """Yields what is in a directory and fits a pattern.
+    """Yields the paths in a directory that match a pattern.
 
-    ``Path.glob`` passes over directories that it cannot look into.
+    ``Path.glob`` would skip directories that cannot be read.
 
     Args:
-        directory: Where to look.
-        pattern: With ``*``, ``?`` and ``[]`` as in names of files; it may have ``/``,
-            and ``**`` for any number of directories.
+        directory: Directory to search.
+        pattern: Pattern with ``*``, ``?`` and ``[]``, as in names of files; it may have
+            ``/``, and ``**`` for any number of directories.
 
     Raises:
-        SnapshotError: If a directory cannot be looked into, with the cause.
+        SnapshotError: If a directory cannot be read, with the cause.
     """
     if os.path.isabs(pattern):
         raise ValueError(f"{pattern!r} must be a pattern of names in {directory}")

@@ -1,4 +1,4 @@
-"""The state of what belongs to no layer: trainers, iterators, random generators."""
+"""The state of objects outside of layers: trainers, iterators, random generators."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.serializers import StateReader, StateWriter, read
 
-# Names of what is saved beside the objects of a user: the global generators, and the
-# pipeline's own state.
+# Names of other state in a snapshot: the global generators, and the pipeline.
 _TAKEN = ("numpy", "python", "pipeline")
 _Serializer = TypeVar("_Serializer", StateReader, StateWriter)
 _SCRIPT, _LOADED = "hyperparameters of the script", "hyperparameters that were loaded"
@@ -36,7 +35,7 @@ def object_arrays(objects: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def kept_arrays(objects: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns what :func:`load_objects` changes, also of trainers that do not run."""
+    """Returns the state that :func:`load_objects` changes, also of waiting trainers."""
     writer = StateWriter()
     for name, value in objects.items():
         if hasattr(value, "serialize"):
@@ -60,10 +59,11 @@ def load_objects(objects: Mapping[str, Any], arrays: Arrays) -> None:
 def _parts(
     value: Any, serializer: _Serializer
 ) -> Iterator[tuple[Callable[[_Serializer], None], _Serializer]]:
-    """Yields what reads or writes each part of an object, and the serializer for it.
+    """Yields the functions that read or write an object's parts, with serializers.
 
-    If an extension of a trainer was not saved, the others go on all the same. Its time
-    is that of the runs before this one: a trainer that does not run has no other.
+    Parts of a trainer are separate, so that it can be loaded if an extension was not
+    saved. Its time is that of earlier runs: a trainer that has not started has no
+    other.
     """
     if getattr(type(value), "serialize", None) is not Trainer.serialize:
         yield value.serialize, serializer
@@ -88,8 +88,8 @@ def _serialize_time(trainer: Trainer, serializer: _Serializer) -> None:
 def _of_triggers(name: str, value: Any, arrays: Arrays) -> list[str]:
     """Returns the keys of a trainer's triggers.
 
-    Which trigger an extension has is the script's choice, and a progress bar that is
-    left out has none: what they leave over is no difference.
+    The script chooses the trigger of an extension, and a progress bar that is left out
+    has none. So keys of triggers that are left over are not a difference.
     """
     if not isinstance(value, Trainer):
         return []
@@ -98,11 +98,11 @@ def _of_triggers(name: str, value: Any, arrays: Arrays) -> list[str]:
 
 
 def check_objects(objects: Mapping[str, Any]) -> None:
-    """Refuses what has nothing to save, and names that something else has.
+    """Refuses objects that cannot be saved, and names that are taken.
 
     Raises:
-        TypeError: With the name of what has no state.
-        ValueError: With the name that is taken.
+        TypeError: If an object has no state, with its name.
+        ValueError: If a name is taken.
     """
     for name, value in objects.items():
         if name in _TAKEN:
@@ -121,21 +121,21 @@ def check_objects(objects: Mapping[str, Any]) -> None:
 def dump_random_states(objects: Mapping[str, Any]) -> str:
     """Returns the states of random generators as JSON.
 
-    They are the global ones of NumPy and Python, those among ``objects``, and those
-    from which iterators among them draw their order.
+    These are the global generators of NumPy and Python, the generators among
+    ``objects``, and those of the iterators' orders.
     """
     states = {name: get() for name, get, _ in _generators(objects)}
     return json.dumps(states, default=_as_list)
 
 
 def load_random_states(arrays: Arrays, whose: str, objects: Mapping[str, Any]) -> None:
-    """Sets random generators to what :func:`dump_random_states` returned.
+    """Sets random generators to the states from :func:`dump_random_states`.
 
     Args:
-        arrays: The states of all ranks, by their numbers, and of the ``first`` stage's.
-        whose: Which of them to set. A generator that is not among those gets its state
-            from the first rank that had it.
-        objects: See :func:`dump_random_states`.
+        arrays: States of all ranks by number, and of the ``first`` stage's rank.
+        whose: Key of the states to set. A generator that they lack gets the state of
+            the first rank that had it.
+        objects: Objects that may have generators; see :func:`dump_random_states`.
     """
     states = {}
     for key in (whose, *sorted(arrays)):
@@ -155,16 +155,16 @@ def load_random_states(arrays: Arrays, whose: str, objects: Mapping[str, Any]) -
 
 
 def kept_generators(objects: Mapping[str, Any]) -> list[tuple[Callable, Any]]:
-    """Returns for each generator what sets its state, and the state that it has.
+    """Returns, for each generator, a function that sets its state, and the state.
 
     Args:
-        objects: See :func:`dump_random_states`.
+        objects: Objects that may have generators; see :func:`dump_random_states`.
     """
     return [(set_state, get()) for _, get, set_state in _generators(objects)]
 
 
 def _generators(objects: Mapping[str, Any]) -> Iterator[tuple[str, Callable, Callable]]:
-    """Yields the name of each generator, and what gets and what sets its state."""
+    """Yields each generator's name, and functions that get and set its state."""
     yield "numpy", *_of_numpy(np.random)
     yield "python", random.getstate, _set_python_state
     for name, value in _with_iterators(objects):
@@ -187,7 +187,7 @@ def _set_python_state(state: Any) -> None:
 
 
 def _with_iterators(objects: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields objects, and of a trainer or an updater its iterators."""
+    """Yields objects, and the iterators of trainers and updaters among them."""
     for name, value in objects.items():
         yield name, value
         updater = getattr(value, "updater", value)
@@ -202,12 +202,12 @@ def _as_list(value: Any) -> Any:
 
 
 class KeptState:
-    """The state of objects that belong to no layer, and of random generators.
+    """The state of objects outside of layers, and of random generators.
 
-    What cannot be written may be loaded all the same; it cannot be put back.
+    A state that cannot be written cannot be put back, but may be loaded.
 
     Args:
-        objects: The objects that are to be loaded, by name.
+        objects: Objects to load, by name.
     """
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
@@ -229,10 +229,10 @@ class KeptState:
             self._failures.append(f"random generators ({error})")
 
     def put_back(self) -> None:
-        """Gives all of them the state back.
+        """Restores the state of all objects.
 
         Raises:
-            SnapshotError: If some could not be written; the others have theirs back.
+            SnapshotError: If some states could not be written; the others are restored.
         """
         for name, kept in self._arrays.items():
             objects = {name: self._objects[name]}
@@ -247,20 +247,20 @@ class KeptState:
 def loaded_as_if_running(
     objects: Mapping[str, Any], optimizers: Sequence[Any]
 ) -> Iterator[None]:
-    """Loads trainers that have not started as those are loaded that have.
+    """Loads waiting trainers as if they had started.
 
-    When a trainer starts, extensions such as ``ExponentialShift`` note the value that
-    they begin with, and some set it. If the lowered learning rate of a snapshot were
-    there by then, it would be lowered twice. So it is put aside meanwhile::
+    When a trainer starts, extensions such as ``ExponentialShift`` record the value that
+    they begin with, and some set it. If they found the lowered learning rate of a
+    snapshot, they would lower it twice. So it is put aside while they initialize::
 
         load        learning rate of the snapshot; a script may set another one
-        run         that of the script before it loaded
+        run         learning rate of the script before it loaded
                     extensions initialize themselves
-                    that of the snapshot, or the other one
+                    learning rate of the snapshot, or the other one
 
     Args:
-        objects: Among others the trainers.
-        optimizers: Whose hyperparameters the block loads.
+        objects: Objects to load, with the trainers among them.
+        optimizers: Optimizers whose hyperparameters the block loads.
     """
     waiting = [
         trainer
@@ -278,14 +278,14 @@ def loaded_as_if_running(
 
 
 class _AtStart(training.Extension):
-    """Does something when a trainer starts, and nothing later."""
+    """An extension that acts when a trainer starts, and not later."""
 
     def trigger(self, trainer: Any) -> bool:
         return False
 
 
 class _SetToScripts(_AtStart):
-    """Sets hyperparameters to what they were before they were loaded."""
+    """Sets hyperparameters to the values before they were loaded."""
 
     priority = math.inf
 
@@ -295,7 +295,7 @@ class _SetToScripts(_AtStart):
         self.put_aside: list[tuple[Any, dict[str, Any]]] = []
 
     def add(self, script: Sequence[tuple[Any, dict[str, Any]]]) -> None:
-        """Adds hyperparameters; of some that are loaded again the first count."""
+        """Adds hyperparameters; if some are loaded again, their first values count."""
         for hyperparam, values in script:
             self._script.setdefault(id(hyperparam), (hyperparam, values))
 
@@ -306,7 +306,7 @@ class _SetToScripts(_AtStart):
 
 
 class _SetBack(_AtStart):
-    """Sets hyperparameters to what was put aside."""
+    """Sets hyperparameters to the values that were put aside."""
 
     # After extensions that change some, and before pipeline.snapshot, which may load.
     priority = -99

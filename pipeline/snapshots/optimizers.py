@@ -1,7 +1,7 @@
-"""The state of optimizers, with what Chainer's own snapshots lose, and whose it is.
+"""The state of optimizers, with values that Chainer's own snapshots lack.
 
-Arrays beside parameters must be of their shapes. What was changed in part, by whatever
-wrote the snapshot, is refused before it trains::
+Arrays of an update rule must have the shape of their parameter. So a snapshot that was
+changed in part, by another program, is refused before it is trained::
 
     optimizer/0/W/m    (10, 4)    the first moment of Adam
     model/0/W          (5, 4)     its parameter
@@ -33,24 +33,24 @@ from pipeline.snapshots.serializers import (
     read,
 )
 
-# Sides of a parameter that an update rule is tried with; no rule has arrays of these.
+# Sides of a parameter to try an update rule with; no rule has other arrays of these.
 _SIDES = (3, 5, 7, 11, 13)
 
 
 class OptimizersOfStages:
-    """The optimizers of a rank, by what they update.
+    """The optimizers of a rank, by the links that they update.
 
     Args:
-        optimizers: One, or several as a list.
-        pipeline (Pipeline): Whose stages and loss they update.
+        optimizers: One optimizer, or several as a list.
+        pipeline (Pipeline): Pipeline whose stages and loss they update.
 
     Attributes:
-        of_stages (list): The optimizers of the rank's stages.
-        of_loss (list): The optimizers of the loss alone.
-        loss_links (dict): By name what follows the last layer and has a state to save.
+        of_stages (list): Optimizers of the rank's stages.
+        of_loss (list): Optimizers of the loss alone.
+        loss_links (dict): Links of the loss with a state to save, by name.
 
     Raises:
-        ValueError: If one is neither of the stages nor of the loss, and would be lost.
+        ValueError: If an optimizer updates neither a stage nor the loss.
     """
 
     def __init__(self, optimizers: Any, pipeline: Pipeline) -> None:
@@ -80,7 +80,7 @@ class OptimizersOfStages:
                 )
 
     def names(self, optimizer: Any) -> dict[str, str]:
-        """Returns the names under which the state of an optimizer of stages is saved.
+        """Returns the names under which the state of a stage's optimizer is saved.
 
         ::
 
@@ -90,21 +90,21 @@ class OptimizersOfStages:
             Chain of stage and loss  /criterion/W            /loss/W
 
         Returns:
-            The name by the path. That of a layer is its path in the undivided model, as
-            a stage has it, whatever the optimizer was set up with.
+            Names by path. The name of a layer's parameter is its path in the undivided
+            model, whatever the target of the optimizer is.
         """
         params = dict(optimizer.target.namedparams())
         if [optimizer.target] == self._stages:
             return {path: path for path in params}
         paths = ParameterPaths(self._pipeline.stages, self.loss_links)
-        # A number in a path that is of neither a stage nor the loss is no position.
+        # Outside of stages and the loss, a number in a path is not a layer's position.
         above = "" if isinstance(optimizer.target, Divisible) else "/target"
         return {path: paths.of(param) or above + path for path, param in params.items()}
 
     def positions(self, optimizer: Any) -> set[int]:
-        """Returns the layers whose optimizer's state an optimizer needs."""
+        """Returns the layers whose state an optimizer needs."""
         found = {position(name) for name in self.names(optimizer).values()}
-        # Parameters of a loss beside the stage.
+        # Parameters of a loss beside the stage have no position.
         found.discard(None)
         if not found:
             for stage in self._stages:
@@ -114,7 +114,7 @@ class OptimizersOfStages:
 
 
 def covers(optimizer: Any, link: chainer.Link) -> bool:
-    """Whether an optimizer is that of a stage or a loss, perhaps among others."""
+    """Returns whether an optimizer updates a link, perhaps among others."""
     target = optimizer.target
     if target is link or any(child is link for child in target.children()):
         return True
@@ -133,14 +133,14 @@ def optimizer_arrays(
 ) -> dict[str, np.ndarray]:
     """Returns the state of an optimizer, of its update rules and of its hooks.
 
-    Besides what Chainer saves, that is their classes, the hyperparameters, numbers that
-    update rules keep as attributes, a dynamic loss scale, the float32 copies of
-    ``use_fp32_update``, and what hooks with a method ``serialize`` write.
+    Besides what Chainer saves, these are their classes, the hyperparameters, numbers in
+    attributes of update rules, a dynamic loss scale, the float32 copies of
+    ``use_fp32_update``, and the state of hooks with a method ``serialize``.
 
     Args:
         optimizer: The optimizer.
-        names: By the path of a parameter in the optimizer's target another one to
-            write its state under.
+        names: Names under which to write the state of parameters, by their paths in the
+            optimizer's target.
     """
     writer = StateWriter(names=names)
     optimizer.serialize(writer)
@@ -164,10 +164,11 @@ def optimizer_arrays(
 def load_optimizer(
     optimizer: Any, arrays: Arrays, names: Mapping[str, str] = NO_NAMES
 ) -> None:
-    """Loads what :func:`optimizer_arrays` returned, for the same layers or others.
+    """Loads the arrays of :func:`optimizer_arrays`, for the same layers or others.
 
-    What differs is noted in the ledger of the arrays. An optimizer of another class
-    begins anew, with the hyperparameters that it has. A dry run leaves it as it is.
+    Differences are recorded in the ledger of the arrays. An optimizer of another class
+    starts without a state, with its present hyperparameters. A dry run leaves it as it
+    is.
     """
     if arrays.is_dry_run:
         with dry_run(arrays, _readers(optimizer, names)):
@@ -179,12 +180,12 @@ def load_optimizer(
 def load_replicas(
     optimizer: Any, replicas: Sequence[Arrays], names: Mapping[str, str] = NO_NAMES
 ) -> None:
-    """Loads what each replica had of its own, where there are more or fewer now.
+    """Loads the state of all saved replicas, if their number differs now.
 
     Args:
-        optimizer: An optimizer, perhaps with a method ``load_replicas``; without one
-            nothing is done.
-        replicas: The arrays of each replica that there was.
+        optimizer: Optimizer; only its method ``load_replicas`` is called, if it has
+            one.
+        replicas: Arrays of each saved replica.
         names: See :func:`optimizer_arrays`.
     """
     if not hasattr(optimizer, "load_replicas"):
@@ -194,7 +195,7 @@ def load_replicas(
 
 
 def _readers(optimizer: Any, names: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    """Yields whose attributes change when an optimizer is loaded, with their keys."""
+    """Yields the objects whose attributes a load changes, with their keys."""
     writer = StateWriter(names=names)
     for each in each_within(optimizer):
         yield from [("", each), ("", each.hyperparam)]
@@ -210,7 +211,7 @@ def _readers(optimizer: Any, names: Mapping[str, str]) -> Iterator[tuple[str, An
 
 def _load(optimizer: Any, arrays: Arrays, names: Mapping[str, str]) -> None:
     for path, param in _updated(optimizer):
-        # A state must not remain where none was saved, nor lend its dtype.
+        # Without a saved state there must be none; and no present dtype may be kept.
         param.update_rule._fp32_param = None
         name = names.get(path, path).strip("/")
         if not _reads_into_files(param, arrays, name):
@@ -238,7 +239,7 @@ def _load(optimizer: Any, arrays: Arrays, names: Mapping[str, str]) -> None:
 
 
 def _reads_into_files(param: chainer.Parameter, arrays: Arrays, name: str) -> bool:
-    """Whether the state of a rule is read into files, which it has after that."""
+    """Returns whether the state of a rule is read into files, which then exist."""
     if not getattr(param, "is_streamed", False):
         return False
     if f"{name}/has_state" not in arrays or not arrays[f"{name}/has_state"]:
@@ -250,14 +251,14 @@ def _reads_into_files(param: chainer.Parameter, arrays: Arrays, name: str) -> bo
 def _load_rule(
     param: chainer.Parameter, arrays: Arrays, name: str, is_alike: bool
 ) -> None:
-    """Loads what Chainer does not save of an update rule."""
+    """Loads the parts of an update rule that Chainer does not save."""
     rule, own = param.update_rule, arrays.json(f"{name}/settings")
     with arrays.blamed(f"{name}/settings"):
         if is_alike and _is_alike(rule, own, arrays):
             _set_numbers(rule.hyperparam, own["hyperparam"])
             _set_numbers(rule, own["rule"])
         else:
-            # Under the same name there may be another thing, as v of Adam.
+            # Another rule may use the same name for another array, such as v of Adam.
             rule._state, rule.t = None, 0
     if not rule._use_fp32_update or param.array is None or param.dtype != np.float16:
         return
@@ -272,8 +273,8 @@ def _load_rule(
 
 
 def _is_alike(here: Any, settings: Mapping[str, Any], arrays: Arrays) -> bool:
-    """Records an optimizer, or an update rule, of another class than was saved."""
-    # Snapshots of earlier versions do not say.
+    """Records a difference in the class; returns whether it is the same."""
+    # Snapshots of earlier versions do not have the class.
     saved, kind = settings.get("class", _class(here)), _class(here)
     if saved != kind:
         arrays.ledger.kinds.add((saved, kind))
@@ -281,7 +282,7 @@ def _is_alike(here: Any, settings: Mapping[str, Any], arrays: Arrays) -> bool:
 
 
 def _class(thing: Any) -> str:
-    """Returns the class of an optimizer, within others around it, or of a rule."""
+    """Returns the class of an optimizer, within wrappers around it, or of a rule."""
     is_wrapped = hasattr(thing, "actual_optimizer")
     return type(innermost(thing) if is_wrapped else thing).__name__
 
@@ -293,10 +294,10 @@ def _updated(optimizer: Any) -> Iterator[tuple[str, chainer.Parameter]]:
 
 
 def _hooks(optimizer: Any, serializer: Any) -> Iterator[tuple[Any, Any]]:
-    """Yields where to save the hooks that have a state, and the hooks.
+    """Yields serializers for the hooks that have a state, and the hooks.
 
     A hook of an optimizer may have a method ``state_of(path, param)``, which returns
-    what it keeps for a parameter, or ``None``: that is saved beside the update rule.
+    its state for a parameter, or ``None``. This state is saved beside the update rule.
     """
     owners = [(optimizer, serializer)]
     for path, param in _updated(optimizer):
@@ -339,8 +340,8 @@ def _load_loss_scale(
 def _numbers(holder: Any) -> dict[str, Any]:
     """Returns the numbers among an object's public attributes, for JSON.
 
-    Hyperparameters that are set there and not in their parent; and what update rules
-    keep beside their state, as MSVAG does, which Chainer's own snapshots lose.
+    These are hyperparameters that are set here and not in their parent; and numbers
+    that update rules have beside their state, as MSVAG does.
     """
     found = {}
     for name, value in vars(holder).items():
@@ -348,7 +349,7 @@ def _numbers(holder: Any) -> dict[str, Any]:
             continue
         found[name] = value
         if isinstance(value, np.generic):
-            # NumPy's number widens a float32 array, which Python's does not.
+            # NumPy's number widens a float32 array; Python's does not.
             found[name] = {"dtype": value.dtype.name, "value": value.item()}
     return found
 
@@ -363,15 +364,15 @@ def _set_numbers(holder: Any, numbers: Mapping[str, Any]) -> None:
 
 
 def note_rule(param: chainer.Parameter, arrays: Arrays, name: str) -> None:
-    """Records in the ledger what was loaded into an update rule in another shape.
+    """Records arrays of an update rule that have another shape than their parameter.
 
     Args:
-        param: With an update rule, whose state has been loaded.
-        arrays: The arrays that it was loaded from.
-        name: The beginning of their keys.
+        param: Parameter whose update rule has been loaded.
+        arrays: Arrays that it was loaded from.
+        name: Beginning of their keys.
     """
     state = param.update_rule.state
-    # A layer that is sized by the load itself is looked at once it is.
+    # A layer that gets its size in this load is checked after it.
     if not state or param.array is None:
         return
     for key in _of_elements(param.update_rule, param.ndim):
@@ -384,9 +385,9 @@ def note_rule(param: chainer.Parameter, arrays: Arrays, name: str) -> None:
 
 
 def _of_elements(rule: Any, n_dims: int) -> Iterator[str]:
-    """Yields what an update rule keeps of each element of a parameter."""
+    """Yields the keys of an update rule's arrays with the shape of the parameter."""
     shape = (_SIDES * (n_dims // len(_SIDES) + 1))[:n_dims]
-    # Chainer tries rules in this way as well, to learn what they keep.
+    # Chainer tries rules in this way as well, to find out their arrays.
     probe, array = copy.copy(rule), np.zeros(shape, np.float32)
     probe._state = {}
     probe.init_state(chainer.Variable(array, grad=array))

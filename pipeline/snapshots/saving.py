@@ -1,8 +1,8 @@
 """Saves a training run on all ranks together.
 
-What is saved is sorted by layer, so a run that was saved on four stages goes on with
-two, with eight, or on one process; see :mod:`pipeline.snapshots.layers`. On disk a
-snapshot is there completely or not at all; see :mod:`pipeline.snapshots.directories`.
+Arrays are saved by layer, so a run that was saved on four stages resumes on two, on
+eight, or in one process; see :mod:`pipeline.snapshots.layers`. On disk, a snapshot is
+complete or does not exist; see :mod:`pipeline.snapshots.directories`.
 """
 
 from __future__ import annotations
@@ -44,58 +44,56 @@ def save_snapshot(
     n_retains: int = -1,
     background: bool = False,
 ) -> None:
-    """Saves all that a training run needs to continue bit for bit.
+    """Saves everything that a training run needs to continue bit for bit.
 
-    To be called on every rank, between two minibatches. Each rank writes its stages;
-    the snapshot appears under its name when everything is on disk, on all ranks. A
-    rank that is killed, a full disk or a directory that cannot be written to leave the
-    snapshots that were there as they were.
+    All ranks must call it, between two minibatches. Each rank writes its stages. The
+    snapshot appears under its name when all ranks have written everything to disk. If a
+    rank is killed, a disk is full or a directory cannot be written to, earlier
+    snapshots stay as they were.
 
-    Saved are parameters and persistent values of the layers and of a loss that is a
-    link, from the rank with the last stage; of the optimizers all that
-    Chainer saves, hyperparameters, which parameters are frozen, float32 master weights,
-    loss scale, and the state of hooks that have a method ``serialize``; the pipeline's
-    state; the random states of NumPy and Python, of each rank; ``state`` and
-    ``values``. Not saved are the
-    generators of CuPy and cuDNN; layers in a pipeline do not depend on CuPy's.
-    Iterators that prefetch go on in the same order if they shuffle by
-    :class:`~pipeline.SeededShuffle`.
+    A snapshot has the parameters and persistent values of the layers; those of a loss
+    that is a link, from the rank with the last stage; and the pipeline's state. Of the
+    optimizers, it has everything that Chainer saves, and also hyperparameters, frozen
+    parameters, float32 master weights, the loss scale, and the state of hooks with a
+    method ``serialize``. It has the random states of NumPy and Python on each rank,
+    ``state`` and ``values``. It does not have the generators of CuPy and cuDNN; layers
+    in a pipeline do not depend on CuPy's. Iterators that prefetch continue in the same
+    order if they shuffle by :class:`~pipeline.SeededShuffle`.
 
-    On a grid the first replica writes, and later ones what they have otherwise: that is
-    loaded where there are as many replicas again, or as far as there are. Pipelines
-    that know nothing of each other: let one save, and all load.
+    On a grid, the first replica writes everything, and later replicas write only values
+    that differ. These are loaded if the number of replicas is the same again. If
+    several pipelines do not know of each other, let one save and all load.
 
     Args:
-        path: The snapshot's directory; one that is there is replaced. Several hosts
-            need a file system that they share.
+        path: Directory of the snapshot; a snapshot that is there is replaced. Several
+            hosts need a shared file system.
         pipeline (Pipeline): The pipeline.
-        optimizer (chainer.Optimizer or list): The optimizers of this rank's stages,
-            set up, and one for a loss with parameters; a stage without one is saved
-            without the state of an optimizer.
-        state: By name what else has a state: iterators, trainers and other objects with
-            a method ``serialize``, ``numpy.random.RandomState`` and ``Generator``. The
-            state on rank 0 is saved, and what only the rank with the first stage has;
-            of random states those on each.
-        values: By name numbers, texts, lists and dictionaries of them; those of the
-            first rank are saved. :func:`load_snapshot` returns them.
-        n_retains (int): How many snapshots to keep of those in the same directory whose
-            names differ in numbers only; at most 0 for all.
+        optimizer (chainer.Optimizer or list): Optimizers of this rank's stages, set
+            up; and one for a loss with parameters. A stage without an optimizer is
+            saved without one.
+        state: Other objects with a state, by name: iterators, trainers and others with
+            a method ``serialize``, ``numpy.random.RandomState`` and ``Generator``. Rank
+            0's state is saved, and state that only the rank with the first stage has.
+            Random states of all ranks are saved.
+        values: Numbers, texts, and lists and dictionaries of them, by name; rank 0's
+            are saved. :func:`load_snapshot` returns them.
+        n_retains (int): Number of snapshots to keep in the same directory, of those
+            whose names differ only in numbers; at most 0 for all.
         background (bool): Whether to return when the state has been copied in memory. A
-            thread of each rank writes the files while the training goes on, and the
-            snapshot gets its name when all are on disk. Where there is no memory for
+            thread of each rank then writes the files while training continues, and the
+            snapshot gets its name when all files are on disk. If there is no memory for
             the copy, rank 0 warns once, and all ranks write at once.
 
     Raises:
-        SnapshotError: On every rank, if it failed on any, or another run saves in the
-            same directory. Training can go on. If it failed in the background, the next
-            call of this function, of :func:`wait_for_snapshot` or
-            :func:`load_snapshot`, or ``pipeline.close()`` raises it; this function
-            saves the next snapshot all the same. If there is none, the process waits
-            for the files at its end, twice the pipeline's timeout at most, and a
-            failure ends all ranks then.
-        RuntimeError: If the model is loaded in part; see :func:`load_snapshot`.
-        StallError: If a rank does not come, or writes for longer than the pipeline's
-            timeout.
+        SnapshotError: On every rank, if saving failed on any, or another run saves in
+            the same directory. Training can continue. A failure in the background is
+            raised by the next call of this function, of :func:`wait_for_snapshot` or
+            :func:`load_snapshot`, or by ``pipeline.close()``; this function still saves
+            the next snapshot. Without such a call, the process waits for the files when
+            it ends, at most twice the pipeline's timeout, and a failure ends all ranks.
+        RuntimeError: If the model is only partly loaded; see :func:`load_snapshot`.
+        StallError: If a rank does not answer in time, or writes for longer than the
+            pipeline's timeout.
 
     Example:
         >>> import tempfile
@@ -139,11 +137,11 @@ def save(
     report: Callable[[SnapshotError], None] = _raise,
     among: tuple[str, str] | None = None,
 ) -> None:
-    """Saves as :func:`save_snapshot`, and gives to ``report`` what that raises.
+    """Saves like :func:`save_snapshot`, and passes errors to ``report``.
 
-    It is called on every rank, now or, for a snapshot in the background, when the
-    outcome is known. The folder and the pattern ``among`` say which snapshots it is the
-    newest of, and which of them are old; by default all in the same directory.
+    All ranks call ``report``, now or, in the background, when the outcome is known. The
+    folder and the pattern ``among`` select the snapshots among which this one is the
+    newest, and those that are old; by default all in the same directory.
     """
     try:
         check_name(path)
@@ -165,7 +163,7 @@ def save(
             )
             _hold(pipeline, draft.lock)
             if background and start(pipeline, writing, claims, what, report):
-                # The draft is the thread's.
+                # The thread uses the draft from here on.
                 stack.pop_all()
                 return
             entries = on_all_ranks(pipeline, "save", what, writing.write_files)
@@ -181,17 +179,17 @@ def save(
 def _collect(
     pipeline: Pipeline, what: str, background: bool, *run: Any
 ) -> tuple[Contents, Sequence[Announcement], Sequence[Any]]:
-    """Returns what this rank is to write, and what all ranks say of it.
+    """Returns the arrays that this rank writes, and announcements of all ranks.
 
     Args:
-        pipeline: Whose ranks they are.
-        what: The beginning of errors.
-        background: Whether the files are to be written in the background.
-        run: As :func:`collect` takes it, without the pipeline.
+        pipeline: The pipeline.
+        what: Beginning of errors.
+        background: Whether the files are written in the background.
+        run: Arguments of :func:`collect` after the pipeline.
 
     Returns:
-        Its arrays; and by rank the announcements, and what a copy of its arrays would
-        take, or ``None`` where none is made.
+        This rank's arrays; the announcements by rank; and the memory that a copy of
+        each rank's arrays needs, or ``None`` if it makes none.
     """
     contents, mine, claims = on_all_ranks(
         pipeline, "save", what, _prepare, background, pipeline, *run
@@ -208,14 +206,14 @@ def _collect(
 def _prepare(
     background: bool, *run: Any
 ) -> tuple[Contents, Announcement, dict[str, free_memory.Claim] | None]:
-    """Returns what :func:`collect` does of a run, and what a copy would take."""
+    """Returns the results of :func:`collect`, and the memory of a copy."""
     contents, mine = collect(*run)
     claims = free_memory.claims(n_bytes_to_copy(contents)) if background else None
     return contents, mine, claims
 
 
 def _hold(pipeline: Pipeline, lock: Lock | None) -> None:
-    """Keeps a lock as long as a pipeline is there, or until it saves elsewhere."""
+    """Keeps a lock until its pipeline is freed, or saves elsewhere."""
     _locks[pipeline] = lock
     of = weakref.ref(pipeline)
     pipeline.internals.ranks.before_close = lambda: _end(of())
@@ -228,9 +226,9 @@ def _end(pipeline: Pipeline) -> None:
 
 @contextlib.contextmanager
 def _settled(pipeline: Pipeline) -> Iterator[None]:
-    """Waits for the snapshot before; if that failed, it raises it after the block.
+    """Waits for the snapshot before; raises its failure after the block.
 
-    What fails in the block as well has the words of both.
+    If the block fails as well, the error has both texts.
     """
     try:
         if pipeline in pending:
@@ -247,7 +245,7 @@ def _settled(pipeline: Pipeline) -> Iterator[None]:
 def _compare(
     announcements: Sequence[Announcement], claims: Sequence[Any], what: str
 ) -> None:
-    """Refuses to save one snapshot under several names, or in several ways."""
+    """Refuses one snapshot with several paths, or written in several ways."""
     for rank, theirs in enumerate(announcements):
         if theirs.path != announcements[0].path:
             raise SnapshotError(

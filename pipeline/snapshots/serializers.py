@@ -1,8 +1,9 @@
-"""Chainer's serializers without objects to pickle; and without changes, in a dry run.
+"""Chainer's serializers without pickled objects, and without changes in a dry run.
 
-A dry run tells what does not fit before anything is changed. What is to be loaded reads
-itself as it does later, but from arrays that say ``is_dry_run``: they are compared with
-what is here, and nothing is copied. Attributes that are set meanwhile are set back.
+A dry run finds everything that does not fit before anything is changed. Objects read
+themselves as they do later, but from arrays with ``is_dry_run``. These are compared
+with the present arrays, and not copied. Attributes that an object sets meanwhile are
+restored.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from divisible.streaming.mapped import mapped_array
 from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.errors import SnapshotError
 
-# Stands for None: an array of no elements of no type. Chainer's own way, an array
-# of objects, would have to be unpickled, which runs whatever code is in the file.
+# Stands for None: an empty array without a type. Chainer's own way, an array of
+# objects, would have to be unpickled, which could run any code in the file.
 _NONE = np.empty(0, "V1")
-# An updater writes its optimizers and their targets under such names. They are saved
-# by layer instead.
+# An updater writes its optimizers and their targets under names that begin with these.
+# They are saved by layer instead.
 _BY_LAYER = ("optimizer:", "model:")
 NO_NAMES: Mapping[str, str] = {}
-# Whose code is known: of this package and of Chainer.
+# Packages whose objects read the same keys in a dry run.
 _KNOWN = (
     "chainer",
     "data_parallel",
@@ -39,12 +40,12 @@ _KNOWN = (
 
 
 class _Renaming:
-    """Chainer's serializers with other names for parts, and without what is by layer.
+    """A serializer of Chainer with other names for parts, without parts saved by layer.
 
     Args:
-        arrays: A mapping that is written to, by default a new one, or read from.
-        path: The beginning of all keys.
-        names: By the name of a part another one that its keys have.
+        arrays: Mapping to write to, by default a new one, or to read from.
+        path: Beginning of all keys.
+        names: Names of parts in the keys, by their names in the objects.
     """
 
     _left_out: type
@@ -67,7 +68,7 @@ class _Renaming:
 
 
 class _Untouched:
-    """Leaves everything as it is."""
+    """Leaves all values as they are."""
 
     def __getitem__(self, key: str) -> Any:
         return self
@@ -107,7 +108,7 @@ class StateWriter(_Renaming, DictionarySerializer):
             )
         array = self.target[full]
         if array is not value and isinstance(array, np.ndarray) and array.base is None:
-            # The array was made here, and nobody will change it.
+            # The array was made here, and nothing else refers to it.
             array.flags.writeable = False
         return value
 
@@ -117,14 +118,14 @@ class NotSaved(KeyError):
 
 
 class StateReader(_Renaming, NpzDeserializer):
-    """Chainer's deserializer, but exact: of other shapes or dtypes it reads nothing.
+    """Chainer's deserializer, which reads only arrays of the same shape and dtype.
 
-    Such arrays are noted in the ledger of the arrays. See :func:`read` for keys that
-    were not saved.
+    Other arrays are recorded in the ledger. See :func:`read` for keys that were not
+    saved.
 
     Attributes:
-        is_noting (bool): Whether a key that was not saved is noted, and what is there
-            stays; otherwise it is an error.
+        is_noting (bool): Whether a key that was not saved is recorded, and the present
+            value stays; otherwise it is an error.
     """
 
     _left_out = NotRead
@@ -133,7 +134,7 @@ class StateReader(_Renaming, NpzDeserializer):
     casting = "no"
 
     def noting(self) -> StateReader:
-        """Returns the same that notes what was not saved."""
+        """Returns a reader that records keys that were not saved."""
         reader = copy.copy(self)
         reader.is_noting = True
         return reader
@@ -144,7 +145,7 @@ class StateReader(_Renaming, NpzDeserializer):
         return below
 
     def __call__(self, key: str, value: Any) -> Any:
-        """Returns what was saved; into an array it is copied."""
+        """Returns the saved value; an array is filled with it."""
         full = self.path + key.lstrip("/")
         if full not in self.npz:
             if not self.is_noting:
@@ -170,23 +171,24 @@ class StateReader(_Renaming, NpzDeserializer):
                 self.npz.read_into(full, file)
                 return value
             found = NpzDeserializer({full: saved}, self.path)(key, value)
-        # A text is often what more is made of, and what is here may be none of its own.
+        # In a dry run, texts must be returned: objects often make other objects from
+        # them.
         is_number = isinstance(value, (int, float, complex, np.generic))
         return value if is_dry_run and is_number else found
 
 
 class FileReader(StateReader):
-    """Reads the file of a serial script, of which what is missing is known before."""
+    """Reads the file of a serial script, whose missing keys are known before."""
 
     is_noting = True
     casting = "same_kind"
 
 
 class RuleReader(StateReader):
-    """Reads update rules, also those that had no state yet when they were saved."""
+    """Reads update rules, also if they had no state when they were saved."""
 
     def __call__(self, key: str, value: Any) -> Any:
-        """Returns what was saved under a key; ``None`` for a state there was not."""
+        """Returns the saved value; ``None`` for a state that did not exist."""
         has_state = self.npz.get(f"{self.path}has_state", True)
         if value is None and not has_state and self.path + key not in self.npz:
             return None
@@ -194,14 +196,14 @@ class RuleReader(StateReader):
 
 
 def read(part: Callable[[StateReader], None], reader: StateReader) -> None:
-    """Lets a part of a run read itself.
+    """Calls a function that reads a part of a run, again if keys are missing.
 
-    Where it looks for a key that was not saved, and does not know what to do without,
-    it reads what else there is, and all that it misses is noted in the ledger.
+    If a key was not saved, and the part cannot do without it, the second call reads the
+    other keys and records all missing ones in the ledger.
 
     Args:
-        part: Reads; called again if it failed.
-        reader: Where from.
+        part: Function that reads from a reader.
+        reader: Reader of the snapshot.
     """
     try:
         part(reader)
@@ -211,13 +213,13 @@ def read(part: Callable[[StateReader], None], reader: StateReader) -> None:
         except SnapshotError:
             raise
         except Exception:
-            # With what was there instead, say an empty text for JSON, it cannot go on.
-            # The keys that it misses have been recorded, and are an error or a warning.
+            # A present value may not do instead, such as an empty text for JSON. The
+            # missing keys have been recorded, and become an error or a warning.
             pass
 
 
 def is_none(array: np.ndarray) -> bool:
-    """Whether an array stands for None, in our way or in Chainer's."""
+    """Returns whether an array stands for None, in our way or in Chainer's."""
     is_object = array.dtype.hasobject and array.shape == ()
     return array.dtype == _NONE.dtype or (is_object and array[()] is None)
 
@@ -225,7 +227,7 @@ def is_none(array: np.ndarray) -> bool:
 def difference(
     key: str, saved: np.ndarray, value: Any, casting: str = "no"
 ) -> str | None:
-    """Returns a sentence if an array is not what is to be read: shapes and dtypes."""
+    """Returns a sentence if shapes or dtypes differ; ``None`` if they fit."""
     fits = saved.shape == value.shape
     if fits and np.can_cast(saved.dtype, value.dtype, casting):
         return None
@@ -236,22 +238,22 @@ def difference(
 
 
 class DryReader(StateReader):
-    """Reads layers without changing them: what is not sized yet stays so."""
+    """Reads layers without changing them: layers without a size keep none."""
 
     def __call__(self, key: str, value: Any) -> Any:
-        """Returns what is there, once what was saved has been looked at."""
+        """Returns the present value, after the saved one has been compared."""
         found = super().__call__(key, value)
         return None if value is None else found
 
 
 @contextlib.contextmanager
 def dry_run(arrays: Arrays, readers: Iterable[tuple[str, Any]]) -> Iterator[None]:
-    """Lets a block read, and gives objects back the attributes that it sets.
+    """Restores attributes of objects that a block reads.
 
     Args:
-        arrays: The arrays that it reads, with ``is_dry_run``.
-        readers: The objects whose attributes it may set, and what the keys of each
-            begin with.
+        arrays: Arrays that it reads, with ``is_dry_run``.
+        readers: Pairs for objects whose attributes it may set: the beginning of their
+            keys, and the object.
     """
     readers = list(readers)
     kept = [(vars_of, dict(vars_of)) for vars_of in map(_attributes, readers)]
@@ -260,7 +262,8 @@ def dry_run(arrays: Arrays, readers: Iterable[tuple[str, Any]]) -> Iterator[None
     except SnapshotError:
         raise
     except Exception:
-        # Somebody's code cannot do without what was saved. The load itself will tell.
+        # Some code needs the real values. If it fails later, the load itself raises an
+        # error.
         arrays.leave_open("")
     finally:
         for attributes, before in kept:
@@ -277,7 +280,7 @@ def _attributes(reader: tuple[str, Any]) -> dict[str, Any]:
 
 
 def _is_known(thing: Any) -> bool:
-    """Whether which keys something reads depends on nothing that was saved."""
+    """Returns whether the keys that an object reads do not depend on saved values."""
     serialize = getattr(thing, "serialize", None)
     module = str(getattr(serialize, "__module__", None))
     return serialize is None or module.split(".")[0] in _KNOWN

@@ -1,6 +1,6 @@
-"""Snapshots without training: cut anew, exported, imported.
+"""Snapshots without training: cuts them in other places, exports and imports.
 
-In the files of serial scripts a model and its optimizer have keys such as these::
+In files of serial scripts, a model and its optimizer have keys such as these::
 
     save_npz(model)                   0/W
     save_npz(classifier)              predictor/0/W
@@ -40,7 +40,7 @@ from pipeline.snapshots.serializers import (
     is_none,
 )
 
-# The part of a key of a model before the position of a layer.
+# The part of a model's key before the position of a layer.
 _MODEL = re.compile(
     r"((?:updater/model:[^/]+/)?(?:(?!updater/|extensions/)[A-Za-z_][^/]*/)*?)\d+/"
 )
@@ -50,25 +50,26 @@ _OF_UPDATER = re.compile(r"updater/model:([^/]+)/(.*)")
 def repartition(
     snapshot: str | os.PathLike, plan: Plan | int, output: str | os.PathLike
 ) -> Path:
-    """Writes a snapshot with the layers cut in another way.
+    """Writes a snapshot with other cuts of the model.
 
-    :func:`~pipeline.load_snapshot` loads a snapshot on any cut as it is. After this the
-    ranks read only files that they need whole. One stage is in memory at a time.
+    :func:`~pipeline.load_snapshot` loads any snapshot for any cuts. With the snapshot
+    from this function, a rank reads only files that it needs as a whole. One stage is
+    in memory at a time.
 
     Args:
-        snapshot: The directory of the snapshot to read; it stays as it is.
-        plan (Plan or int): The new cut, or the number of stages for one into equally
-            many layers.
-        output: The directory to write; a snapshot that is there is replaced.
+        snapshot: Directory of the snapshot to read; it stays as it is.
+        plan (Plan or int): The new cuts; or a number of stages with equally many
+            layers.
+        output: Directory to write; a snapshot that is there is replaced.
 
     Returns:
         Path: ``output``.
 
     Raises:
-        SnapshotError: If the snapshot is incomplete, truncated or changed, if stages
-            are to be put together whose optimizers differ, if something else than a
-            snapshot is at ``output``, or if a run saves in the same directory.
-        ValueError: If the cut is not one of this model.
+        SnapshotError: If the snapshot is incomplete, truncated or changed; if stages
+            with different optimizers would be joined; if something other than a
+            snapshot is at ``output``; or if a run saves in the same directory.
+        ValueError: If the cuts do not fit the model.
 
     Example:
         >>> import tempfile
@@ -106,7 +107,7 @@ def repartition(
 
 
 def _check_cut(source: Snapshot, plan: Plan, output: Path) -> None:
-    """Checks that a snapshot can be cut so, and written there."""
+    """Refuses cuts that do not fit the model, and an output in the snapshot."""
     if plan.n_layers != source.n_layers:
         raise ValueError(
             f"the cut {plan.cuts} is of {plan.n_layers} layers, but {source.path} is of"
@@ -120,14 +121,14 @@ def _check_cut(source: Snapshot, plan: Plan, output: Path) -> None:
 
 
 def _write_cut(source: Snapshot, ranges: list[tuple[int, int]], folder: Path) -> None:
-    """Writes all files of a snapshot that is cut in another way."""
+    """Writes all files of a snapshot with other cuts."""
     written = {}
     for number, layer_range in enumerate(ranges):
         files = source.files_of(range(*layer_range))
         for each in source.of_replicas():
             name, names = stage_file(number), files
             if each.replica:
-                # Its own values alone.
+                # Only the replica's own values.
                 name = replica_file(each.replica, name)
                 names = list(each.own_files(files).values())
             with source.arrays(names) as arrays:
@@ -142,7 +143,7 @@ def _write_cut(source: Snapshot, ranges: list[tuple[int, int]], folder: Path) ->
 
 
 def _of_layers(arrays: Arrays, layer_range: tuple[int, int]) -> dict[str, np.ndarray]:
-    """Returns what belongs to some layers, or to none, by its full key."""
+    """Returns the arrays of some layers, or of none, by their full keys."""
     return {
         kind + key: value
         for kind in ("model/", "optimizer/")
@@ -158,19 +159,19 @@ def export_npz(
 ) -> None:
     """Writes the parameters and persistent values of the undivided model.
 
-    The file is what :func:`chainer.serializers.save_npz` would have written for the
-    undivided model: a script without a pipeline loads it by
-    :func:`chainer.serializers.load_npz`.
+    The file is like that of :func:`chainer.serializers.save_npz` for the undivided
+    model. A script without a pipeline loads it by :func:`chainer.serializers.load_npz`.
 
     Args:
-        snapshot: The directory of the snapshot.
-        path: The file to write; it appears only when it is complete.
-        names (ChainNames): The ``chain_names`` of what :func:`~divisible.from_chain`
-            made: the file is for the chain then, by its own names.
+        snapshot: Directory of the snapshot.
+        path: File to write; it appears only when it is complete.
+        names (ChainNames): The ``chain_names`` of a model from
+            :func:`~divisible.from_chain`. The file is then for the chain, with its own
+            names.
 
     Raises:
         SnapshotError: If the snapshot is incomplete, truncated or changed.
-        KeyError: If it has a layer that has no name in the chain.
+        KeyError: If the snapshot has a layer without a name in the chain.
 
     Example:
         >>> import tempfile
@@ -192,7 +193,7 @@ def export_npz(
     source.verify()
     with source.of_layers(range(source.n_layers), "model/") as arrays:
         model = {
-            # As Chainer writes what has no value yet.
+            # Chainer writes None for an array without a value.
             key if names is None else names.in_chain(key): (
                 np.asarray(None) if is_none(value) else value
             )
@@ -212,31 +213,30 @@ def import_npz(
 ) -> Differences:
     """Loads stages from the file of an undivided model.
 
-    :func:`chainer.serializers.save_npz` writes one of the undivided ``Divisible``,
-    alone or in a ``Classifier``; so do Chainer's own snapshot of a trainer, and
-    :func:`export_npz`. Each rank calls this for its own stages. Unlike
-    :func:`chainer.serializers.load_npz` it changes nothing unless everything is there,
-    nothing is left over and all has the right shape.
+    Such files come from :func:`chainer.serializers.save_npz`, for the undivided
+    ``Divisible`` alone or in a ``Classifier``, from Chainer's own snapshot of a
+    trainer, and from :func:`export_npz`. Each rank calls this for its own stages.
+    Unlike :func:`chainer.serializers.load_npz`, it changes nothing unless all keys
+    exist, none is left over, and all shapes fit.
 
     Args:
-        path: The file.
+        path: File to read.
         stage (Divisible or list of Divisible): A model, or some of its stages.
-        strict (bool): If false, parameters that are missing in the file stay as they
-            are, what these layers leave over in it is not read, and a warning lists
-            both. Another shape remains an error.
-        prefix (str or None): What the keys of the layers begin with, such as
+        strict (bool): Whether differences are an error. If false, parameters that are
+            missing in the file stay as they are, keys that are left over are not read,
+            and a warning lists both. Another shape is an error in any case.
+        prefix (str or None): Beginning of the layers' keys, such as
             ``'updater/model:main/predictor/'``, if the file has several models.
-        optimizer (chainer.Optimizer): Set up with the stage, to be loaded as well, from
-            a trainer's snapshot.
+        optimizer (chainer.Optimizer): Optimizer, set up with the stage, whose state to
+            load from a trainer's snapshot.
 
     Returns:
-        Differences: What was missing and left over, if ``strict`` is false.
+        Differences: Missing and left-over keys, if ``strict`` is false.
 
     Raises:
-        SnapshotError: If a parameter is missing in the file, or has another shape
-            there, or the file has one that these layers lack; or if it is damaged, or
-            has pickled objects, which could run any code. It is a :class:`ValueError`
-            as well.
+        SnapshotError: If keys are missing or left over, or a shape differs. If the file
+            is damaged, or has pickled objects, which could run any code. The error is a
+            :class:`ValueError` as well.
 
     Example:
         >>> import tempfile
@@ -266,10 +266,10 @@ def import_npz(
 
 
 def _expected(stages: Sequence[Divisible], arrays: Arrays) -> Ledger:
-    """Returns what stages have, and what there is in a file for their layers.
+    """Returns the keys of stages, and the keys in a file for their layers.
 
-    What other stages read is theirs to miss; what belongs to no layer, or to one behind
-    the last, is left over to all.
+    Keys of other stages' layers are left to the ranks that have them. Keys of no layer,
+    or of one behind the last, count as left over.
     """
     ledger = Ledger()
     owned = [range(*stage.layer_range) for stage in stages]
@@ -282,7 +282,7 @@ def _expected(stages: Sequence[Divisible], arrays: Arrays) -> Ledger:
         writer = StateWriter()
         stage.serialize(writer)
         expected = dict(writer.target)
-        # Whether they are there depends on whether the layer was sized.
+        # These keys exist only if the layer had a size when it was saved.
         for above, _, hook in spectral_hooks(stage):
             weight = f"{above}{hook.weight_name}"
             is_sized = weight in arrays and not is_none(arrays[weight])
@@ -296,7 +296,7 @@ def _expected(stages: Sequence[Divisible], arrays: Arrays) -> Ledger:
                 ledger.missing.add(f"model/{key}")
                 continue
             ledger.read.add(f"model/{key}")
-            # Read, whether it can be compared or not: it may be damaged.
+            # Read even if it cannot be compared, because it may be damaged.
             on_disk = mapped_array(value) is not None
             saved = arrays.checked(key) if on_disk else arrays[key]
             if isinstance(value, np.ndarray) and not is_none(value):
@@ -306,7 +306,7 @@ def _expected(stages: Sequence[Divisible], arrays: Arrays) -> Ledger:
 
 
 def model_prefixes(keys: Iterable[str]) -> list[str]:
-    """Returns what the keys of each list of layers in a file begin with.
+    """Returns the beginning of the keys of each list of layers in a file.
 
     Example:
         >>> model_prefixes(["updater/iteration", "updater/model:main/predictor/0/W"])
@@ -317,15 +317,15 @@ def model_prefixes(keys: Iterable[str]) -> list[str]:
 
 
 def model_prefix(keys: Iterable[str], wanted: str | None, path: Any) -> str:
-    """Returns what the keys of the model to read begin with.
+    """Returns the beginning of the keys of the model to read.
 
     Args:
-        keys: The keys of the file.
-        wanted: What the caller wants; ``None`` for the only one there is.
-        path: The path of the file, for errors.
+        keys: Keys of the file.
+        wanted: Beginning that the caller gives; ``None`` for the only one.
+        path: Path of the file, for errors.
 
     Raises:
-        SnapshotError: If there are several models, or not the one that is wanted.
+        SnapshotError: If there are several models, or not the one wanted.
     """
     found = model_prefixes(keys)
     if wanted is not None:
@@ -350,13 +350,13 @@ def load_optimizer_of_trainer(
     """Loads the state of an optimizer from a trainer's snapshot.
 
     Args:
-        optimizer: Set up with the layers to read it for.
-        arrays: The arrays of the file.
-        prefix: What the keys of the model begin with; see :func:`model_prefix`.
-        path: The path of the file, for errors.
+        optimizer: Optimizer, set up with the layers whose state to read.
+        arrays: Arrays of the file.
+        prefix: Beginning of the model's keys; see :func:`model_prefix`.
+        path: Path of the file, for errors.
 
     Raises:
-        SnapshotError: If the file has no state of that optimizer, or a part is missing.
+        SnapshotError: If the file has no state of this optimizer, or only a part of it.
     """
     match = _OF_UPDATER.fullmatch(prefix)
     above = f"updater/optimizer:{match[1]}/" if match else None
@@ -383,7 +383,7 @@ def load_optimizer_of_trainer(
 
 
 class _Renamed(Mapping):
-    """Arrays by other keys, each read when it is asked for."""
+    """Arrays by other keys; each is read when it is needed."""
 
     def __init__(
         self, arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]

@@ -1,7 +1,7 @@
-"""Arrays that a rank has to save, and their writing: files, manifest and name.
+"""The arrays that a rank has to save, and their files, manifest and name.
 
-Each rank collects its arrays by file, and tells the others what they must know. Then it
-writes its files; rank 0 writes the manifest, and gives the snapshot its name.
+Each rank collects its arrays by file, and sends the others an announcement. Then it
+writes its files. Rank 0 writes the manifest, and gives the snapshot its name.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from pipeline.snapshots.names import COMMON, LOSS, replica_file, stage_file
 from pipeline.snapshots.objects import check_objects, dump_random_states, object_arrays
 from pipeline.snapshots.optimizers import OptimizersOfStages, covers, optimizer_arrays
 
-#: By file the arrays by key.
+#: Arrays by key, by file.
 Contents = dict[str, dict[str, np.ndarray]]
-# The schedules that were saved last, with their fields in the manifest.
+# The schedule that each pipeline saved last, with its fields in the manifest.
 _schedules: weakref.WeakKeyDictionary[Pipeline, tuple[Schedule, Mapping[str, Any]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 class Announcement(NamedTuple):
-    """The facts that a rank tells the others before it writes.
+    """A rank's description of its part, for the others, before it writes.
 
     Attributes:
-        place: Its replica, and its rank in that.
-        path: The path of the snapshot.
-        folder: Where to write it; that of rank 0 counts.
-        layer_ranges: The layers of its stages, by number.
+        place: Number of its replica, and of its rank in the replica.
+        path: Path of the snapshot.
+        folder: Directory to write into; that of rank 0 is used.
+        layer_ranges: Ranges of layers of its stages, by number.
         is_first: Whether it has the first stage.
-        objects: The state of what it alone has besides its stages.
-        random_states: The states of its generators.
-        digests: By file and key of what it has, if there are several replicas.
+        objects: State of objects that it alone has besides its stages.
+        random_states: States of its random generators.
+        digests: Digests of its arrays by file and key, if there are several replicas.
     """
 
     place: tuple[int, int]
@@ -71,7 +71,7 @@ def collect(
     values: Mapping[str, Any],
     draft: Draft,
 ) -> tuple[Contents, Announcement]:
-    """Returns what this rank is to write, by file, and what the others must know."""
+    """Returns this rank's arrays, by file, and its announcement."""
     check_objects(state)
     json.dumps(values)
     contents = _layer_contents(pipeline, OptimizersOfStages(optimizers, pipeline))
@@ -99,7 +99,7 @@ def collect(
 
 
 def _layer_contents(pipeline: Pipeline, optimizers: OptimizersOfStages) -> Contents:
-    """Returns the arrays of this rank's stages, and of its loss, by file."""
+    """Returns the arrays of this rank's stages and loss, by file."""
     contents = {}
     of_stages = optimizers.of_stages
     states = [optimizer_arrays(each, optimizers.names(each)) for each in of_stages]
@@ -125,7 +125,7 @@ def _file_contents(
     model: Mapping[str, np.ndarray],
     optimizers: Sequence[Mapping[str, np.ndarray]],
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays of one file: those of a model, and of its optimizer if any."""
+    """Returns the arrays of one file: of a model, and of its optimizer if any."""
     if len(optimizers) > 1:
         raise ValueError(f"{len(optimizers)} optimizers update {what}; only one can")
     contents = {f"model/{key}": value for key, value in model.items()}
@@ -137,7 +137,7 @@ def _file_contents(
 def common_arrays(
     announcements: Sequence[Announcement], objects: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Returns the arrays that belong to no stage; ``objects`` are those of rank 0.
+    """Returns the arrays that belong to no stage; ``objects`` are rank 0's.
 
     Random states are numbered by replica, whatever the placement of the grid.
     """
@@ -155,12 +155,12 @@ def common_arrays(
 def of_replica(
     contents: Contents, mine: Announcement, announcements: Sequence[Announcement]
 ) -> Contents:
-    """Returns what a rank is to write: in later replicas, what they have otherwise.
+    """Returns the arrays that a rank writes: in later replicas, those that differ.
 
     Args:
-        contents: The arrays that it has, by file.
-        mine: Its announcement.
-        announcements: The announcements of all ranks.
+        contents: All arrays of the rank, by file.
+        mine: Announcement of the rank.
+        announcements: Announcements of all ranks.
     """
     replica, rank = mine.place
     if replica == 0:
@@ -193,15 +193,15 @@ def _digest(array: np.ndarray) -> str:
 
 @dataclass
 class Writing:
-    """The work of a rank, once it is known what is to be saved.
+    """The arrays and files of a rank, once all ranks know what to save.
 
-    Nothing here depends on what the training changes afterwards, but the arrays.
+    Only the arrays depend on what training changes afterwards.
 
     Attributes:
-        contents: This rank's arrays, by file; what is written is dropped.
-        draft: Where rank 0 makes the snapshot.
-        snapshot: The manifest, as far as it is known.
-        series: The snapshots among which it is the newest.
+        contents: This rank's arrays, by file; they are dropped when written.
+        draft: Directory in which rank 0 makes the snapshot.
+        snapshot: The manifest so far.
+        series: Snapshots among which it is the newest.
     """
 
     contents: Contents
@@ -219,7 +219,7 @@ class Writing:
         draft: Draft,
         series: Series,
     ) -> Writing:
-        """Returns what is to be done, from what all ranks have said."""
+        """Returns the work of this rank, from the announcements of all ranks."""
         ranges = {}
         for each in announcements:
             ranges.update(each.layer_ranges)
@@ -245,7 +245,7 @@ class Writing:
 
     @property
     def has_streamed(self) -> bool:
-        """Whether some of the arrays are on disk, since memory has no room for them."""
+        """Whether some arrays are on disk, because they do not fit in memory."""
         return any(
             mapped_array(value) is not None
             for arrays in self.contents.values()
@@ -254,11 +254,11 @@ class Writing:
 
     @property
     def folder(self) -> Path:
-        """Where all ranks write."""
+        """Directory into which all ranks write."""
         return self.snapshot.path
 
     def copy_arrays(self) -> None:
-        """Makes the arrays independent of what the training changes."""
+        """Copies the arrays that training may change."""
         self.contents = {
             name: {key: _kept(value) for key, value in arrays.items()}
             for name, arrays in self.contents.items()
@@ -272,10 +272,10 @@ class Writing:
         }
 
     def finish(self, written: Sequence[Mapping[str, Any]]) -> None:
-        """Writes the manifest, and gives the snapshot its name; rank 0 does.
+        """Writes the manifest, and gives the snapshot its name; called on rank 0.
 
         Args:
-            written: What :meth:`write_files` returned on each rank.
+            written: Results of :meth:`write_files` on each rank.
         """
         path, remarks = self.draft.path, self.draft.remarks
         replace(
@@ -288,7 +288,7 @@ class Writing:
 
 
 def _schedule_of(pipeline: Pipeline) -> Mapping[str, Any]:
-    """Returns the schedule as the manifest has it; a run seldom has another one."""
+    """Returns the manifest's fields of the schedule, which seldom changes."""
     schedule, fields = _schedules.get(pipeline, (None, {}))
     if schedule is not pipeline.schedule:
         schedule = pipeline.schedule
@@ -302,7 +302,7 @@ def _schedule_of(pipeline: Pipeline) -> Mapping[str, Any]:
 
 
 def n_bytes_to_copy(contents: Contents) -> int:
-    """Returns how many bytes :meth:`Writing.copy_arrays` takes."""
+    """Returns the number of bytes that :meth:`Writing.copy_arrays` copies."""
     arrays = [value for each in contents.values() for value in each.values()]
     return sum(np.asarray(each).nbytes for each in arrays if not _is_constant(each))
 
@@ -312,10 +312,10 @@ def _kept(value: Any) -> Any:
 
 
 def _is_constant(value: Any) -> bool:
-    """Returns whether nobody can change an array.
+    """Returns whether nothing can change an array.
 
-    Such as come from a GPU, which were copied for the snapshot. Of others nobody can
-    tell: a frozen parameter may be that of a moving average.
+    Arrays from a GPU were copied for the snapshot, and do not change. Others may: a
+    frozen parameter, for example, may be a moving average.
     """
     is_array = isinstance(value, np.ndarray) and value.base is None
     return is_array and not value.flags.writeable
