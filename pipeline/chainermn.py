@@ -1,11 +1,11 @@
-"""ChainerMN: the paper's own means, and a transport to measure against.
+"""ChainerMN: the paper's own functions, and a transport to measure against.
 
-:func:`send_data` and the three after it let the loop of Takisawa et al. (2022, Fig. 4)
-run as printed. :class:`ChainerMNTransport` carries the messages of any schedule. Every
-send blocks until it is received, each array is described anew in a pickled message of
-its own, and float16 travels as float32. Of other dtypes, which ChainerMN does not know,
-the transport sends the bytes. It understands what
-:class:`divisible.communication.transport.Transport` does: the same schedules run on it.
+With :func:`send_data` and the three functions after it, the loop of Takisawa et al.
+(2022, Fig. 4) runs as printed. :class:`ChainerMNTransport` carries the messages of any
+schedule. Every send blocks until it is received, each array is described in a pickled
+message of its own, and float16 travels as float32. Dtypes that ChainerMN does not know
+are sent as bytes. The transport has the methods of
+:class:`divisible.communication.transport.Transport`, so the same schedules run on it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mpi4py import MPI
 from divisible.communication.aborting import end_all_ranks
 from divisible.communication.signatures import Tensor, TensorSpec, signature
 
-# What ChainerMN sends.
+# Dtypes that ChainerMN sends.
 _SENT = tuple(map(np.dtype, ("int32", "int64", "float16", "float32", "float64")))
 
 
@@ -32,9 +32,10 @@ class ChainerMNTransport:
     """Channels over a ChainerMN communicator.
 
     Args:
-        comm (mpi4py.MPI.Comm): May carry other messages as well, with other tags.
-        timeout (float): Seconds a send or receive may block. ChainerMN cannot be
-            interrupted, so a longer one ends all ranks.
+        comm (mpi4py.MPI.Comm): Communicator, which may carry other messages with other
+            tags.
+        timeout (float): Longest time that a send or receive may block, in seconds. A
+            longer one ends all ranks, because ChainerMN cannot be interrupted.
     """
 
     rendezvous = True
@@ -42,20 +43,20 @@ class ChainerMNTransport:
     def __init__(self, comm: MPI.Comm, timeout: float) -> None:
         self.comm = chainermn.create_communicator("naive", comm)
         self.timeout = timeout
-        # ChainerMN cannot look up while it waits.
+        # ChainerMN cannot poll while it waits.
         self.watch = lambda: None
 
     def sender(self, channel: int, peer: int) -> _Channel:
-        """Returns this rank's end of a channel that leads to rank ``peer``."""
+        """Returns this rank's end of a channel to rank ``peer``."""
         return _Channel(self, channel, peer)
 
     receiver = sender
 
     def look(self) -> None:
-        """Does nothing: what is sent is waited for."""
+        """Does nothing, because every send is waited for."""
 
     def flush(self) -> None:
-        """Does nothing: what was sent has been received."""
+        """Does nothing, because sent messages have been received."""
 
 
 class _Channel:
@@ -96,8 +97,8 @@ class _Channel:
     @contextmanager
     def _deadline(self, waiting_for: str) -> Iterator[None]:
         def give_up() -> None:
-            # A rank that waits for this one may have noticed first; the one that
-            # waits for the culprit says so as well.
+            # A rank that waits for this one may have noticed first. The rank that waits
+            # for the slow one reports it as well.
             what = f"waited {self._timeout:.0f} s for {waiting_for}"
             end_all_ranks(what, lambda: None)
 
@@ -111,7 +112,7 @@ class _Channel:
 
 
 def _packed(array: np.ndarray) -> np.ndarray:
-    """Returns an array of a dtype that ChainerMN sends, with another one's bytes."""
+    """Returns the array, or its bytes in a dtype that ChainerMN sends."""
     if array.dtype in _SENT:
         return array
     content = np.frombuffer(array.tobytes(), np.uint8)
@@ -119,7 +120,7 @@ def _packed(array: np.ndarray) -> np.ndarray:
 
 
 def _unpacked(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
-    """Returns the array that was packed."""
+    """Returns the array before :func:`_packed`."""
     dtype = np.dtype(spec.dtype)
     if dtype not in _SENT:
         n_bytes = math.prod(spec.shape) * dtype.itemsize
@@ -131,16 +132,16 @@ def _unpacked(array: np.ndarray, spec: TensorSpec) -> np.ndarray:
 def send_data(comm: Any, y: chainer.Variable, dest: int) -> None:
     """Sends the output of a stage to the rank of the next one.
 
-    Blocks until the receiver has it.
+    The call blocks until the receiver has the output.
 
     Args:
         comm: A ChainerMN communicator.
         y (chainer.Variable or array or tuple of them): The output.
-        dest (int): The rank of the next stage.
+        dest (int): Rank of the next stage.
 
     Raises:
-        TypeError: If ChainerMN does not send its dtype, or arrays of several dtypes;
-            nothing is sent then.
+        TypeError: If ChainerMN does not send the dtype, or the arrays have several
+            dtypes. Nothing is sent then.
     """
     _send(comm, _map(lambda variable: chainer.as_variable(variable).array, y), dest)
 
@@ -150,13 +151,13 @@ def recv_data(comm: Any, x: chainer.Variable | None, source: int) -> chainer.Var
 
     Args:
         comm: A ChainerMN communicator.
-        x (chainer.Variable or None): The variable to put it in; ``None`` for a new
-            one, as in the paper.
-        source (int): The rank of the stage before.
+        x (chainer.Variable or None): Variable for the input; ``None`` for a new one, as
+            in the paper.
+        source (int): Rank of the stage before.
 
     Returns:
-        chainer.Variable or tuple of them: The input, a leaf of the stage's graph.
-        What was sent as float16 arrives as float32.
+        chainer.Variable or tuple of them: The input, a leaf of the stage's graph. An
+        input sent as float16 arrives as float32.
     """
     received = comm.recv(source, 0)
     if x is None:
@@ -171,7 +172,7 @@ def send_grad(comm: Any, x: chainer.Variable, dest: int) -> None:
     Args:
         comm: A ChainerMN communicator.
         x (chainer.Variable or tuple of them): The input, after ``backward``.
-        dest (int): The rank of the stage before.
+        dest (int): Rank of the stage before.
 
     Raises:
         ValueError: If ``x`` has no gradient; nothing is sent then.
@@ -194,8 +195,8 @@ def recv_grad(comm: Any, y: chainer.Variable, source: int) -> chainer.Variable:
 
     Args:
         comm: A ChainerMN communicator.
-        y (chainer.Variable or tuple of them): The output whose gradient it is.
-        source (int): The rank of the next stage.
+        y (chainer.Variable or tuple of them): The output that the gradient belongs to.
+        source (int): Rank of the next stage.
 
     Returns:
         ``y``, with its ``grad`` set, ready for ``y.backward()``.

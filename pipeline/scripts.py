@@ -2,19 +2,18 @@
 
     mpiexec -n 4 divisible run train.py --epoch 20
 
-Arguments after the script's name are the script's own. On every rank it is run as
-``python train.py`` would run it, and besides:
+Arguments after the script's name belong to the script. On every rank it runs as with
+``python train.py``, with these differences:
 
-* An exception that nobody catches, in any thread, ends all ranks; its traceback is
-  printed once.
-* So does ``sys.exit`` with another code than 0, with that code.
+* An uncaught exception in any thread ends all ranks, and its traceback is printed once.
+* ``sys.exit`` with a code other than 0 ends all ranks with that code.
 * After :class:`~pipeline.StopOnSignal` has stopped the training, the exit code is 75,
-  also if the script ends with ``sys.exit()`` or ``sys.exit(0)``.
-* SIGUSR1 without a handler of the script's ends all ranks, as it ends any program;
-  MPICH would drop it.
-* A file of the user's beside the script that has the name of one of our packages does
-  not hide it.
-* The console command names a rank that is killed, with what it held
+  even if the script ends with ``sys.exit()`` or ``sys.exit(0)``.
+* SIGUSR1 ends all ranks, as it ends any program, unless the script has a handler. MPICH
+  would ignore it.
+* A file beside the script with the name of one of our packages does not hide the
+  package.
+* The console command reports a rank that is killed, with its memory
   (:mod:`divisible.communication.guard`).
 """
 
@@ -42,7 +41,7 @@ from divisible.communication.errors import StallError
 from divisible.communication.waiting import wait
 from pipeline.training.signals import STOPPED, has_stopped
 
-# How long a rank that was stopped by a signal waits for the others before it ends.
+# Longest wait of a rank that a signal stopped for the others, in seconds.
 _SECONDS_FOR_OTHERS = 60.0
 
 
@@ -50,7 +49,7 @@ def run_script(arguments: Sequence[str]) -> None:
     """Runs a script.
 
     Args:
-        arguments: The script and its own arguments.
+        arguments: Path of the script, and the script's own arguments.
     """
     abort_on_error()
     script = arguments[0]
@@ -81,18 +80,18 @@ def _prepare(arguments: Sequence[str]) -> None:
             )
         sys.exit(why)
     if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
-        # Python does not know that MPICH handles it.
+        # Python does not know of MPICH's handler, so the default must be set.
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     for package in _packages.NAMES:
         importlib.import_module(package)
     sys.argv = list(arguments)
-    # As if Python itself had been given the script.
+    # The first entry is the script's directory, as with "python SCRIPT".
     sys.path[0] = os.path.dirname(os.path.abspath(script))
 
 
 def _fail(script: str, error: BaseException) -> None:
-    """Prints an exception of the script's, and ends this rank, with all others."""
-    # The script may have set a hook of its own, which ends nobody else.
+    """Prints an exception of the script, and ends all ranks."""
+    # The script may have set a hook of its own, which ends only this rank.
     abort_on_error()
     error.with_traceback(_within(script, error.__traceback__))
     sys.excepthook(type(error), error, error.__traceback__)
@@ -102,8 +101,8 @@ def _fail(script: str, error: BaseException) -> None:
 def _wait_for_others() -> None:
     """Waits until the script has ended on all ranks.
 
-    Some launchers end the others when one exits with another code than 0. This is a
-    courtesy to those: a rank that never comes must not keep this one.
+    Some launchers end the other ranks when one exits with a code other than 0. So ranks
+    wait for each other, but not for ever.
     """
     if is_world_up():
         request = MPI.COMM_WORLD.Ibarrier()
@@ -115,7 +114,7 @@ def _end_others(exit: SystemExit) -> None:
     """Ends the other ranks of a script that did not end well."""
     if not is_world_up():
         return
-    # As Python does: other than a number, it is the message.
+    # Python prints an exit code that is not a number as a message.
     is_number = isinstance(exit.code, int)
     message = "" if is_number else f"{exit.code}\n"
     code = exit.code if is_number else 1
@@ -126,7 +125,7 @@ def _end_others(exit: SystemExit) -> None:
 
 
 def _within(script: str, trace: TracebackType | None) -> TracebackType | None:
-    """Returns the part of a traceback from the script on."""
+    """Returns the part of a traceback that begins in the script."""
     start = trace
     while start is not None and start.tb_frame.f_code.co_filename != script:
         start = start.tb_next

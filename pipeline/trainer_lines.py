@@ -10,20 +10,20 @@ from chainer.training import extensions
 from divisible.side_files import SideFiles
 from divisible.terminal_text import printable
 
-# Erases everything from the cursor on: a progress bar leaves it at its first line.
+# Erases everything behind the cursor, which a progress bar leaves at its first line.
 _ERASE = "\033[J"
 _OUTPUT = SideFiles("lines for the user", "Free space there, or redirect the output.")
 
 
 def say(trainer: Any, text: str) -> None:
-    """Prints a line, which a progress bar of Chainer's neither hides nor cuts.
+    """Prints a line that a progress bar of Chainer neither hides nor cuts.
 
-    A failure of the standard output, as on a full disk, does not end the training.
+    If the standard output fails, as on a full disk, the training does not end.
 
     Args:
-        trainer (chainer.training.Trainer): The trainer, by whose extensions it is known
-            whether there is a bar.
-        text (str): The line.
+        trainer (chainer.training.Trainer): Trainer, whose extensions may include a
+            progress bar.
+        text (str): Line to print.
     """
     has_bar = any(
         isinstance(entry.extension, extensions.ProgressBar)

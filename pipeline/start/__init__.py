@@ -2,16 +2,16 @@
 
 ::
 
-    opening          a plan, or an undivided model, becomes arguments of each rank
-    plans            a plan, and what is given besides: what runs
-    plan_agreement   what the ranks say of a plan, compared
-    plan_choice      a plan that is measured and chosen: 'auto'
-    found_machine    the machine that it is for, as the ranks find it
-    undivided        the stages of a rank, of an undivided model
+    opening          makes arguments of each rank from a plan, or an undivided model
+    plans            combines a plan with the arguments given besides
+    plan_agreement   compares the plans and arguments of all ranks
+    plan_choice      measures and chooses a plan, for 'auto'
+    found_machine    the machine to plan for, as the ranks find it
+    undivided        the stages of a rank, cut from an undivided model
     description      a pipeline as a table
-    arguments        what one rank can check of its arguments alone
-    agreement        what follows from the announcements of all ranks: a pure function
-    replicas         the same for replicas on a grid
-    versions         the version of the package, the same on all ranks
+    arguments        arguments that one rank can check alone
+    agreement        compares the announcements of all ranks, by a pure function
+    replicas         compares the replicas of a grid
+    versions         compares the version of the package on all ranks
     starting         sends and receives the announcements
 """

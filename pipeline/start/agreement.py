@@ -1,7 +1,7 @@
-"""Compares what the ranks of a pipeline say of themselves at its start.
+"""Compares the announcements that the ranks of a pipeline make at its start.
 
-Each rank sends one announcement and gets those of all. What follows from them `agree`
-finds, a pure function: every rank comes to the same result, or raises the same error::
+Each rank sends one announcement and receives those of all. The function `agree` is
+pure, so every rank gets the same result from them, or raises the same error::
 
     rank 0   layers 0 to 6   ---.           .--->  the start
     rank 1   layers 7 to 14  ----+--> all --+--->  the start
@@ -37,25 +37,25 @@ from pipeline.start.arguments import Arguments
 
 
 class Announcement(NamedTuple):
-    """The facts that a rank tells the others of itself.
+    """A rank's description of its part, for the other ranks.
 
     Attributes:
-        layer_ranges: Of its stages, in the order of the model.
-        model_layers: A line of text for each layer of the undivided model.
-        skips: The skip connections of the undivided model.
-        ties: The parameters that several of its layers use.
-        shared_states: What several of its layers have in common besides.
+        layer_ranges: Ranges of the layers of its stages, in the order of the model.
+        model_layers: A text about each layer of the undivided model.
+        skips: Skip connections of the undivided model.
+        ties: Parameters that several of its layers use.
+        shared_states: Other objects that several of its layers share.
         unsized: Paths of parameters whose shapes are not known yet.
-        dtypes: The floating-point types of the stages' parameters.
+        dtypes: Floating-point types of the stages' parameters.
         loss_uses: Paths of parameters of other stages that the loss uses, if the rank
             has the last stage.
-        settings: Arguments that must be equal on all ranks, as texts by their names.
-        host: The name of the host.
-        n_threads: BLAS threads of this process.
-        n_cores: Cores that this process may use.
-        arithmetic: Whose products and convolutions it computes with.
-        early_draws: Weights that `from_chain` drew, and from which numbers.
-        hold_in: Where its microbatches wait for their backward.
+        settings: Arguments that must be equal on all ranks, as texts, by name.
+        host: Name of the host.
+        n_threads: Number of BLAS threads of this process.
+        n_cores: Number of cores that this process may use.
+        arithmetic: Name of the library that computes products and convolutions.
+        early_draws: Weights that `from_chain` drew, and the state of the generator.
+        hold_in: Place in which its microbatches wait for their backward.
         streamed: Positions of its layers whose weights are on disk.
     """
 
@@ -84,13 +84,13 @@ class Announcement(NamedTuple):
         settings: Mapping[str, str],
         hold_in: str = "memory",
     ) -> Announcement:
-        """Returns what this rank says.
+        """Returns the announcement of this rank.
 
         Args:
             stages: Its stages, in the order of the model.
             of_loss: The parameters of the loss.
-            settings: Texts by the argument's name.
-            hold_in: Where its microbatches wait for their backward.
+            settings: Arguments as texts, by name.
+            hold_in: Place in which its microbatches wait for their backward.
         """
         last = stages[-1]
         is_last = last.layer_range[1] == len(last.model_layers)
@@ -130,19 +130,20 @@ class Refusal(str):
 
 
 class Start(NamedTuple):
-    """What the ranks of a pipeline agreed on at its start.
+    """The outcome of the agreement of all ranks at the start.
 
     Attributes:
-        stage_ranks: For each stage of the pipeline the rank that holds it.
-        routes: The skip connections that lead from one stage to another.
-        shared: The parameters of which several stages have a copy.
-        dtypes: The floating-point types of all stages' parameters.
-        cuts: Where the layers of the stages begin, and where the last ones end.
-        name: The name of the pipeline's communicator.
-        arguments: This rank's arguments, in their plain forms. Where they must be equal
-            on all ranks, they are.
-        loss: What follows the last layer, made of the arguments.
-        hold_in: For each rank where its microbatches wait for their backward.
+        stage_ranks: Rank of each stage of the pipeline.
+        routes: Skip connections from one stage to another.
+        shared: Parameters of which several stages have a copy.
+        dtypes: Floating-point types of all stages' parameters.
+        cuts: Positions at which the layers of the stages begin, and at which the last
+            end.
+        name: Name of the pipeline's communicator.
+        arguments: This rank's arguments, checked and in plain forms. Arguments that
+            must be equal on all ranks are equal.
+        loss: Loss behind the last layer, made from the arguments.
+        hold_in: Place in which each rank's microbatches wait for their backward.
         streamed: Positions of the layers whose weights are on disk.
     """
 
@@ -159,14 +160,14 @@ class Start(NamedTuple):
 
 
 def agree(said: Sequence[Announcement | Refusal]) -> Start:
-    """Puts together what the ranks said: how the layers lie on them.
+    """Returns how the layers lie on the ranks, from all announcements.
 
     Args:
-        said: By all ranks, in their order.
+        said: Announcements of all ranks, in their order.
 
     Raises:
-        DisagreementError: If a rank refuses, or they do not make up one model, or
-            their settings differ.
+        DisagreementError: If a rank refuses, if the stages do not make up one model, or
+            if settings differ.
     """
     for rank, word in enumerate(said):
         if isinstance(word, Refusal):
@@ -199,7 +200,7 @@ def agree(said: Sequence[Announcement | Refusal]) -> Start:
 
 
 def check_placement(schedule: Schedule, stage_ranks: Sequence[int]) -> None:
-    """Refuses a schedule that wants the stages on other ranks than they are on."""
+    """Refuses a schedule that needs the stages on other ranks."""
     if tuple(schedule.stage_ranks) != tuple(stage_ranks):
         raise DisagreementError(
             f"the schedule {schedule.name!r} wants the stages on the ranks"
@@ -209,10 +210,10 @@ def check_placement(schedule: Schedule, stage_ranks: Sequence[int]) -> None:
 
 
 def compare_models(said: Sequence[Announcement]) -> None:
-    """Sees to it that the ranks have divided one model.
+    """Refuses ranks that have divided different models.
 
     Raises:
-        DisagreementError: If they have not.
+        DisagreementError: If the models differ.
     """
     first = said[0]
     for rank, word in enumerate(said):
@@ -236,7 +237,7 @@ def compare_models(said: Sequence[Announcement]) -> None:
 
 
 def _place(said: Sequence[Announcement]) -> list[tuple[tuple[int, int], int]]:
-    """Returns all stages' layers, and the rank of each, in the order of the model."""
+    """Returns the layers and the rank of each stage, in the order of the model."""
     placed = sorted(
         (layer_range, rank)
         for rank, word in enumerate(said)
@@ -295,10 +296,10 @@ def _find_shared(
 
 
 def compare_settings(settings: Sequence[Mapping[str, str]]) -> None:
-    """Sees to it that the ranks have equal settings.
+    """Refuses ranks with different settings.
 
     Raises:
-        DisagreementError: If they have not.
+        DisagreementError: If a setting differs.
     """
     first = settings[0]
     for name, here in first.items():
@@ -311,7 +312,7 @@ def compare_settings(settings: Sequence[Mapping[str, str]]) -> None:
 
 
 def _check_loss(said: Sequence[Announcement]) -> None:
-    """Refuses a loss that trains what another stage's optimizer does."""
+    """Refuses a loss that uses a parameter of another stage."""
     for path in (path for word in said for path in word.loss_uses):
         raise DisagreementError(
             f"the loss uses {path}, a parameter of another stage than the last, whose"
@@ -321,7 +322,7 @@ def _check_loss(said: Sequence[Announcement]) -> None:
 
 
 def warnings_of(said: Sequence[Announcement], dtypes: Set[np.dtype]) -> list[list[str]]:
-    """Returns what each rank has to warn of, each thing once."""
+    """Returns the warnings that each rank shows, each of them once."""
     warnings: list[list[str]] = [[] for _ in said]
     if np.dtype(np.float16) in dtypes and said[0].settings["loss_scale"] == "None":
         warnings[0].append(
@@ -353,7 +354,7 @@ def warnings_of(said: Sequence[Announcement], dtypes: Set[np.dtype]) -> list[lis
         ranks_on.setdefault(word.host, []).append(rank)
     for host, ranks in ranks_on.items():
         n_threads, n_cores = said[ranks[0]].n_threads, said[ranks[0]].n_cores
-        # Threads spin while they wait, which makes a step many times slower.
+        # Threads use a core while they wait, which makes a step many times slower.
         if n_threads > 1 and len(ranks) * n_threads > n_cores:
             warnings[ranks[0]].append(
                 f"{len(ranks)} ranks on {host} with {n_threads} BLAS threads each share"
@@ -368,8 +369,8 @@ def _is_streamed(layer: chainer.Link) -> bool:
 
 
 def _n_cores() -> int:
-    """Returns how many cores this process may use."""
+    """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
-    # Not on macOS.
+    # macOS has no sched_getaffinity.
     return os.cpu_count() or 1

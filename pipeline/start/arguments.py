@@ -1,4 +1,4 @@
-"""Arguments of a pipeline, as far as one rank can check them alone."""
+"""The arguments of a pipeline that one rank can check alone."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from divisible.schedules.recomputation import check_recomputation
 from divisible.schedules.schedule import Schedule
 from divisible.streaming.held_store import check_directory
 
-#: A chain, by its first position and the one after its last.
+#: A chain of layers: the position of its first layer, and the one behind its last.
 Span = tuple[int, int]
 AUTO, NONE = "auto", "none"
 
 
 class Arguments(NamedTuple):
-    """The arguments of :class:`~pipeline.Pipeline` but the communicator.
+    """The arguments of :class:`~pipeline.Pipeline`, without the communicator.
 
-    They are as a user has given them, of whatever type, until they are :meth:`checked`.
+    Until :meth:`checked` is called, they are of whatever type the user has given.
     """
 
     stages: Sequence[Divisible]
@@ -49,11 +49,11 @@ class Arguments(NamedTuple):
     fuse: str | Sequence[Span]
 
     def checked(self) -> Arguments:
-        """Returns them with the stages in a list and plain numbers.
+        """Returns the arguments with a list of stages, and with plain numbers.
 
         Raises:
-            TypeError: If one is of the wrong type.
-            ValueError: If one is out of range.
+            TypeError: If an argument is of the wrong type.
+            ValueError: If an argument is out of range.
         """
         stages = check_stages(self.stages)
         check_transport(self.transport, self.message_dtype, stages[0].device)
@@ -70,10 +70,10 @@ class Arguments(NamedTuple):
         )
 
     def to_compare(self, loss_names: Sequence[str]) -> dict[str, str]:
-        """Returns those that must be equal on all ranks, as texts by their names.
+        """Returns the arguments that must be equal on all ranks, as texts, by name.
 
         Args:
-            loss_names: What ``lossfun`` and ``accfun`` give.
+            loss_names: Names of the values of ``lossfun`` and ``accfun``.
         """
         scale = self.loss_scale
         return {
@@ -110,7 +110,7 @@ def check_stages(stage: Divisible | Sequence[Divisible]) -> list[Divisible]:
 
 
 def _refuse_states(part: Divisible) -> None:
-    """Refuses layers that keep a state from one call to the next, as L.LSTM does."""
+    """Refuses layers that keep a state from one call to the next, such as L.LSTM."""
     for position, layer in enumerate(part, start=part.layer_range[0]):
         if _keeps_state(layer):
             raise TypeError(
@@ -193,7 +193,7 @@ def check_seed(seed: int) -> int:
 
 
 def count_microbatches(schedule: str | Schedule, n_microbatches: int | None) -> int:
-    """Returns how many there are by both; refuses a schedule that cannot train."""
+    """Returns the number of microbatches; refuses a schedule that cannot train."""
     if not isinstance(schedule, Schedule):
         if n_microbatches is None:
             raise ValueError("n_microbatches is missing")
@@ -210,14 +210,14 @@ def count_microbatches(schedule: str | Schedule, n_microbatches: int | None) -> 
 
 
 def check_losses(lossfun: Any, accfun: Any) -> None:
-    """Refuses what cannot be called; there need not be an ``accfun``."""
+    """Refuses functions that cannot be called; ``accfun`` may be ``None``."""
     for name, function in (("lossfun", lossfun), ("accfun", accfun)):
         if not (callable(function) or (name == "accfun" and function is None)):
             raise TypeError(f"{name} must be a function or a link, not {function!r}")
 
 
 def check_loss_scale(loss_scale: Any) -> None:
-    """Refuses a loss scale that is no positive number, or has no value."""
+    """Refuses a loss scale that is not a positive number, or has no value."""
     if loss_scale is None:
         return
     try:
@@ -232,10 +232,10 @@ def check_loss_scale(loss_scale: Any) -> None:
 
 
 def check_fuse(fuse: Any) -> str | tuple[Span, ...]:
-    """Returns what a user says of chains, those that he gives as pairs of numbers.
+    """Returns the chains to fuse, as sorted pairs of numbers if they are given.
 
     Raises:
-        ValueError: If it is neither ``'auto'`` nor ``'none'``, nor pairs of positions.
+        ValueError: If ``fuse`` is neither ``'auto'``, nor ``'none'``, nor such pairs.
     """
     if isinstance(fuse, str) and fuse in (AUTO, NONE):
         return fuse

@@ -308,7 +308,7 @@ def _chosen(
     if machine is None:
         machine = find_machine(world, arguments.timeout)
         if model.device.xp is not np:
-            # It has found the memory of hosts.
+            # The memory found is that of hosts.
             machine = dataclasses.replace(machine, memory=None)
     if isinstance(comm, Grid):
         replicas = [comm.n_replicas]

@@ -1,4 +1,4 @@
-"""The replicas of a pipeline, compared when it starts."""
+"""Compares the replicas of a pipeline when it starts."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from pipeline.start.agreement import (
 
 
 def agree_on_replicas(said: Sequence[Announcement | Refusal], grid: Grid) -> Start:
-    """Puts together what the ranks of all replicas said.
+    """Returns how the model lies on each pipeline, from all announcements.
 
     Args:
-        said: By all ranks, in the order of the grid's world.
+        said: Announcements of all ranks, in the order of the grid's world.
         grid: The grid of this rank.
 
     Returns:
-        How the model lies on the ranks of each pipeline.
+        The start of this rank's pipeline.
 
     Raises:
-        DisagreementError: If a rank refuses, or the ranks of a replica do not make up
-            a model, or replicas differ.
+        DisagreementError: If a rank refuses, if the ranks of a replica do not make up a
+            model, or if replicas differ.
     """
     for rank, word in enumerate(said):
         if isinstance(word, Refusal):
@@ -62,9 +62,9 @@ def agree_on_replicas(said: Sequence[Announcement | Refusal], grid: Grid) -> Sta
 
 
 def without_draws(said: Sequence[Announcement], grid: Grid) -> list[Announcement]:
-    """Returns what ranks said, without what all but replica 0 have drawn.
+    """Returns announcements without the draws of later replicas.
 
-    Replicas begin with the parameters of replica 0, whatever they have drawn.
+    Replicas begin with the parameters of replica 0, so their own draws do not count.
     """
     return [
         word if grid.place(rank)[0] == 0 else word._replace(early_draws=None)
@@ -77,15 +77,15 @@ def begin_alike(
 ) -> None:
     """Gives this rank's parameters the values that they have in replica 0.
 
-    As the copies of a tied parameter, replicas may have been made by different seeds.
+    Replicas may have been made with different seeds, as may copies of a tied parameter.
 
     Args:
-        grid: The grid of this rank; ``None`` without replicas.
-        stages: This rank's, by their numbers.
+        grid: Grid of this rank; ``None`` without replicas.
+        stages: This rank's stages, by number.
         timeout: Seconds to wait for another replica.
 
     Raises:
-        StallError: If another replica does not come.
+        StallError: If another replica does not answer in time.
     """
     if grid is None:
         return

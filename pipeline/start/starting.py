@@ -27,27 +27,28 @@ from pipeline.start.arguments import Arguments, place_of
 from pipeline.start.replicas import agree_on_replicas, without_draws
 from pipeline.start.versions import told
 
-# How long a rank that refuses its arguments waits for the others to hear why.
+# Seconds that a rank that refuses its arguments waits for others to receive the reason.
 _SECONDS_TO_REFUSE = 10.0
-# Of the name of the first pipeline's communicator, for the directory of its records.
+# Number of letters of the first communicator's name, for the directory of its records.
 _LETTERS_OF_A_JOB = 12
 
 
 def agree_on_start(comm: Any, arguments: Arguments) -> Start:
-    """Checks a rank's arguments, and compares them with those of all others.
+    """Checks a rank's arguments, and compares them with those of all ranks.
 
     Args:
-        comm: Of all ranks of the pipeline, of ChainerMN or mpi4py; or a grid.
-        arguments: What this rank was given.
+        comm: Communicator of all ranks of the pipeline, of ChainerMN or mpi4py; or a
+            grid.
+        arguments: Arguments of this rank.
 
     Returns:
-        What they agreed on, with the arguments in their plain forms.
+        The outcome of the agreement, with the arguments in plain forms.
 
     Raises:
-        DisagreementError: On every rank, if they do not fit together.
+        DisagreementError: On every rank, if arguments or stages do not fit together.
         TypeError, ValueError: If this rank's own arguments are wrong; the other ranks
-            are told so.
-        StallError: If another rank does not come in time.
+            get the reason.
+        StallError: If another rank does not answer in time.
     """
     grid, comm = replicas_of(comm), world_of(comm)
     with refusing(comm):
@@ -78,17 +79,17 @@ def agree_on_start(comm: Any, arguments: Arguments) -> Start:
 
 @contextlib.contextmanager
 def refusing(comm: MPI.Comm) -> Iterator[None]:
-    """Tells the other ranks, which say what they are given, why this one refuses.
+    """Sends the reason of a refusal to the other ranks, which wait for announcements.
 
     Args:
-        comm: Of all ranks.
+        comm: Communicator of all ranks.
     """
     try:
         yield
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         if not isinstance(error, (TypeError, ValueError)):
-            # No bad argument: who reads it wants to know where it came from.
+            # The error is not about an argument, so a reader needs its traceback.
             text = f"{text}\n{traceback.format_exc()}"
         with contextlib.suppress(StallError, DisagreementError):
             told(comm, (Refusal(text), None), _SECONDS_TO_REFUSE)
@@ -96,15 +97,15 @@ def refusing(comm: MPI.Comm) -> Iterator[None]:
 
 
 def _alone(comm: MPI.Comm, stages: Sequence[Divisible]) -> list[str]:
-    """Returns a warning if this is the only rank, and was not meant to be."""
+    """Returns a warning if this is the only rank, which seems not to be intended."""
     is_meant = comm == MPI.COMM_SELF or is_started_by_a_rank()
     if MPI.COMM_WORLD.size > 1 or is_meant:
         return []
     started = launch_or_job()
     if started is not None and started.n_ranks > 1:
         return [
-            f"{started.variable}={started.n_ranks}, but for MPI this is the only rank,"
-            f" and trains the whole model, as each of the others does: start the script"
+            f"{started.variable}={started.n_ranks}, but MPI knows only this rank, which"
+            f" trains the whole model, as each of the others does: start the script"
             f" with the mpiexec of mpi4py's MPI library, or srun with the --mpi that it"
             f" needs; or give MPI.COMM_SELF to train on one rank"
         ]

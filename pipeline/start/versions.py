@@ -1,8 +1,8 @@
 """The version of the package on each rank, compared before anything else.
 
-Ranks of different versions may take messages for something else. Hosts often have
-checkouts of their own, whose version number is the same and whose sources differ, so
-the sources of what ranks say to each other are compared as well.
+Ranks of different versions may misread each other's messages. Hosts often have
+checkouts of their own, with the same version number and different sources. So the
+sources that determine messages are compared as well.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ _REMEDY = "Install the same version of divisible on all hosts"
 
 
 def told(comm: MPI.Comm, words: Any, timeout: float) -> list[Any]:
-    """Returns what all ranks say at the start; a call of all ranks.
+    """Returns the values of all ranks at the start; all ranks must call it.
 
     Args:
         comm (mpi4py.MPI.Comm): The communicator of the ranks.
-        words: This rank's words; any picklable object.
+        words: Value of this rank, any picklable object.
         timeout (float): Seconds to wait for the other ranks.
 
     Raises:
         DisagreementError: If a rank has another version of the package.
-        StallError: If another rank does not come in time.
+        StallError: If another rank does not answer in time.
     """
     try:
         said = all_gather(comm, sealed(words), timeout, "to start")
     except (ImportError, AttributeError) as error:
-        # Older versions pickled classes of theirs, which are elsewhere or gone by now.
+        # Older versions pickled objects of classes that have moved, or do not exist
+        # now.
         raise DisagreementError(
             f"rank {comm.rank} runs {version()}, and cannot read what a rank of another"
             f" version says ({error}). {_REMEDY}"
@@ -51,21 +52,21 @@ def told(comm: MPI.Comm, words: Any, timeout: float) -> list[Any]:
 
 
 def sealed(words: Any) -> tuple[str, str, bytes]:
-    """Returns a rank's words, which only a rank of the same version opens.
+    """Returns a rank's value in a form that only ranks of the same version open.
 
     The result has plain types, which ranks of any version can read.
 
     Returns:
-        The version of the package, the name of the host, and the words, pickled.
+        Version of the package, name of the host, and the pickled value.
     """
     return version(), socket.gethostname(), pickle.dumps(words)
 
 
 def opened(said: Sequence[Any]) -> list[Any]:
-    """Returns the words of all ranks.
+    """Returns the values of all ranks.
 
     Args:
-        said: The results of :func:`sealed`, in the order of the ranks.
+        said: Results of :func:`sealed`, in the order of the ranks.
 
     Raises:
         DisagreementError: If a rank has another version of the package.
@@ -81,7 +82,7 @@ def opened(said: Sequence[Any]) -> list[Any]:
 
 
 def _title(each: Any) -> tuple[str, str]:
-    """Returns the version of a rank, and where the rank runs, for a message."""
+    """Returns the version of a rank, and a text about its host, for a message."""
     if isinstance(each, tuple) and [*map(type, each)] == [str, str, bytes]:
         return each[0], f" on {each[1]}"
     return "a divisible that does not tell its version", ""
@@ -89,7 +90,7 @@ def _title(each: Any) -> tuple[str, str]:
 
 @functools.cache
 def version() -> str:
-    """Returns the number of the version, and a digest of what speaks to other ranks."""
+    """Returns the version number, and a digest of the sources that make messages."""
     content = hashlib.sha256()
     for folder in _SPEAKING:
         for path in sorted(folder.rglob("*.py")):

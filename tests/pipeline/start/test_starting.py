@@ -49,7 +49,7 @@ def test_a_start_takes_one_gather(comm):
 @pytest.mark.parametrize(
     "variables, n_stages, message",
     [
-        ({"SLURM_NTASKS": "2"}, 1, "SLURM_NTASKS=2, but for MPI this is the only rank"),
+        ({"SLURM_NTASKS": "2"}, 1, "SLURM_NTASKS=2, but MPI knows only this rank"),
         ({"OMPI_COMM_WORLD_SIZE": "3"}, 1, "OMPI_COMM_WORLD_SIZE=3, but"),
         # One task of a job with more, as it was asked for.
         ({"PMI_SIZE": "1", "SLURM_NTASKS": "2"}, 1, None),
