@@ -1,13 +1,13 @@
-"""The machine that a plan is made for, as the ranks find it.
+"""Measures the machine that a plan is made for.
 
 ::
 
-    every rank     what memory is left, where; how long a product takes      gathered
+    every rank     free memory, and its place; the time of a product         gathered
     neighbours     a message to and fro, small and large                     gathered
     every rank     the same machine: memory, speeds and links
 
-Ranks of one place share its memory equally. All ranks compute at once, as they will in
-training, and their speeds are relative to rank 0, which measures the layers.
+Ranks that use the same memory share it equally. All ranks compute at the same time, as
+in training. Their speeds are relative to rank 0, which measures the layers.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from divisible.communication.waiting import wait
 from divisible.free_memory import Claim, claims
 
 _PURPOSE = "to measure the machine"
-# Share of the memory that is left; the rest is for others, and for what nobody counts.
+# Share of the free memory to use; the rest is for other uses, which are not counted.
 _SHARE = 0.9
-# A product of squares, which takes a millisecond or so, for so many seconds.
+# Side of square matrices, whose product takes about 1 ms; and seconds of repetitions.
 _SIDE, _SECONDS = 384, 0.3
-# Ranks whose seconds differ by less are as fast as each other; so are links.
+# Ranks, and links, are equally fast if the ratio of their seconds is above this.
 _ALIKE = 0.75
 _SMALL, _LARGE, _REPEATS = 1, 4 * 2**20, 5
 
 
 def find_machine(comm: MPI.Comm, timeout: float) -> Machine:
-    """Returns the machine of some ranks; a call of all of them.
+    """Returns the machine of some ranks; all of them must call it.
 
     Args:
         comm: Communicator of the ranks.
         timeout: Seconds to wait for another rank.
 
     Returns:
-        Machine: One without a disk, equal on all ranks.
+        Machine: The machine without a disk, the same on all ranks.
 
     Raises:
-        StallError: If another rank does not come.
+        StallError: If another rank does not answer in time.
     """
-    # They come at different times, and are to compute at once.
+    # Ranks arrive at different times, and must compute at the same time.
     all_gather(comm, None, timeout, _PURPOSE)
     mine = claims(0), _seconds_of_a_product()
     limits, seconds = zip(*all_gather(comm, mine, timeout, _PURPOSE))
@@ -63,10 +63,10 @@ def find_machine(comm: MPI.Comm, timeout: float) -> Machine:
 
 
 def shared_memory(everyone: Sequence[Mapping[str, Claim]]) -> list[float] | None:
-    """Returns the bytes that each rank may use; ``None`` if no system says so.
+    """Returns the bytes that each rank may use; ``None`` if no system tells.
 
     Args:
-        everyone: The limits of all ranks.
+        everyone: Limits of memory on each rank, by name.
 
     Example:
         >>> host, own = Claim("a host", 0, 2000), Claim("a group", 0, 500)
@@ -87,7 +87,7 @@ def shared_memory(everyone: Sequence[Mapping[str, Claim]]) -> list[float] | None
 
 
 def relative_speeds(seconds: Sequence[float]) -> list[float] | None:
-    """Returns speeds relative to the first rank; ``None`` where they hardly differ.
+    """Returns speeds relative to the first rank; ``None`` if they hardly differ.
 
     Example:
         >>> relative_speeds([0.01, 0.02]), relative_speeds([0.01, 0.011])
@@ -99,7 +99,7 @@ def relative_speeds(seconds: Sequence[float]) -> list[float] | None:
 
 
 def one_for_all(values: Sequence[float] | None) -> float | Sequence[float] | None:
-    """Returns one number where all are the same.
+    """Returns one number if all are equal.
 
     Example:
         >>> one_for_all([1.0, 1.0]), one_for_all([1.0, 0.5])
@@ -110,10 +110,10 @@ def one_for_all(values: Sequence[float] | None) -> float | Sequence[float] | Non
 
 
 def network_of(links: Sequence[tuple[float, float]]) -> Network:
-    """Returns the links between neighbouring ranks, the slowest one for all alike.
+    """Returns the links between neighbouring ranks; one link if they are alike.
 
     Args:
-        links: For each pair of neighbours the seconds of a small and a large message.
+        links: Seconds of a small and a large message for each pair of neighbours.
 
     Example:
         >>> network = network_of([(1e-5, 1.00001), (1e-5, 0.95001)])
@@ -134,7 +134,7 @@ def _rounded(value: float) -> float:
 
 
 def _seconds_of_a_product(clock: Callable[[], float] = time.perf_counter) -> float:
-    """Returns the seconds of a product of matrices, on average over some time."""
+    """Returns the mean seconds of a product of matrices."""
     a = np.ones((_SIDE, _SIDE), np.float32)
     a @ a
     n, seconds, start = 0, 0.0, clock()
@@ -147,8 +147,8 @@ def _seconds_of_a_product(clock: Callable[[], float] = time.perf_counter) -> flo
 def _links(comm: MPI.Comm, timeout: float) -> tuple[float, float]:
     """Returns the seconds of a small and a large message to the next rank.
 
-    Pairs of ranks talk at once, first those that begin with an even rank. The last rank
-    has no next one.
+    Pairs of ranks exchange messages at the same time, first the pairs whose first rank
+    is even. The last rank has no next one.
     """
     found = 0.0, 0.0
     for parity in (0, 1):
@@ -167,7 +167,7 @@ def _links(comm: MPI.Comm, timeout: float) -> tuple[float, float]:
 def _to_and_fro(
     comm: MPI.Comm, peer: int, is_first: bool, n_bytes: int, timeout: float
 ) -> float:
-    """Returns the seconds of a message one way, the shortest of some."""
+    """Returns the seconds of a message one way, the shortest of several."""
     message, place, seconds = np.zeros(n_bytes, np.uint8), Place(comm, peer), []
 
     def finish(request: Any) -> None:

@@ -1,14 +1,14 @@
-"""The plans that ranks are given, compared before they start.
+"""Compares the plans that ranks are given, before they start.
 
-Each rank says which plan it is given, and what besides; it gets what all say::
+Each rank sends its plan and the other arguments, and receives those of all::
 
     rank 0   plan='auto', file found ---.           .--->  rank 0's plan
     rank 1   plan='auto' ---------------+--> all ---+--->  rank 0's plan
     rank 2   refuses: no such machine --'           '--->  its own error; others name it
 
-A plan in a file, or one that is still to be made, is rank 0's for all. Where a rank is
-given no plan it takes what others say of theirs for the reason why they do not start,
-and they see that it says something else.
+If the plan is in a file, or still to be made, rank 0's is used on all ranks. A rank
+without a plan receives the others' descriptions as refusals to start. The others
+receive its announcement, which is not a description of a plan.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from divisible.ties import SharedState, Tie
 from pipeline.start.agreement import Refusal, compare_models, compare_settings
 
 T = TypeVar("T")
-# How often rank 0 says that it is still at it, in parts of what the others wait.
+# Number of signs of life that rank 0 sends within the timeout of the others.
 _SIGNS_OF_LIFE = 4
 
 
 class PlanFacts(NamedTuple):
-    """The facts that a rank tells the others of its plan.
+    """A rank's plan, arguments and model, for the other ranks.
 
     Attributes:
         plan: The plan, as far as this rank knows it.
-        settings: Arguments that must be equal on all ranks, as texts by their names.
-        hold_in: Where microbatches are to wait on this rank; ``None`` if not given.
-        host: The name of the host.
-        model_layers: A line of text for each layer of the model.
-        skips: Its skip connections.
-        ties: The parameters that several of its layers use.
+        settings: Arguments that must be equal on all ranks, as texts, by name.
+        hold_in: Place for this rank's microbatches; ``None`` if not given.
+        host: Name of the host.
+        model_layers: A text about each layer of the model.
+        skips: Skip connections of the model.
+        ties: Parameters that several of its layers use.
         shared_states: Other states that several of its layers share.
     """
 
@@ -68,7 +68,7 @@ class PlanFacts(NamedTuple):
     ) -> PlanFacts:
         """Returns the facts of this rank's model and plan."""
         if plan is not None:
-            # Others have no use for what was not chosen.
+            # Other ranks do not need the alternatives.
             plan = dataclasses.replace(plan, alternatives=())
         return cls(
             plan,
@@ -83,35 +83,35 @@ class PlanFacts(NamedTuple):
 
 
 class PlanWords(Refusal):
-    """A rank's words on its plan; to a rank without one, a refusal to start.
+    """A rank's message about its plan; a refusal for ranks without one.
 
     Attributes:
-        facts (PlanFacts): The facts for ranks with a plan.
+        facts (PlanFacts): The plan and arguments, for ranks with a plan.
     """
 
     facts: PlanFacts
 
     @classmethod
     def of(cls, facts: PlanFacts) -> PlanWords:
-        """Returns the words for some facts."""
+        """Returns the message with a plan and arguments."""
         words = cls("it is given plan=, which not all ranks are: give it on all")
         words.facts = facts
         return words
 
 
 def agree_on_plan(said: Sequence[Any]) -> list[PlanFacts]:
-    """Compares the words of all ranks.
+    """Compares the messages of all ranks.
 
     Args:
-        said: By all ranks, in their order: :class:`PlanWords`, or a ``Refusal``, or
-            what a rank says that starts without a plan.
+        said: Message of each rank: :class:`PlanWords`, a ``Refusal``, or the
+            announcement of a rank that starts without a plan.
 
     Returns:
-        The facts of all ranks; those of rank 0 have the plan of all, if it knows it.
+        Plans and arguments of all ranks. Rank 0 has the plan of all, if it is known.
 
     Raises:
-        DisagreementError: If a rank refuses or has no plan, or plans, models or what
-            is given besides differ.
+        DisagreementError: If a rank refuses or has no plan, or if plans, models or
+            other arguments differ.
     """
     for rank, word in enumerate(said):
         if not isinstance(word, PlanWords):
@@ -131,7 +131,7 @@ def agree_on_plan(said: Sequence[Any]) -> list[PlanFacts]:
 
 
 def _difference(here: Plan, there: Plan) -> str:
-    """Returns in words the first field of two plans that differs."""
+    """Returns a text about the first field in which two plans differ."""
     for field in dataclasses.fields(Plan):
         mine, theirs = getattr(here, field.name), getattr(there, field.name)
         if field.compare and mine != theirs:
@@ -142,18 +142,18 @@ def _difference(here: Plan, there: Plan) -> str:
 def from_rank_0(
     comm: MPI.Comm, make: Callable[[Callable[[], None]], T], timeout: float
 ) -> T:
-    """Returns on every rank the object that rank 0 makes; a call of all ranks.
+    """Returns the object that rank 0 makes; all ranks must call it.
 
     Args:
         comm: Communicator of all ranks.
-        make: Called on rank 0. It calls its argument now and then, so that others wait
-            for longer than the timeout as long as it goes on.
-        timeout: Seconds to wait for a sign of rank 0.
+        make: Function that is called on rank 0. It must call its argument often, so
+            that other ranks wait for longer than the timeout.
+        timeout: Seconds to wait for a sign of life of rank 0.
 
     Raises:
-        DisagreementError: On the others, if ``make`` fails.
-        Exception: On rank 0, what ``make`` raises.
-        StallError: If rank 0 gives no sign.
+        DisagreementError: On the other ranks, if ``make`` fails.
+        Exception: On rank 0, the error of ``make``.
+        StallError: If rank 0 sends no sign of life.
     """
     if comm.rank != 0:
         while (told := broadcast_object(comm, None, 0, timeout)) is None:

@@ -1,4 +1,4 @@
-"""A plan together with the arguments that are given besides.
+"""Combines a plan with the arguments that are given besides.
 
 ::
 
@@ -6,8 +6,8 @@
                                                                 +---> plan in force
     given     8 microbatches ----------------------------------'      and a warning
 
-What is given wins. A plan predicts time and memory of what it says, so where something
-else runs, the plan in force has no predictions.
+Given arguments take precedence. A plan predicts its own time and memory, so a plan in
+force that differs from it has no predictions.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from divisible.schedules.automatic import AUTO
 from divisible.schedules.catalogue import CATALOGUE, Placement, create
 from divisible.schedules.schedule import Schedule
 
-#: Predictions of a plan, which do not hold where something else runs.
+#: Fields with predictions of a plan, which are wrong for other arguments.
 PREDICTIONS = ("stages", "step_seconds", "bubble", "exchange", "scatter")
-#: The schedules of plans that name none.
+#: Schedules for plans without one.
 _OF_ONE, _OF_SEVERAL = "1f1b", "interleaved"
 
 
 class Given(NamedTuple):
-    """The arguments of a pipeline that a plan decides; ``None`` where not given.
+    """Arguments that a plan decides if they are ``None``.
 
     Attributes:
         n_microbatches: Number of microbatches.
-        schedule: Its name, or the schedule itself.
-        recompute: The microbatches that are recomputed.
-        fuse: The chains of layers that run as one function, or the way to find them.
+        schedule: Name of the schedule, or the schedule itself.
+        recompute: Microbatches that are recomputed.
+        fuse: Chains of layers that run as one function, or the way to find them.
     """
 
     n_microbatches: int | None = None
@@ -47,14 +47,14 @@ class Given(NamedTuple):
 
 
 class InForce(NamedTuple):
-    """A plan with what is given in the place of what it says.
+    """A plan, in which given arguments have replaced its own.
 
     Attributes:
         plan: The plan in force.
-        schedule: A name, or the schedule itself.
-        stage_ranks: For each stage the rank of a pipeline that holds it.
-        fuse: The argument of a pipeline.
-        changes: Differences to the plan, in words.
+        schedule: Name of the schedule, or the schedule itself.
+        stage_ranks: Rank of each stage, within its pipeline.
+        fuse: Argument ``fuse`` of a pipeline.
+        changes: Texts about the differences from the original plan.
     """
 
     plan: Plan
@@ -65,7 +65,7 @@ class InForce(NamedTuple):
 
     @property
     def warning(self) -> str:
-        """A line of text if something else runs than the plan says, else empty."""
+        """A warning if the plan in force differs from the original; else empty."""
         if not self.changes:
             return ""
         return (
@@ -74,7 +74,7 @@ class InForce(NamedTuple):
         )
 
     def stages_of(self, rank: int) -> list[tuple[int, int]]:
-        """Returns the layers of the stages of a rank of a pipeline, in their order."""
+        """Returns the ranges of layers of a rank's stages, in their order."""
         numbers = (s for s, owner in enumerate(self.stage_ranks) if owner == rank)
         return [self.plan.range(number) for number in numbers]
 
@@ -82,15 +82,15 @@ class InForce(NamedTuple):
 def put_together(
     plan: Plan, given: Given, held: Sequence[str | None] | None = None
 ) -> InForce:
-    """Returns the plan in force, by a plan and by what is given besides.
+    """Returns the plan in force, from a plan and the arguments given besides.
 
     Args:
         plan: The plan.
-        given: The arguments that are equal on all ranks.
-        held: For each rank of a pipeline the ``hold_in`` that is given there.
+        given: Arguments that are equal on all ranks.
+        held: The ``hold_in`` that is given on each rank of a pipeline.
 
     Raises:
-        ValueError: If what is given does not fit the plan.
+        ValueError: If the arguments do not fit the plan.
 
     Example:
         >>> plan = Plan([0, 3, 5], 4, '1f1b')
@@ -136,7 +136,7 @@ def put_together(
 
 
 def _fused(plan: Plan, fuse: Any) -> tuple[Any, Any]:
-    """Returns how a pipeline fuses, and the chains that are known already."""
+    """Returns a pipeline's ``fuse``, and the chains that are known already."""
     if fuse is None:
         return plan.fusion or "none", plan.fusion
     return fuse, () if isinstance(fuse, str) else fuse
@@ -145,10 +145,10 @@ def _fused(plan: Plan, fuse: Any) -> tuple[Any, Any]:
 def _placed(
     plan: Plan, schedule: str | Schedule, n_microbatches: int
 ) -> tuple[int, ...]:
-    """Returns for each stage of a plan its rank, as a schedule wants it.
+    """Returns the rank of each stage of a plan, as a schedule needs it.
 
     Raises:
-        ValueError: If the schedule wants other stages than the plan has.
+        ValueError: If the schedule needs other stages than the plan has.
     """
     n_ranks = plan.n_stages // plan.stages_per_rank
     if schedule == AUTO:
@@ -178,15 +178,15 @@ def _placed(
 def plan_of_stages(
     cuts: Sequence[int], stage_ranks: Sequence[int], **fields: Any
 ) -> Plan | None:
-    """Returns the plan that stages make which were divided without one.
+    """Returns the plan that describes stages divided without one.
 
     Args:
-        cuts: Where the layers are cut.
-        stage_ranks: For each stage the rank of a pipeline that holds it.
-        **fields: Other fields of a plan that are known.
+        cuts: Cuts of the model.
+        stage_ranks: Rank of each stage, within its pipeline.
+        **fields: Other known fields of the plan.
 
     Returns:
-        Plan: ``None`` if ranks have unequally many stages, which no plan has.
+        Plan: The plan; ``None`` if ranks have unequally many stages, as in no plan.
 
     Example:
         >>> plan_of_stages([0, 1, 2, 3, 4], [0, 1, 1, 0], schedule="zb_v").n_ranks
@@ -199,7 +199,7 @@ def plan_of_stages(
 
 
 def with_new_cuts(plan: Plan, cuts: Sequence[int]) -> Plan:
-    """Returns a plan whose stages have other layers, without what it predicted."""
+    """Returns a plan with other cuts, and without its predictions."""
     if list(cuts) == list(plan.cuts):
         return plan
     return dataclasses.replace(plan, cuts=cuts, **dict.fromkeys(PREDICTIONS))
