@@ -2,30 +2,30 @@
 
 ::
 
-    pipeline         what a training script calls: step, evaluate, predict
-    planned          its plan: what is in force, and an optimizer for it
-    between_steps    its calls that pass no minibatch
-    internals        its parts, for packages of this project
+    pipeline         the calls of a training script: step, evaluate, predict
+    planned          the plan of a pipeline, and an optimizer for it
+    between_steps    calls of a pipeline that run no minibatch
+    internals        parts of a pipeline, for packages of this project
 
-    start            arguments of all ranks, compared, become what they agreed on
-    step             a minibatch on its way: step, runner
+    start            the arguments of all ranks, checked and compared
+    step             the steps of minibatches, and the runner of schedules
     stages           forward and backward of the layers of one stage
-    calls            what ranks compare and tell each other in each call
+    calls            messages and comparisons of ranks in each call
     hooks            hooks and updates of optimizers that have a part of the model
 
     training         updater and evaluator for Chainer's trainer
-    snapshots        runs on disk
+    snapshots        training runs on disk
     exports          trained models for other libraries
     rebalancing      layers that move to other ranks while a pipeline trains
     command_line     the command line
 
     scripts          runs a training script: "divisible run", "python -m pipeline"
-    chainermn        the paper's own means, and a transport over ChainerMN
+    chainermn        the paper's own functions, and a transport over ChainerMN
     trainer_lines    lines for a terminal, beside a trainer's progress bar
 
-Names are imported when they are first used. The import of this package does one thing
-besides: where a launcher has started several ranks, it calls :func:`abort_on_error`, so
-that an exception on one ends all, also before there is a pipeline. It starts no MPI.
+Names are imported when they are first used. If a launcher has started several ranks,
+the import of this package also calls :func:`abort_on_error`. Then an exception on one
+rank ends all, even before there is a pipeline. The import does not start MPI.
 """
 
 from chainer_compat._packages import check

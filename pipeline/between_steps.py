@@ -1,4 +1,4 @@
-"""Calls of all ranks between the passes of minibatches: to tell, and to close."""
+"""Calls of all ranks between the steps of a pipeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _Own = TypeVar("_Own", bound="CallsBetweenSteps")
 
 
 class CallsBetweenSteps:
-    """Calls of a pipeline that pass no minibatch."""
+    """Calls of a pipeline that run no minibatch."""
 
     _ranks: Ranks
     _step: Step
@@ -26,38 +26,39 @@ class CallsBetweenSteps:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this rank is the one of all that prints and writes logs."""
+        """Whether this rank prints and writes logs for all ranks."""
         return self._ranks.is_chief
 
     @property
     def n_replicas(self) -> int:
-        """How many pipelines share a minibatch."""
+        """Number of pipelines that share a minibatch."""
         return self._ranks.n_replicas
 
     @property
     def replica(self) -> int:
-        """The number of this rank's pipeline among the replicas."""
+        """Number of this rank's pipeline among the replicas."""
         return self._ranks.replica
 
     def _call(self, name: str) -> AbstractContextManager[None]:
-        """Returns the guard around a call."""
+        """Returns the context of a call."""
         raise NotImplementedError
 
     def timeline(self) -> Timeline:
-        """Returns what every rank did in the last :meth:`step`, and when.
+        """Returns the times of every rank's actions in the last :meth:`step`.
 
-        Recording is always on: two readings of the clock for an action or a message.
-        To be called on every rank. On a GPU the times are of launches.
+        Recording is always on, and reads the clock twice per action or message. All
+        ranks must call this. On a GPU, the times are those of launches.
 
         Returns:
-            Timeline: Of all ranks of the pipeline, on each of them, on one clock that
-            starts with the first action. A wait is a receive, from when it was needed
-            to when it was there. On a grid: of this replica, and exchanges so far.
+            Timeline: The timeline of all ranks of the pipeline, the same on each of
+            them, on one clock that starts with the first action. A wait is a receive,
+            from when it was needed to when it was complete. On a grid, it is the
+            timeline of this replica, with the exchanges so far.
 
         Raises:
-            RuntimeError: If there was no step yet.
-            DisagreementError: If another rank makes another call.
-            StallError: If another rank does not come in time.
+            RuntimeError: If no step has been run yet.
+            DisagreementError: If another rank makes a different call.
+            StallError: If another rank does not answer in time.
         """
         if (record := self._step.record) is None:
             raise RuntimeError("no step has been run yet")
@@ -68,23 +69,25 @@ class CallsBetweenSteps:
             )
 
     def close(self) -> None:
-        """Frees the pipeline's communicator; to be called on every rank.
+        """Frees the pipeline's communicator; all ranks must call it.
 
-        Needed only where many pipelines are made in one process. A pipeline is a
-        context manager that closes itself. After a call that failed, and if it is
-        closed already, it does nothing.
+        This is needed only if many pipelines are made in one process. A pipeline is a
+        context manager that closes itself. After a failed call, or if the pipeline is
+        closed already, nothing is done.
 
         Raises:
-            DisagreementError: If another rank makes another call.
-            StallError: If another rank does not come in time, or has left.
-            SnapshotError: If a snapshot in the background has failed; call it again.
+            DisagreementError: If another rank makes a different call.
+            StallError: If another rank does not answer in time, or its script has
+                ended.
+            SnapshotError: If a snapshot in the background has failed. Call it again
+                then.
         """
-        # A failed call may have messages under way, which hold on to everything.
+        # A failed call may have messages under way, whose buffers must stay.
         if self._ranks.calls.has_failed or self._ranks.are_closed:
             return
         if self._ranks.before_close is not None:
             self._ranks.before_close()
-        # A rank that closed alone could not tell others that wait for it.
+        # If one rank closed alone, it could not answer others that wait for it.
         with self._call("close"):
             self._ranks.calls.compare()
         self._step.close()
@@ -94,6 +97,6 @@ class CallsBetweenSteps:
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        # After an error the other ranks are not there to close with.
+        # After an error, the other ranks do not close with this one.
         if error is None:
             self.close()

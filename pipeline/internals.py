@@ -32,7 +32,7 @@ class Internals:
 
     @property
     def ranks(self) -> Ranks:
-        """The messages between ranks besides arrays."""
+        """The messages among ranks besides activations and gradients."""
         return self._pipeline._ranks
 
     @property
@@ -42,22 +42,22 @@ class Internals:
 
     @property
     def step(self) -> Step:
-        """The passes of minibatches: stages, runner, ties, updates."""
+        """The steps of minibatches: stages, runner, ties, updates."""
         return self._pipeline._step
 
     @property
     def trial(self) -> Trial | None:
-        """The trial that is still to choose the schedule, of ``'auto'``."""
+        """The trial of schedules that ``'auto'`` has not finished yet."""
         return self.step.current.trial
 
     @property
     def record(self) -> Record | None:
-        """The record of the last step on this rank: when it did what."""
+        """The times of the last step on this rank; ``None`` before the first step."""
         return self.step.record
 
     @property
     def ties(self) -> TieExchange | None:
-        """The exchange of parameters that several stages share, if any do."""
+        """The exchange of parameters that several stages share, if there are some."""
         return self.step.ties
 
     @property
@@ -74,26 +74,26 @@ class Internals:
         return self.step.vetoes
 
     def gather(self, value: Any, call: str) -> list:
-        """Returns every rank's ``value``, of all replicas, in rank order.
+        """Returns ``value`` of every rank, of all replicas, in rank order.
 
         Args:
             value: Any picklable object.
-            call (str): The name of what the ranks do, such as ``'save'`` or
-                ``'compress'``; all must do the same at this point.
+            call (str): Name of the call, such as ``'save'`` or ``'compress'``, the
+                same on all ranks.
 
         Raises:
-            DisagreementError: On every rank, if they do not.
-            StallError: If another rank does not come in time.
+            DisagreementError: On every rank, if the ranks' calls differ.
+            StallError: If another rank does not answer in time.
         """
         with self._pipeline._call(call):
             self.ranks.calls.compare()
             return self.ranks.all_gather(value, f"to {call}")
 
     def lay_out(self, start: Start) -> None:
-        """Lays the stages out with the layers that they have now; a call of all ranks.
+        """Lays out the stages with their present layers; all ranks must call it.
 
         Args:
-            start (Start): How the layers lie.
+            start (Start): Agreed arguments, with the present layers.
         """
         with self._pipeline._call("rebalance"):
             self._pipeline._lay_out(start)

@@ -1,4 +1,4 @@
-"""The pipeline as a training script sees it."""
+"""The pipeline, as training scripts use it."""
 
 from __future__ import annotations
 
@@ -32,106 +32,116 @@ class Pipeline(Planned):
     """Trains a model whose stages lie on the ranks of a communicator.
 
     Every rank makes a pipeline of the same model, which the pipeline divides, and calls
-    the same methods. A minibatch is cut into microbatches, as equal as they come, which
-    pass through the stages in the order of a schedule. The loss and the gradients are
-    those of the undivided model on the undivided minibatch, if ``lossfun`` is a mean
-    over samples. Batch normalization normalizes over a microbatch. Its running averages
-    move once for each minibatch, by mean and variance over all of its samples. What
-    random layers draw depends on the seed, the minibatch, the microbatch and their
-    position alone. On one rank this is serial training.
+    the same methods. A minibatch is cut into microbatches of nearly equal size, which
+    pass through the stages in the order of a schedule. If ``lossfun`` is a mean over
+    samples, the loss and the gradients are those of the undivided model on the
+    undivided minibatch. Batch normalization normalizes over a microbatch. Its running
+    averages move once per minibatch, by the mean and variance over all of its samples.
+    Random numbers of layers depend only on the seed, the minibatch, the microbatch and
+    the layer's position. On one rank, this is serial training.
 
     Args:
         stage (Divisible or list of Divisible): The undivided model, built alike on all
-            ranks. Each rank keeps its own layers, as the plan says, or equally many;
-            in :func:`~divisible.deferred_init` it makes no others. Or this rank's
-            stage, divided by hand; or a list of stages, for a schedule with several on
-            a rank. Then the ranks' stages must follow each other and make up the model.
-        comm: A ChainerMN communicator or an mpi4py one. Or a
-            :class:`~data_parallel.Grid` of replicas, which begin alike; each reads its
-            part of a minibatch and has its gradients, until the optimizer exchanges
-            them.
+            ranks. Each rank keeps its own layers, which the plan names; without a plan,
+            stages have equally many layers. In :func:`~divisible.deferred_init` a rank
+            makes only its own layers. Or this rank's stage, divided by hand; or a list
+            of stages, for a schedule with several stages per rank. The stages of all
+            ranks must then make up the model, one after the other.
+        comm: A ChainerMN communicator, or one of mpi4py. Or a
+            :class:`~data_parallel.Grid` of replicas, which begin with equal parameters.
+            Each replica reads its part of a minibatch and has its own gradients, until
+            the optimizer exchanges them.
         n_microbatches (int): Number of microbatches to cut a minibatch into. A
-            minibatch with fewer samples is cut into single samples. This, ``schedule``,
-            ``recompute``, ``hold_in`` and ``fuse`` are what the plan says where they
-            are not given; given ones win, with a warning if the plan says otherwise.
-        schedule (str or Schedule): One of ``divisible.schedules.NAMES``, which says how
-            stages lie on ranks, by default ``'1f1b'``; or ``'auto'``, for any
-            placement, which runs four minibatches and goes on with what is fastest by
-            simulation of their times; no rank holds more microbatches than the first
-            one does with ``'1f1b'``.
-        lossfun: ``lossfun(*outputs, *targets)``, a mean over the samples, or that and
-            how many samples it is a mean of; used on the last stage.
-        accfun: The same for the accuracy; ``None`` for none.
-        transport (str): ``'mpi'``, or, to measure against, ``'chainermn'`` for its
-            blocking sends and receives, of stages in host memory.
-        recompute (str): Which microbatches hold only their stage's input between
-            forward and backward, and are computed again for the backward: ``'never'``,
+            minibatch with fewer samples is cut into single samples. This argument,
+            ``schedule``, ``recompute``, ``hold_in`` and ``fuse`` come from the plan if
+            they are not given. Given values take precedence, with a warning if the plan
+            has others.
+        schedule (str or Schedule): One of ``divisible.schedules.NAMES``, by default
+            ``'1f1b'``; the name determines on which ranks the stages lie. Or
+            ``'auto'``, for any placement: the first four minibatches measure the
+            stages, and the schedule that is then the fastest by simulation runs the
+            others. No rank holds more microbatches than the first one holds with
+            ``'1f1b'``.
+        lossfun: Function of the loss, ``lossfun(*outputs, *targets)``, which the last
+            stage calls. It returns the mean over the samples; or this mean, and the
+            number of samples that count.
+        accfun: Function of the accuracy, with the same arguments and results; ``None``
+            for no accuracy.
+        transport (str): ``'mpi'``; or, to measure against, ``'chainermn'`` for its
+            blocking sends and receives, with stages in host memory.
+        recompute (str): Microbatches that hold only their stage's input between forward
+            and backward, and run forward again before their backward: ``'never'``,
             ``'except_last'`` or ``'always'``; see
-            :mod:`divisible.schedules.recomputation`. Those of layers appended with
-            ``recompute=True`` always are. What a layer does besides, it does twice.
-        seed (int): For the layers' random numbers, and for the weights of layers that
-            are sized at their first call. Replicas on a grid count their microbatches
-            together. Of the global generators, only NumPy's and CuPy's are seeded; a
-            thread that draws from NumPy's during a step gets numbers of the layers.
-        deferred_batch_norm (bool): Whether running averages of batch normalization
-            move once for each minibatch, not once for each microbatch. Those of
-            ``DecorrelatedBatchNormalization`` cannot be put together from parts, and
-            always move for each microbatch.
-        message_dtype (str or None): The dtype in which wider floating-point arrays
-            travel between the stages, only with ``'mpi'``: ``'fp16'``, or ``'fp32'``,
-            which changes nothing for a float32 model; ``None`` for their own.
+            :mod:`divisible.schedules.recomputation`. Layers appended with
+            ``recompute=True`` are always recomputed. Other effects of a layer's forward
+            then happen twice.
+        seed (int): Seed of the layers' random numbers, and of weights that layers draw
+            at their first call. Replicas on a grid number their microbatches together.
+            Of the global generators, only NumPy's and CuPy's are seeded. A thread that
+            draws from NumPy's during a step gets numbers of the layers.
+        deferred_batch_norm (bool): Whether running averages of batch normalization move
+            once per minibatch, rather than once per microbatch. Averages of
+            ``DecorrelatedBatchNormalization`` cannot be joined from parts, and always
+            move per microbatch.
+        message_dtype (str or None): Dtype in which wider floating-point arrays travel
+            between the stages, only with ``'mpi'``: ``'fp16'``, or ``'fp32'``, which
+            changes nothing for a float32 model; ``None`` for their own dtypes.
         timeout (float): Seconds to wait for another rank before giving up.
-        loss_scale: What gradients are multiplied by until the optimizer divides them
-            again: a number, or the ``loss_scale`` of a
-            :class:`~mixed_precision.MixedPrecision`, read in every step. Equal on all
-            ranks.
-        hold_in (str or path): The place where this rank's microbatches wait for their
-            backward: ``'memory'``; a directory, for a file there; or ``'disk'``, for
+        loss_scale: Factor by which gradients are multiplied until the optimizer divides
+            them: a number, or the ``loss_scale`` of a
+            :class:`~mixed_precision.MixedPrecision`, read in every step. It must be
+            equal on all ranks.
+        hold_in (str or path): Place in which this rank's microbatches wait for their
+            backward: ``'memory'``; a directory, for a file in it; or ``'disk'``, for
             the directory of temporary files. See :mod:`pipeline.stages.held_elsewhere`.
-            With a plan, a directory is the place for all that the plan has on disk,
-            weights as well; ``'memory'`` and ``'disk'`` win over the plan.
-        fuse: Which chains of pointwise layers, with a batch normalization or behind a
-            product, run as one function: ``'auto'`` for those that are faster in the
-            first minibatch, ``'none'``, or a plan's ``fusion``. But for ``'none'``,
-            :meth:`predict` and :meth:`evaluate` fold a batch normalization into the
-            convolution or ``Linear`` right before it, in the same stage, also within
-            layers that are marked :func:`~chainer_kernels.fusible`. That changes the
-            last bits, so these differ between a cut between the two and another.
-        plan (Plan, path or 'auto'): What to run: where the model is cut, and how. A
-            plan with replicas makes a grid of ``comm``. The file of a plan is read on
-            rank 0. ``'auto'`` measures the layers on rank 0, and takes the plan of
-            :func:`~divisible.best_plan` that uses all ranks; what is given besides is
-            kept. Where memory does not suffice, microbatches wait on disk, and weights
-            of deferred layers are there. ``divisible run --plan FILE`` replaces
-            ``'auto'`` by the plan in a file. See :doc:`/howto/cut`.
-        x (array or tuple of arrays): For ``'auto'``, inputs of a first minibatch; read
+            With a plan, a directory is the place of everything that the plan has on
+            disk, weights included. ``'memory'`` and ``'disk'`` take precedence over the
+            plan.
+        fuse: Chains of pointwise layers, with a batch normalization or behind a
+            product, that run as one function: ``'auto'`` for chains that are faster in
+            the first minibatch, ``'none'``, or a plan's ``fusion``. Unless it is
+            ``'none'``, :meth:`predict` and :meth:`evaluate` fold a batch normalization
+            into the convolution or ``Linear`` directly before it, if both are in one
+            stage. They do so within layers marked :func:`~chainer_kernels.fusible`,
+            too. Folding rounds differently, so results may differ in the last bits
+            between cuts that separate the two layers and cuts that do not.
+        plan (Plan, path or 'auto'): Cuts of the model and all other choices for a run:
+            a plan, the path of its file, which rank 0 reads, or ``'auto'``. A plan with
+            replicas makes a grid of ``comm``. With ``'auto'``, rank 0 measures the
+            layers and chooses by :func:`~divisible.best_plan` among plans that use all
+            ranks and keep the other arguments given. If memory does not suffice,
+            microbatches wait on disk, and so do weights of deferred layers. ``divisible
+            run --plan FILE`` replaces ``'auto'`` by the plan in a file. See
+            :doc:`/howto/cut`.
+        x (array or tuple of arrays): Inputs of a first minibatch, for ``'auto'``; read
             on rank 0.
-        t (array or tuple of arrays): The same of targets.
-        machine (Machine): For ``'auto'``, the memory, the speeds and the links of the
-            ranks. By default what the ranks find: the memory that is left, shared by
-            the ranks of a host, and times of a product and of messages. Memory of a GPU
-            is not looked for.
-        directory: For ``'auto'``, where ``plan.json`` is kept, such as where the run
-            has its snapshots. A run that finds it there takes the same plan, if it is
-            for this model and so many ranks.
+        t (array or tuple of arrays): Targets of a first minibatch, for ``'auto'``; read
+            on rank 0.
+        machine (Machine): Memory, speeds and links of the ranks, for ``'auto'``. By
+            default the ranks measure them: the free memory, shared by the ranks of a
+            host, and the times of a product and of messages. Memory of a GPU is not
+            measured.
+        directory: Directory for the file ``plan.json``, for ``'auto'``, such as that of
+            the run's snapshots. A run that finds the file uses its plan, if it fits the
+            model and the number of ranks.
 
     A model with float16 parameters gets its floating-point inputs in float16, and its
     outputs are cast to float32 for ``lossfun``. Gradients of microbatches are added up
     in float32 and rounded once.
 
     Attributes:
-        rank (int): This rank's number among those of the pipeline; on a grid, of its
-            replica.
-        is_first (bool): Whether this rank holds the first stage, and reads ``x``.
-        is_last (bool): Whether this rank holds the last stage, and reads ``t``.
-        grid (Grid or None): The grid, as given, or made for the plan.
-        fusion (FusedLayers): The chains that run as one function; printed, a table.
-        cuts (list of int): Where the layers are cut, as in a :class:`~divisible.Plan`.
+        rank (int): Number of this rank in the pipeline; on a grid, in its replica.
+        is_first (bool): Whether this rank has the first stage, and reads ``x``.
+        is_last (bool): Whether this rank has the last stage, and reads ``t``.
+        grid (Grid or None): The grid that was given, or made for the plan.
+        fusion (FusedLayers): The chains that run as one function; ``str()`` returns a
+            table.
+        cuts (list of int): Cuts of the model, as in a :class:`~divisible.Plan`.
 
     Raises:
-        DisagreementError: On every rank, if the ranks' stages do not make up one
-            model, or their arguments differ, or a layer with running averages is in
-            two stages; on the others, if a rank refuses its arguments.
+        DisagreementError: On every rank, if the stages of the ranks do not make up one
+            model, arguments differ, or two stages share a layer with running averages.
+            If a rank refuses its arguments, on the others.
         ValueError: If an argument is out of range.
         TypeError: If an argument is of the wrong type.
 
@@ -181,7 +191,7 @@ class Pipeline(Planned):
         machine: Machine | None = None,
         directory: str | os.PathLike | None = None,
     ) -> None:
-        # First of all: others may wait already for a rank that fails here.
+        # First of all, because other ranks may be waiting for one that fails here.
         abort_on_error()
         arguments = Arguments(
             stages=stage,
@@ -220,14 +230,14 @@ class Pipeline(Planned):
         self._keep_plan(opening, start)
 
     def _lay_out(self, start: Start) -> None:
-        """Lays out the stages; what else was agreed on stays."""
+        """Lays out the stages; other agreed arguments stay."""
         given = start._replace(arguments=self._arguments, loss=self._loss)
         self._step.lay_out(given)
         self.cuts = start.cuts
 
     @property
     def n_steps(self) -> int:
-        """How many minibatches :meth:`step` has run."""
+        """Number of minibatches that :meth:`step` has run."""
         return self._step.n_steps
 
     def step(
@@ -235,38 +245,39 @@ class Pipeline(Planned):
     ) -> dict[str, float]:
         """Runs the forward and backward of one minibatch.
 
-        Afterwards every ``param.grad`` is the gradient of the minibatch's mean
-        loss; what it was before does not matter. Update the parameters with
-        ``optimizer.update()``. Those exchanged during the step are there after that.
+        After the call, every ``param.grad`` is the gradient of the minibatch's mean
+        loss, whatever it was before. Update the parameters with ``optimizer.update()``;
+        gradients that are exchanged during the step are available only after that.
 
         Args:
-            x (array or tuple of arrays): The minibatch, samples along the first
-                axis, with the dtype of the model's parameters or integer; for float16
-                parameters of any floating-point dtype. Read on the first stage's rank;
-                ignored elsewhere.
-            t (array or tuple of arrays): The targets, samples along the first axis.
-                Read on the last stage's rank; ignored elsewhere. ``None`` everywhere
-                if ``lossfun`` and ``accfun`` take outputs alone.
-            optimizer (chainer.Optimizer or list): That, or those, of which the script
-                calls ``update`` after this, before anything else. So a streamed layer
-                may be updated while its gradient comes, if no hook looks at it; then
-                the gradient is NaN afterwards. :class:`PipelineUpdater` gives its own.
+            x (array or tuple of arrays): Inputs of the minibatch, with samples along
+                the first axis; read on the first stage's rank only. Their dtype is that
+                of the model's parameters, or an integer type; for float16 parameters,
+                any floating-point type.
+            t (array or tuple of arrays): Targets, with samples along the first axis;
+                read on the last stage's rank only. ``None`` everywhere if ``lossfun``
+                and ``accfun`` take only outputs.
+            optimizer (chainer.Optimizer or list): Optimizers whose ``update()`` the
+                script calls next. If no hook reads the gradient of a streamed layer,
+                the layer may then be updated as its gradient is computed; the gradient
+                is NaN afterwards. :class:`PipelineUpdater` gives its own optimizers.
 
         Returns:
-            dict: ``'loss'`` and, with an ``accfun``, ``'accuracy'``: floats, means
-            over the minibatch of all replicas, equal on every rank. Besides, what
-            layers of any stage gave to :func:`chainer.report`, as means over the
-            samples, which are counted along the first axis of a stage's first input:
-            what layer 3 reports as ``x`` is ``'/3/x'``. (From a layer that begins after
-            the first minibatch, the first values are in the result of the next one.)
+            dict: ``'loss'`` and, with an ``accfun``, ``'accuracy'``: means over the
+            minibatch of all replicas, the same floats on every rank. Also means over
+            the samples of values that layers of any stage passed to
+            :func:`chainer.report`; ``'/3/x'`` is what layer 3 reports as ``x``. Samples
+            are counted along the first axis of a stage's first input. If a layer begins
+            to report after the first minibatch, its first values are in the result of
+            the next one.
 
         Raises:
             ValueError: If ``x`` or ``t`` is empty, or a class label is negative.
-            TypeError: If ``x`` or ``t`` is missing where it is read, or cannot be
-                trained on.
-            DisagreementError: If the ranks make different calls, or ``x`` and ``t``
-                have different numbers of samples, or the loss scales differ, or ``x``
-                has more samples than states are carried from the minibatch before.
+            TypeError: If ``x`` or ``t`` is missing where it is read, or has a dtype
+                that cannot be trained.
+            DisagreementError: If the ranks make different calls, ``x`` and ``t`` have
+                different numbers of samples, loss scales differ, or ``x`` has more
+                samples than the states of the minibatch before.
             ActionError: If a layer or ``lossfun`` fails, or a class label is too large
                 for the model's outputs.
             StallError: If another rank does not answer in time.
@@ -284,7 +295,7 @@ class Pipeline(Planned):
     def evaluate(self, x: Any = None, t: Any = None) -> dict[str, float]:
         """Returns the loss and accuracy of one minibatch, without training.
 
-        Runs with ``chainer.config.train`` false. Arguments, result and errors are
+        ``chainer.config.train`` is false meanwhile. Arguments, result and errors are
         those of :meth:`step`.
         """
         with self._call("evaluate"):
@@ -293,48 +304,51 @@ class Pipeline(Planned):
     def predict(self, x: Any = None, axis: int | Sequence[int] = 0) -> Any:
         """Returns the model's output for one minibatch.
 
-        Runs with ``chainer.config.train`` false.
+        ``chainer.config.train`` is false meanwhile.
 
         Args:
-            x (array or tuple of arrays): The inputs, as in :meth:`step`; an empty tuple
-                for a replica that has no samples where another one has.
-            axis (int or tuple of ints): Along which axis the outputs have the samples;
-                one for all outputs, or one for each. Read on the last stage's rank.
+            x (array or tuple of arrays): Inputs, as in :meth:`step`; an empty tuple for
+                a replica without samples, if another replica has some.
+            axis (int or tuple of ints): Axis of the samples in the outputs, for all
+                outputs or for each; read on the last stage's rank.
 
         Returns:
-            array or tuple of arrays: The outputs of the last layer, on every rank. A
-            replica without samples gets arrays of no samples.
+            array or tuple of arrays: Outputs of the last layer, on every rank. A
+            replica without samples gets arrays without samples.
 
         Raises:
-            ValueError: On every rank, if the samples are not along that axis, or there
-                are none in any replica.
+            ValueError: On every rank, if the outputs do not have the samples along this
+                axis, or no replica has samples.
         """
         with self._call("predict"):
             outputs = self._step.predict(x, axis)
             return outputs[0] if len(outputs) == 1 else outputs
 
     def reset_states(self) -> None:
-        """Lets layers begin anew that carry a state; a call of all ranks.
+        """Drops the states that layers carry; all ranks must call it.
 
-        Those that :func:`divisible.carry_state` declares, in training and evaluation.
+        This drops the states declared by :func:`divisible.carry_state`, of training and
+        of evaluation.
         """
         with self._call("reset"):
             self._calls.compare()
             self._step.reset_states()
 
     def global_hooks(self, optimizer: Any) -> None:
-        """Lets the hooks of optimizers see the whole model, as in serial training.
+        """Makes hooks of optimizers treat the whole model, as in serial training.
 
-        To be called on every rank, after ``optimizer.setup(stage)``;
-        :class:`PipelineUpdater` does it by itself. Hooks may be added later. Then
-        ``GradientClipping`` clips by the norm over all stages, and ``GradientNoise``
-        draws for each parameter the same on every cut: :doc:`/explanation/numerics`.
+        All ranks must call it, after ``optimizer.setup(stage)``;
+        :class:`PipelineUpdater` calls it itself. Hooks may be added later.
+        ``GradientClipping`` then clips by the norm over all stages, and
+        ``GradientNoise`` draws the same noise for each parameter with any cuts:
+        :doc:`/explanation/numerics`.
 
         Args:
-            optimizer (chainer.Optimizer or list): One, or all of this rank as one.
+            optimizer (chainer.Optimizer or list): One optimizer, or all of this rank as
+                one list.
 
         Raises:
-            TypeError, ValueError: If one is no optimizer, or not set up.
+            TypeError, ValueError: If an object is not an optimizer, or not set up.
 
         Example:
             >>> stage = Divisible(chainer.links.Linear(4, 3))
@@ -347,29 +361,29 @@ class Pipeline(Planned):
 
     @property
     def n_counted(self) -> dict[str, float]:
-        """How many samples the last loss and accuracy are means of, in all replicas."""
+        """Number of samples of all replicas in the last loss and accuracy, by name."""
         return self._step.n_counted
 
     @property
     def n_samples(self) -> int | None:
-        """How many samples this replica's last gradients are a mean of.
+        """Number of this replica's samples in the last gradients.
 
-        ``None`` if no replica has any. Give it to an optimizer that exchanges them.
+        ``None`` if no replica had samples. Optimizers that exchange gradients need it.
         """
         return self._step.n_samples
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Reads or writes how many steps there were, and what layers are fused."""
+        """Reads or writes the number of steps, and the fused layers."""
         self._step.serialize(serializer)
         if self.fusion.chains or isinstance(serializer, chainer.Deserializer):
             self.fusion.serialize(serializer)
 
     @contextmanager
     def _call(self, name: str) -> Iterator[None]:
-        """Counts a call, and ensures that none follows one that failed.
+        """Returns the context of a call, which refuses it after a failed one.
 
-        Within, the device of the stages is the current one: where a host has several
-        GPUs, it need not be that of the script.
+        The stages' device is the current one in it. If a host has several GPUs, the
+        script may use another one.
         """
         with self._calls.made(name):
             try:
@@ -377,6 +391,6 @@ class Pipeline(Planned):
                     yield
             except BaseException:
                 if self._ranks.world.size > 1:
-                    # MPI may still write into the arrays of receives that were posted.
+                    # MPI may still write into the arrays of posted receives.
                     never_free(self)
                 raise

@@ -1,4 +1,4 @@
-"""The plan of a pipeline, and the calls of a script that follow from it."""
+"""The plan of a pipeline, and the methods of scripts that depend on it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Planned(CallsBetweenSteps):
     """The plan of a pipeline.
 
     Attributes:
-        cuts (list of int): Where the layers are cut.
+        cuts (list of int): Cuts of the model.
         fusion (FusedLayers): The chains that run as one function.
     """
 
@@ -35,20 +35,20 @@ class Planned(CallsBetweenSteps):
 
     @property
     def stages(self) -> dict[int, Divisible]:
-        """This rank's stages by their numbers in the pipeline."""
+        """This rank's stages, by their number in the pipeline."""
         return {number: stage.layers for number, stage in self._step.stages.items()}
 
     @property
     def schedule(self) -> Schedule:
-        """The one that :meth:`step` runs; ``'auto'`` may change it once."""
+        """The schedule that :meth:`step` runs; ``'auto'`` may change it once."""
         return self._step.current.schedule
 
     def _keep_plan(self, opening: Opening, start: Start) -> None:
-        """Keeps the plan, or the plan that the given stages make.
+        """Keeps the plan, or the plan that describes the given stages.
 
         Args:
             opening: The plan and the arguments that the pipeline was opened with.
-            start: The result of the agreement of the ranks.
+            start: The outcome of the agreement of all ranks.
         """
         grid = self._ranks.grid
         self._own_grid, self._changes = opening.grid, opening.changes
@@ -65,10 +65,10 @@ class Planned(CallsBetweenSteps):
 
     @property
     def plan(self) -> Plan | None:
-        """The plan in force, with what was given besides in the place of what it says.
+        """The plan in force, in which given arguments have replaced its own.
 
-        What it predicts is left out where something else runs. ``None`` where ranks
-        have unequally many stages, which no plan says.
+        It has no predictions if it differs from the original plan. ``None`` if ranks
+        have unequally many stages, which no plan describes.
         """
         if self._plan is None:
             return None
@@ -80,30 +80,31 @@ class Planned(CallsBetweenSteps):
 
     @property
     def shares_minibatches(self) -> bool:
-        """Whether replicas share what iterators and scripts have for one pipeline.
+        """Whether replicas share the minibatches that iterators and scripts provide.
 
-        So it is where the plan has replicas, and the pipeline was given a communicator.
+        True if the plan has replicas, and the pipeline was given a communicator.
         """
         return self._own_grid is not None
 
     def setup(self, optimizer: Any) -> Any:
-        """Sets up an optimizer for all stages of this rank; a call of all ranks.
+        """Sets up an optimizer for all stages of this rank; all ranks must call it.
 
-        Its hooks see the whole model, as after :meth:`global_hooks`. With replicas it
-        is wrapped by :func:`~data_parallel.create_multi_node_optimizer`, and gradients
-        travel as the plan says.
+        Its hooks treat the whole model, as after :meth:`global_hooks`. With replicas,
+        :func:`~data_parallel.create_multi_node_optimizer` wraps it, and gradients are
+        exchanged in the plan's dtype.
 
         Args:
-            optimizer (chainer.Optimizer): Any of Chainer's, not set up; or a
+            optimizer (chainer.Optimizer): An optimizer of Chainer, not set up; or a
                 :class:`~mixed_precision.MixedPrecision` with the ``comm`` of all ranks,
                 whose ``loss_scale`` the pipeline was given.
 
         Returns:
-            chainer.Optimizer: One for :class:`PipelineUpdater`, :func:`snapshot` and
-            :class:`Rebalance`. It does not update parameters of a loss.
+            chainer.Optimizer: The optimizer for :class:`PipelineUpdater`,
+            :func:`snapshot` and :class:`Rebalance`. It does not update parameters of a
+            loss.
 
         Raises:
-            TypeError: If it is no optimizer.
+            TypeError: If ``optimizer`` is not an optimizer.
             DisagreementError: With replicas, if another rank refuses.
 
         Example:
@@ -120,13 +121,13 @@ class Planned(CallsBetweenSteps):
         return optimizer
 
     def my_part(self, *arrays: Any) -> Any:
-        """Returns what this replica has of a minibatch; without replicas all of it.
+        """Returns this replica's part of a minibatch; without replicas, all of it.
 
         Args:
-            *arrays: The whole minibatch: arrays, or tuples of them, or ``None``.
+            *arrays: The whole minibatch: arrays, tuples of arrays, or ``None``.
 
         Returns:
-            tuple: The part of each argument; that of a single argument, not in a tuple.
+            tuple: The part of each argument; for a single argument, the part itself.
 
         Example:
             >>> import chainer
@@ -140,7 +141,7 @@ class Planned(CallsBetweenSteps):
         return parts[0] if len(parts) == 1 else parts
 
     def _check_set_up(self) -> None:
-        """Refuses a step whose gradients nobody would average."""
+        """Refuses a step whose gradients would not be averaged."""
         if not self._step.vetoes:
             raise RuntimeError(
                 f"the plan has {self._ranks.n_replicas} replicas, but nothing averages"
@@ -148,7 +149,7 @@ class Planned(CallsBetweenSteps):
             )
 
     def close(self) -> None:
-        """Frees the pipeline's communicator, and a grid that it has made.
+        """Frees the pipeline's communicator, and the grid that it has made, if any.
 
         See :meth:`.CallsBetweenSteps.close`.
         """

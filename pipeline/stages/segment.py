@@ -252,9 +252,9 @@ def segments_of(
 
     Args:
         layers (Divisible): The layers.
-        weight_gradients (WeightGradients): See :class:`Segment`.
-        loss (Loss or None): What follows the layers.
-        again: See :class:`Segment`.
+        weight_gradients (WeightGradients): Collects the gradients of parameters.
+        loss (Loss or None): Loss behind the layers, at the end of the model.
+        again: Context for a forward that runs again; see :class:`Segment`.
     """
     segments = []
     start, end = layers.layer_range

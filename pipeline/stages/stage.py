@@ -359,14 +359,14 @@ class Stage:
 
 
 class _FirstLook(FunctionHook):
-    """Looks for running averages in the first microbatch of a minibatch.
+    """Searches for running averages in the first microbatch of a minibatch.
 
     Args:
-        statistics (BatchStatistics): What collects them from then on.
+        statistics (BatchStatistics): Collects their statistics from then on.
     """
 
     name = "pipeline.FirstLook"
-    # Layers that run as one may do so before its eyes.
+    # Layers may run fused: this hook does not need to see each of their functions.
     minds_fusion = False
 
     def __init__(self, statistics: BatchStatistics) -> None:

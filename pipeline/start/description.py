@@ -1,4 +1,4 @@
-"""A pipeline in words, and as a table of its stages: for a terminal, and a notebook."""
+"""Describes a pipeline by lines of text and a table, for terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from divisible.planning.units import count, format_bytes, format_seconds
 from divisible.schedules.schedule import Schedule
 from divisible.terminal_text import printable
 
-# Layers that are named; longer stages show some of theirs.
+# Most layers of a stage that are named; longer stages leave some out.
 _SHOWN = 5
-# The column of those names.
+# Position of the column with their names.
 _NAMES = 3
 _PREDICTED = ("microbatch", "memory", "of")
 
@@ -24,9 +24,9 @@ class Description(NamedTuple):
     """The description of a pipeline.
 
     Attributes:
-        lines: How it runs; the first one is a headline.
-        columns: The titles of the columns of a table of stages.
-        rows: A row of texts for each stage.
+        lines: Lines about how it runs; the first one is a headline.
+        columns: Titles of the columns in a table of stages.
+        rows: Texts of a row for each stage.
     """
 
     lines: Sequence[str]
@@ -61,12 +61,12 @@ def describe(
     """Returns the description of a pipeline.
 
     Args:
-        plan: The plan in force; ``None`` where no plan says what runs.
-        cuts: Where the layers are cut.
+        plan: The plan in force; ``None`` if no plan describes what runs.
+        cuts: Cuts of the model.
         schedule: The schedule in force.
-        model_layers: A line of text for each layer of the model.
-        ranks: For each stage the ranks of all that hold it, one of each replica.
-        changes: Differences to a plan that were given besides, in words.
+        model_layers: A text about each layer of the model.
+        ranks: Ranks of each stage, one of each replica.
+        changes: Texts about arguments that differ from the plan.
 
     Example:
         >>> from divisible.schedules import one_f_one_b
@@ -106,7 +106,7 @@ def describe(
 
 
 def _names(layers: Sequence[str]) -> str:
-    """Returns the names of some layers, of many the first ones and the last."""
+    """Returns the names of layers; of many, only the first ones and the last."""
     names = [title(text).partition("(")[0] for text in layers]
     if len(names) > _SHOWN:
         names[_SHOWN - 2 : -1] = ["..."]
@@ -114,7 +114,7 @@ def _names(layers: Sequence[str]) -> str:
 
 
 def _besides(plan: Plan | None, changes: Sequence[str]) -> list[str]:
-    """Returns in lines what else of a plan is in force."""
+    """Returns lines about the other fields of the plan in force."""
     if plan is None:
         return []
     words = []

@@ -1,13 +1,13 @@
-"""The arguments of each rank, made of a plan or of an undivided model.
+"""Makes the arguments of each rank from a plan, or from an undivided model.
 
 ::
 
-    model, comm, plan, what is given besides
-        | every rank says what it is given      before any other message
+    model, comm, plan, other arguments
+        | every rank sends its arguments        before any other message
         v
     the plan in force, a grid if it has replicas, this rank's stages, its arguments
 
-With stages, as by hand, there is nothing to do, and no message.
+If stages were divided by hand, nothing is done, and no message is sent.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class PlanWish(NamedTuple):
     """The arguments of a pipeline that concern a plan.
 
     Attributes:
-        plan: A plan, the file of one, or ``'auto'``; ``None`` for none.
-        x: For ``'auto'``, inputs of a first minibatch; read on rank 0.
-        t: Targets of it; read on rank 0.
-        machine: For ``'auto'``, the ranks; ``None`` to find out.
-        directory: For ``'auto'``, where the plan is kept, as are the run's snapshots.
+        plan: A plan, the file of a plan, or ``'auto'``; ``None`` for none.
+        x: Inputs of a first minibatch, for ``'auto'``; read on rank 0.
+        t: Targets of this minibatch, for ``'auto'``; read on rank 0.
+        machine: The machine, for ``'auto'``; ``None`` to measure it.
+        directory: Directory for the plan and the run's snapshots, for ``'auto'``.
     """
 
     plan: Plan | str | os.PathLike | None = None
@@ -78,7 +78,7 @@ class PlanWish(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of the plan, in words."""
+        """The kind of the plan, as a text."""
         if self.is_auto:
             return "'auto'"
         return "a Plan" if isinstance(self.plan, Plan) else "a file"
@@ -88,11 +88,11 @@ class Opening(NamedTuple):
     """The arguments of a rank, with the plan and the communicator.
 
     Attributes:
-        arguments: With this rank's stages.
+        arguments: The arguments, with this rank's stages.
         comm: The communicator, or a grid.
-        plan: The plan in force; ``None`` where stages were given.
-        grid: The grid that was made for the plan; ``None`` if none was.
-        changes: Differences to the plan that were given besides, in words.
+        plan: The plan in force; ``None`` if stages were given.
+        grid: The grid that was made for the plan; ``None`` if none was made.
+        changes: Texts about arguments that differ from the plan.
     """
 
     arguments: Arguments
@@ -103,18 +103,18 @@ class Opening(NamedTuple):
 
 
 def open_plan(comm: Any, arguments: Arguments, wish: PlanWish) -> Opening:
-    """Returns the arguments of this rank; a call of all ranks.
+    """Returns the arguments of this rank; all ranks must call it.
 
     Args:
         comm: The communicator of all ranks, or a grid.
-        arguments: Arguments of this rank; ``None`` where a plan is to decide.
-        wish: The plan that it was given, if any, with the arguments for it.
+        arguments: Arguments of this rank; ``None`` for those that a plan decides.
+        wish: The plan given to this rank, if any, with the arguments for it.
 
     Raises:
-        DisagreementError: On every rank, if what they are given does not go together;
-            on the others, if one refuses.
+        DisagreementError: On every rank, if the ranks' arguments do not fit together.
+            On the other ranks, if one refuses.
         TypeError, ValueError: If this rank's own arguments are wrong.
-        StallError: If another rank does not come in time.
+        StallError: If another rank does not answer in time.
     """
     given = Given(
         arguments.n_microbatches,
@@ -137,7 +137,7 @@ def open_plan(comm: Any, arguments: Arguments, wish: PlanWish) -> Opening:
 
 
 def _completed(arguments: Arguments) -> Arguments:
-    """Returns arguments with what holds where nobody has given them."""
+    """Returns arguments with defaults for those that were not given."""
     missing = {
         name: default
         for name, default in DEFAULTS.items()
@@ -190,7 +190,7 @@ def _by_plan(comm: Any, arguments: Arguments, wish: PlanWish, given: Given) -> O
 def _options(
     arguments: Arguments, found: InForce, stages: list[Divisible], place: int
 ) -> Arguments:
-    """Returns the arguments of a rank by a plan in force."""
+    """Returns the arguments of a rank, from the plan in force."""
     plan = found.plan
     hold_in = plan.hold_in[place]
     if hold_in == "disk":
@@ -217,11 +217,11 @@ def _given_place(arguments: Arguments) -> str | None:
 def _known(
     comm: Any, arguments: Arguments, wish: PlanWish, given: Given
 ) -> tuple[Plan | None, str]:
-    """Returns what this rank knows of the plan before others say something.
+    """Returns this rank's plan, as far as it is known, before any message.
 
     Raises:
-        OSError: If there is no such file.
-        TypeError, ValueError: If the plan is none, or an argument is wrong.
+        OSError: If the file of the plan cannot be read.
+        TypeError, ValueError: If it is not a plan, or an argument is wrong.
     """
     world = world_of(comm)
     _check_besides(arguments, wish, world.size)
@@ -243,7 +243,7 @@ def _known(
 
 
 def _check_besides(arguments: Arguments, wish: PlanWish, n_ranks: int) -> None:
-    """Refuses at once what would be refused after a plan has been measured."""
+    """Refuses arguments before the layers are measured, rather than after."""
     completed = _completed(arguments)
     if arguments.n_microbatches is None and isinstance(completed.schedule, str):
         completed = completed._replace(n_microbatches=1)
@@ -265,7 +265,7 @@ def _check_besides(arguments: Arguments, wish: PlanWish, n_ranks: int) -> None:
 
 
 def _settings(wish: PlanWish, given: Given) -> dict[str, str]:
-    """Returns what must be equal on all ranks, as texts by their names."""
+    """Returns the arguments that must be equal on all ranks, as texts, by name."""
     return {
         "plan": wish.kind,
         "machine": str(wish.machine),
@@ -285,14 +285,14 @@ def _check_ranks(plan: Plan, model: Divisible, comm: Any) -> None:
 
 
 def _n_pipeline(comm: Any, replicas: int = 1) -> int:
-    """Returns how many ranks a pipeline has, of so many where there is no grid."""
+    """Returns the number of ranks in a pipeline, of a grid or a communicator."""
     if isinstance(comm, Grid):
         return comm.n_pipeline
     return world_of(comm).size // replicas
 
 
 def _place(comm: Any, rank: int | None = None, n_pipeline: int | None = None) -> int:
-    """Returns the place in its pipeline of a rank of all; of this one by default."""
+    """Returns the number in its pipeline of a rank of all, by default of this one."""
     rank = world_of(comm).rank if rank is None else rank
     if isinstance(comm, Grid):
         return comm.place(rank)[1]
@@ -302,7 +302,7 @@ def _place(comm: Any, rank: int | None = None, n_pipeline: int | None = None) ->
 def _chosen(
     comm: Any, arguments: Arguments, wish: PlanWish, given: Given, why: str
 ) -> Plan:
-    """Returns the plan that rank 0 chooses; a call of all ranks."""
+    """Returns the plan that rank 0 chooses; all ranks must call it."""
     world = world_of(comm)
     machine, model = wish.machine, arguments.stages
     if machine is None:
@@ -313,7 +313,7 @@ def _chosen(
     if isinstance(comm, Grid):
         replicas = [comm.n_replicas]
     elif model.carried_states:
-        # Layers carry states of samples that this replica has had.
+        # Layers carry states that belong to the samples of their replica.
         replicas = [1]
     else:
         replicas = [n for n in range(1, world.size + 1) if world.size % n == 0]

@@ -1,10 +1,10 @@
-"""A plan that is measured and chosen: ``plan='auto'``.
+"""Measures layers, and chooses a plan: ``plan='auto'``.
 
 ::
 
     divisible run --plan plan.json      that plan, if it fits
     directory has a plan.json           that plan, if it fits: a resumed run
-    else                                measures the layers on this rank, in the whole
+    otherwise                           measures the layers on this rank, in the whole
                                         minibatch, a quarter and a sixteenth of it;
                                         plans for all ranks, first without a disk;
                                         writes plan.json
@@ -46,25 +46,25 @@ from divisible.user_warnings import warn_user
 from mixed_precision import MixedPrecision, float32_loss
 from pipeline.start.plans import Given
 
-#: The argument of a script for a plan that is to be chosen.
+#: Value of ``plan`` for a plan that is to be chosen.
 AUTO = "auto"
-#: Environment variable that names the file of a plan: ``divisible run --plan`` sets it.
+#: Environment variable with the file of a plan, which ``divisible run --plan`` sets.
 VARIABLE = "DIVISIBLE_PLAN"
-#: The file of a plan in a directory of snapshots.
+#: Name of a plan's file in a directory of snapshots.
 PLAN_NAME = "plan.json"
-# A minibatch is measured whole, and in so many parts.
+# Numbers of parts of the minibatch that is measured.
 _PARTS = 1, 4, 16
 _REPEAT = 3
-# The disk is measured with a file of so many bytes.
+# Bytes of the file with which the disk is measured.
 _DISK_BYTES = 64 * 2**20
 
 
 class Known(NamedTuple):
-    """A plan that need not be made, or why one has to be.
+    """A plan that exists already, or the reason why one must be made.
 
     Attributes:
         plan: The plan; ``None`` if there is none that fits.
-        words: The origin of the plan, or the reason why a file is not used.
+        words: Text about the origin of the plan, or why a file is not used.
     """
 
     plan: Plan | None
@@ -77,17 +77,17 @@ def known_plan(
     directory: str | os.PathLike | None,
     environ: Any = os.environ,
 ) -> Known:
-    """Returns the plan that the command line or an earlier run has left.
+    """Returns the plan of the command line, or of an earlier run.
 
     Args:
         model: The undivided model.
-        n_ranks: The number of ranks.
-        directory: The directory of the run's snapshots; ``None`` for none.
-        environ: The environment.
+        n_ranks: Number of ranks.
+        directory: Directory of the run's snapshots; ``None`` for none.
+        environ: Environment variables.
 
     Raises:
-        OSError, ValueError: If the command line names a file that is no plan for this
-            model and so many ranks.
+        OSError, ValueError: If the file of the command line is not a plan for this
+            model and this number of ranks.
     """
     if path := environ.get(VARIABLE):
         plan = Plan.load(path)
@@ -111,12 +111,12 @@ class Wish(NamedTuple):
 
     Attributes:
         model: The undivided model.
-        x: The inputs of a first minibatch.
-        t: Its targets; ``None`` if the loss takes outputs alone.
+        x: Inputs of a first minibatch.
+        t: Targets of this minibatch; ``None`` if the loss takes only outputs.
         lossfun: The loss, as a pipeline takes it.
-        given: The arguments that the plan has to keep.
-        machine: The ranks.
-        replicas: The numbers of replicas to try.
+        given: Arguments that the plan must keep.
+        machine: Memory, speeds and links of the ranks.
+        replicas: Numbers of replicas to try.
         disk_directory: The directory on a disk; ``None`` for the usual one.
     """
 
@@ -131,7 +131,7 @@ class Wish(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """A plan, and why it was chosen, in lines of text."""
+    """A plan, and lines of text about why it was chosen."""
 
     plan: Plan
     lines: tuple[str, ...]
@@ -142,12 +142,12 @@ def choose(wish: Wish, goes_on: Callable[[], None]) -> Chosen:
 
     Args:
         wish: The task.
-        goes_on: Called now and then.
+        goes_on: Called often while this works.
 
     Raises:
         TypeError, ValueError: If ``x`` or ``t`` cannot be trained on, or the machine
             has another number of ranks.
-        MemoryLimitError: If nothing fits, with a disk or without one.
+        MemoryLimitError: If no plan fits in memory, even with a disk.
     """
     if wish.x is None:
         raise TypeError(
@@ -172,7 +172,7 @@ def choose(wish: Wish, goes_on: Callable[[], None]) -> Chosen:
 
 
 def save(chosen: Chosen, directory: str | os.PathLike | None) -> Chosen:
-    """Writes a plan into the directory of a run's snapshots, and says so."""
+    """Writes a plan into the directory of a run's snapshots; adds a line about it."""
     if directory is None:
         words = "not saved: with directory= a resumed run takes the same plan"
     else:
@@ -197,7 +197,7 @@ def _measured(wish: Wish, goes_on: Callable[[], None]) -> list[Profile]:
                 tuple(array[:size] for array in x),
                 None if t is None else tuple(array[:size] for array in t),
                 lossfun,
-                # Nobody knows yet which one it will be: few hold more.
+                # The optimizer is not known yet; few need more memory than this one.
                 optimizer=_largest_optimizer(wish.model),
                 repeat=_REPEAT,
                 progress=lambda *_: goes_on(),
@@ -211,7 +211,7 @@ def _measured(wish: Wish, goes_on: Callable[[], None]) -> list[Profile]:
 
 @contextlib.contextmanager
 def _warnings_once() -> Iterator[None]:
-    """Warns once of each category, though layers are measured several times."""
+    """Shows one warning of each category, though layers are measured repeatedly."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
@@ -220,7 +220,7 @@ def _warnings_once() -> Iterator[None]:
 
 
 def _without_streaming(measured: Profile) -> Profile:
-    """Returns a profile of layers that are in memory, and so have to stay there."""
+    """Returns a profile of layers that are in memory, and so must stay there."""
     layers = [
         dataclasses.replace(layer, streamable_bytes=0, gathered_bytes=0)
         for layer in measured.layers
@@ -229,7 +229,7 @@ def _without_streaming(measured: Profile) -> Profile:
 
 
 def _loss_alone(lossfun: Callable, *values: Any) -> Any:
-    """Returns the loss, without how many samples it is a mean of."""
+    """Returns the loss, without the number of samples that count."""
     loss = lossfun(*values)
     return loss[0] if isinstance(loss, tuple) else loss
 
@@ -243,7 +243,7 @@ def _largest_optimizer(model: Divisible) -> Any:
 def _planned(
     wish: Wish, profiles: Sequence[Profile], goes_on: Callable[[], None]
 ) -> tuple[list[Plan], str]:
-    """Returns the best plan for each number of replicas, and what of disks to say."""
+    """Returns the best plan for each number of replicas, and a text about disks."""
     plans, lacking = _best_plans(wish, profiles, wish.machine, goes_on)
     if plans or wish.model.device.xp is not np or lacking is None:
         if not plans:
@@ -270,7 +270,7 @@ def _best_plans(
     machine: Machine,
     goes_on: Callable[[], None],
 ) -> tuple[list[Plan], MemoryLimitError | None]:
-    """Returns the best plan for each number of replicas, or why there is none."""
+    """Returns the best plan for each number of replicas, or an error if none fits."""
     found, lacking = [], None
     for replicas in wish.replicas:
         n_ranks = machine.ranks // replicas
@@ -293,7 +293,7 @@ def _best_plans(
 
 
 def _constraints(given: Given) -> dict[str, Any]:
-    """Returns arguments of the search that keep what is given."""
+    """Returns arguments for the search, so that plans keep the given ones."""
     schedule = given.schedule
     if isinstance(schedule, Schedule):
         schedule = schedule.name
@@ -313,7 +313,7 @@ def _size(plan: Plan) -> tuple[int, int]:
 
 
 def _reasons(best: Plan, plans: Sequence[Plan], whole: Profile) -> str:
-    """Returns why a plan was chosen, in words."""
+    """Returns a text about why a plan was chosen."""
     words = []
     if best.n_ranks > 1:
         times = whole.seconds / best.step_seconds

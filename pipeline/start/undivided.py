@@ -1,4 +1,4 @@
-"""Undivided models, from which a pipeline takes the layers of its rank.
+"""Divides an undivided model into the stages of a rank.
 
 ::
 
@@ -6,8 +6,8 @@
     rank 0        stages of the plan                     0 1 2
     rank 1                                                     3 4 5 6
 
-A model of all layers is undivided; what :meth:`~divisible.Divisible.divide` returned of
-some is a stage.
+A model with all of its layers is undivided. The result of
+:meth:`~divisible.Divisible.divide` with only some of them is a stage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.start.plans import InForce
 
 
 def is_undivided(model: Any) -> bool:
-    """Returns whether something is a model with all of its layers.
+    """Returns whether an object is a model with all of its layers.
 
     Example:
         >>> model = Divisible(abs, abs)
@@ -42,8 +42,8 @@ def check_undivided(model: Any) -> None:
     """Refuses a model that a plan cannot cut.
 
     Raises:
-        TypeError: If it is no Divisible.
-        ValueError: If it has some layers of a model only.
+        TypeError: If it is not a Divisible.
+        ValueError: If it has only some layers of a model.
     """
     if isinstance(model, (list, tuple)):
         raise TypeError(
@@ -72,8 +72,8 @@ def equal_stages(model: Divisible, schedule: str | Schedule, n_ranks: int) -> In
 
     Args:
         model: The undivided model.
-        schedule: Its name, or the schedule itself.
-        n_ranks: Ranks of a pipeline.
+        schedule: Name of the schedule, or the schedule itself.
+        n_ranks: Number of ranks in a pipeline.
 
     Raises:
         ValueError: If there are too few layers.
@@ -81,7 +81,7 @@ def equal_stages(model: Divisible, schedule: str | Schedule, n_ranks: int) -> In
     if isinstance(schedule, Schedule):
         stage_ranks = tuple(schedule.stage_ranks)
     elif schedule == AUTO or schedule not in CATALOGUE:
-        # Unknown names are refused later, with the names that there are.
+        # Unknown names are refused later, with a list of the known ones.
         stage_ranks = tuple(range(n_ranks))
     else:
         entry = CATALOGUE[schedule]
@@ -93,12 +93,12 @@ def equal_stages(model: Divisible, schedule: str | Schedule, n_ranks: int) -> In
 def divided(
     model: Divisible, found: InForce, rank: int, directory: str | os.PathLike | None
 ) -> list[Divisible]:
-    """Returns a rank's stages of an undivided model; the others are not made.
+    """Returns a rank's stages of an undivided model; other layers are not made.
 
     Args:
         model: The undivided model. Layers that the plan streams are replaced in it.
         found: The plan in force.
-        rank: The rank in its pipeline.
+        rank: Number of the rank in its pipeline.
         directory: Where streamed layers have their files.
 
     Raises:
