@@ -25,25 +25,18 @@ class Internals:
 
     Args:
         pipeline (Pipeline): The pipeline.
+
+    Attributes:
+        ranks (Ranks): The messages between ranks besides arrays.
+        loss (Loss): The functions behind the last layer: ``lossfun`` and ``accfun``.
+        step (Step): The steps of minibatches: stages, runner, ties, updates.
     """
 
     def __init__(self, pipeline: Any) -> None:
         self._pipeline = pipeline
-
-    @property
-    def ranks(self) -> Ranks:
-        """The messages among ranks besides activations and gradients."""
-        return self._pipeline._ranks
-
-    @property
-    def loss(self) -> Loss:
-        """The functions behind the last layer: ``lossfun`` and ``accfun``."""
-        return self._pipeline._loss
-
-    @property
-    def step(self) -> Step:
-        """The steps of minibatches: stages, runner, ties, updates."""
-        return self._pipeline._step
+        self.ranks: Ranks = pipeline._ranks
+        self.loss: Loss = pipeline._loss
+        self.step: Step = pipeline._step
 
     @property
     def trial(self) -> Trial | None:
@@ -86,6 +79,8 @@ class Internals:
             StallError: If another rank does not answer in time.
         """
         with self._pipeline._call(call):
+            if self.ranks.world.size == 1:
+                return [value]
             self.ranks.calls.compare()
             return self.ranks.all_gather(value, f"to {call}")
 

@@ -72,7 +72,7 @@ def refusal(path, run, state=None):
         load_snapshot(path, run[0], list(run[1:]), state=state)
     assert "\n" not in str(caught.value)
     assert contents(run, state) == before
-    run[0].ranks.calls.check_usable()
+    run[0].internals.ranks.calls.check_usable()
     return str(caught.value)
 
 
@@ -300,7 +300,7 @@ def test_mixed_precision_into_plain_and_back(tmp_path):
 
 def test_a_loss_with_parameters(tmp_path):
     run = (*run_of(L.Linear(6, 4), lossfun=Projected()),)
-    run = (*run, optimizers.Adam().setup(run[0].loss.links["loss"]))
+    run = (*run, optimizers.Adam().setup(run[0].internals.loss.links["loss"]))
     path = saved(tmp_path, run)
     message = refusal(path, run_of(L.Linear(6, 4)))
     assert "of the model loss/project is left over" in message
@@ -419,7 +419,7 @@ def test_a_loss_that_is_sized_at_its_first_call(tmp_path):
     def run(seed):
         np.random.seed(seed)
         run = run_of(L.Linear(6, 4), lossfun=Projected())
-        return (*run, optimizers.Adam().setup(run[0].loss.links["loss"]))
+        return (*run, optimizers.Adam().setup(run[0].internals.loss.links["loss"]))
 
     first, resumed = run(1), run(2)
     path = saved(tmp_path, first, n_steps=0)
