@@ -99,13 +99,7 @@ class Fusible(LayerList):
         is_transposed = self._positions.get(layer) in self._transposes
         return not is_transposed and position not in self._deferred.first_calls
 
-    def fuse(
-        self,
-        mode: str = "auto",
-        *,
-        chains: Iterable[tuple[int, int]] | None = None,
-        waits: bool = False,
-    ) -> None:
+    def fuse(self, chains: str | Iterable[tuple[int, int]] = "auto") -> None:
         """Runs chains of pointwise layers as one function each, where that is faster.
 
         A chain may begin with a batch normalization, a linear layer or a convolution.
@@ -124,14 +118,13 @@ class Fusible(LayerList):
         the two layers and cuts that do not.
 
         Args:
-            mode (str): ``'auto'``, or ``'none'`` to run the layers one by one again.
-            chains (list of pairs): The chains to fuse without measurements, each by its
-                first position and the one after its last.
-            waits (bool): Whether chains are measured, but run one by one until another
-                call with ``chains`` has the choice.
+            chains (str or list of pairs): ``'auto'`` to measure; ``'none'`` to run the
+                layers one by one again; or the chains to fuse without measurements,
+                each by its first position and the one after its last. The same as
+                ``fuse`` of a :class:`~pipeline.Pipeline`, which needs no call of this.
 
         Raises:
-            ValueError: If there is no such mode.
+            ValueError: If ``chains`` is another text.
 
         Example:
             >>> import chainer.functions as F
@@ -143,19 +136,35 @@ class Fusible(LayerList):
             >>> [(choice.start, choice.end) for choice in model.fusion_choices]
             [(0, 2)]
         """
-        if mode not in ("auto", "none"):
-            raise ValueError(f"mode must be 'auto' or 'none', not {mode!r}")
-        # Fusion imports Numba, which takes a while to load.
-        from chainer_kernels.fusion.fusing import Fusion
-
-        chosen = None if chains is None else dict.fromkeys(map(tuple, chains), True)
-        if mode == "none":
+        chosen = None
+        if not isinstance(chains, str):
+            chosen = dict.fromkeys(map(tuple, chains), True)
+        elif chains not in ("auto", "none"):
+            raise ValueError(
+                f"chains must be 'auto', 'none' or pairs of positions, not {chains!r}"
+            )
+        if isinstance(chains, str) and chains == "none":
             self._fusion = None
         elif chosen is not None and self._fusion is not None and self._fusion.waits:
             # Views of this stage share the object, and wait for the same choice.
             self._fusion.decide(chosen)
         else:
-            self._fusion = Fusion(chosen, waits, only_exact=True)
+            self._begin_fusion(chosen)
+
+    def measure_fusion(self) -> None:
+        """Measures chains, which run one by one until :meth:`fuse` is given the choice.
+
+        Pipelines use it, whose ranks choose together.
+        """
+        self._begin_fusion(None, waits=True)
+
+    def _begin_fusion(
+        self, chosen: dict[tuple[int, int], bool] | None, waits: bool = False
+    ) -> None:
+        # Fusion imports Numba, which takes a while to load.
+        from chainer_kernels.fusion.fusing import Fusion
+
+        self._fusion = Fusion(chosen, waits, only_exact=True)
 
     @property
     def fusion_choices(self) -> tuple[Choice, ...]:

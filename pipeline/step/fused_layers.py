@@ -54,14 +54,14 @@ class FusedLayers:
         self.choices: tuple[Choice, ...] = ()
         if fuse == AUTO:
             for stage in stages:
-                stage.fuse(waits=True)
+                stage.measure_fusion()
         elif fuse != NONE:
             self._fuse(fuse)
 
     def _fuse(self, chains: Iterable[Span]) -> None:
         self.chains, self.is_open = tuple(sorted(chains)), False
         for stage in self._stages:
-            stage.fuse(chains=self.chains)
+            stage.fuse(self.chains)
 
     def choose(self, ranks: Ranks) -> None:
         """Chooses chains by the times of a minibatch, while the choice is open.

@@ -48,7 +48,7 @@ def test_prediction_folds_normalizations_until_it_is_taken_back():
     layers = Divisible(L.Linear(30, 5), normalized(), F.relu)
     expected, functions = predicted(layers)
     assert functions == [*ONE_BY_ONE, "ReLU"]
-    layers.fuse(waits=True)
+    layers.measure_fusion()
     found, functions = predicted(layers)
     assert functions == [*FOLDED, "ReLU"]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -61,7 +61,7 @@ def test_a_cut_and_a_skip_connection_part_a_pair():
     between = Divisible(L.Linear(30, 5), stash("s"), normalized(), pop("s"), added)
     whole = Divisible(L.Linear(30, 5), normalized())
     for layers in (between, whole):
-        layers.fuse(chains=())
+        layers.fuse(())
     assert predicted(between)[1] == [*ONE_BY_ONE, "_ + _"]
     assert predicted(whole)[1] == FOLDED
     halves = whole.divide(0, 1), whole.divide(1, 2)
@@ -75,7 +75,7 @@ def test_a_weight_that_is_used_transposed_is_not_folded():
     layers = Divisible(L.Linear(5, 5), F.relu, L.Linear(5, 5), normalized())
     layers.tie("/0/W", "/2/W", transpose=True)
     expected, _ = predicted(layers, X[:, :5])
-    layers.fuse(chains=())
+    layers.fuse(())
     assert_same_bits([predicted(layers, X[:, :5])[0]], [expected])
 
 
@@ -83,7 +83,7 @@ def test_a_tied_weight_is_folded_where_a_normalization_follows():
     layers = Divisible(L.Linear(5, 5), normalized(), F.relu, L.Linear(5, 5))
     layers.tie("/0/W", "/3/W")
     expected, _ = predicted(layers, X[:, :5])
-    layers.fuse(chains=())
+    layers.fuse(())
     found, functions = predicted(layers, X[:, :5])
     assert functions == [*FOLDED, "ReLU", *FOLDED]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -91,7 +91,7 @@ def test_a_tied_weight_is_folded_where_a_normalization_follows():
 
 def test_layers_that_are_timed_are_not_folded():
     layers = Divisible(L.Linear(30, 5), normalized())
-    layers.fuse(chains=())
+    layers.fuse(())
     with timed_layers() as seconds:
         assert predicted(layers)[1] == ONE_BY_ONE
     assert set(seconds) == {0, 1}
@@ -99,7 +99,7 @@ def test_layers_that_are_timed_are_not_folded():
 
 def test_an_error_in_a_folded_pair_has_the_position_of_a_layer():
     layers = Divisible(F.identity, L.Linear(30, 5), normalized())
-    layers.fuse(chains=())
+    layers.fuse(())
     with pytest.raises(chainer.utils.type_check.InvalidType) as error:
         predicted(layers, X[:, :7])
     assert error.value.layer_position == 1

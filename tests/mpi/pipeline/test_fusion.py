@@ -25,7 +25,7 @@ def train(comm, chains, schedule="1f1b"):
     for layer in (F.dropout, F.relu, F.sigmoid, L.Linear(20, 3)):
         model.append(layer, recompute=layer is F.dropout)
     if chains:
-        model.fuse(chains=chains)
+        model.fuse(chains)
     stage = model.divide(*[(0, 3), (3, 8)][comm.rank])
     optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
     x, t = np.random.randn(8, 6).astype("f"), np.arange(8, dtype="i") % 3
@@ -116,7 +116,7 @@ def train_shortcuts(comm, fuse, schedule, recompute):
         model += [pop(name, F.add), F.relu]
     model.append(L.Linear(8 * 6 * 6, 3))
     if fuse:
-        model.fuse(chains=[(3, 6), (8, 11)])
+        model.fuse([(3, 6), (8, 11)])
     stage = model.divide(*CUTS_OF_SHORTCUTS[comm.size][comm.rank])
     optimizer = chainer.optimizers.MomentumSGD(0.1).setup(stage)
     x, t = np.random.randn(8, 3, 6, 6).astype("f"), np.arange(8, dtype="i") % 3
