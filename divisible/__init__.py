@@ -1,8 +1,8 @@
 """Models for pipeline-parallel training: lists of layers that can be cut.
 
-A model is a :class:`Divisible`: a list of layers, cut by position. A :class:`Plan`
-says where. :func:`profile` measures the layers, :func:`partition` cuts them into
-stages of equal time, and :func:`best_plan` chooses how to run them as well:
+A model is a :class:`Divisible`: a list of layers, cut by position. A :class:`Plan` has
+the positions of the cuts. :func:`profile` measures the layers, :func:`partition` cuts
+them into stages of equal time, and :func:`best_plan` also chooses how to run them:
 
 .. code-block:: python
 

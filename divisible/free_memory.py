@@ -1,8 +1,8 @@
 """Memory that is left for a copy: of a machine, of control groups, of a process.
 
-Memory that is free between two minibatches may be needed within them. So the peak of a
-process counts as used, beside what it uses now. Peaks never fall, and include earlier
-copies, which do not count.
+Memory that is free between two minibatches may be needed within them. So memory that a
+process used at its peak, beyond its present use, counts as used. Peaks never fall. They
+include earlier copies, which do not count.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Pop(SkipEnd):
 
 
 def stash(name: str) -> Stash:
-    """Returns a layer that sends its input to a later layer, and returns it as well.
+    """Returns a layer that sends its input to a later layer, and also returns it.
 
     The later layer gets the values at this point. The next layer may change an array in
     place, but not the array of a variable, which the graph needs.

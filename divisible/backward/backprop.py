@@ -11,8 +11,8 @@ inputs, x, and outputs, y::
                    : gW, gb                : gW, gb
               W: weight gradients, later
 
-are divided by their results. A *weight* is a parameter or a value computed from
-parameters alone, such as ``F.transpose(W)`` for a tie. Every other value is an
+are assigned to I or W by their results. A *weight* is a parameter or a value computed
+from parameters alone, such as ``F.transpose(W)`` for a tie. Every other value is an
 activation. Gradients of activations belong to I, gradients of weights to W. A first
 stage, whose input needs no gradient, is no exception: the gradient still has to pass
 through the activations down to its lowest parameter.

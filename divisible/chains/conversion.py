@@ -50,9 +50,8 @@ def from_chain(
     """Converts a chain with a ``forward`` to a list of layers.
 
     The chain runs on ``x``, and its calls are recorded. Each child that it calls
-    becomes
-    a layer: the very same link, not a copy. Each function that it calls between two
-    links becomes a layer, too. A value that is used later than by the next call is
+    becomes a layer: the very same link, not a copy. Each function that it calls between
+    two links becomes a layer, too. A value that is used later than by the next call is
     stashed and popped::
 
         def forward(self, x):               0  stash('x')

@@ -16,7 +16,7 @@
     list_scheduling     a schedule made for given costs
     recomputation       a schedule in which forwards run again
     lowering            the sends and receives between the actions
-    rank_program        actions and messages as one rank sees them
+    rank_program        the actions and messages of one rank
     costs               what stages and edges cost
     simulator           how long a schedule takes
     events              one event, and its categories

@@ -1,6 +1,6 @@
 """When microbatches are on disk between forward and backward, and who waits for them.
 
-The schedule says when each microbatch is needed again. The disk is asked to read it
+The schedule shows when each microbatch is needed again. The disk is asked to read it
 one action earlier, so that reading overlaps with that action::
 
     actions    F0      F1      F2      B0      B1      B2

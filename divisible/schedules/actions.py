@@ -12,7 +12,7 @@ kind  what is computed
 F     forward
 B     whole backward: I, then W
 I     gradients with respect to the stage's input, which the stage before needs
-W     gradients with respect to the stage's parameters, which nobody waits for
+W     gradients with respect to the stage's parameters, which no stage needs
 R     forward again, before the backward, where the result of F was not kept
 ====  =======================================================================
 """

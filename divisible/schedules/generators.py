@@ -19,7 +19,7 @@ schedule          bubble               held on rank ``i`` at most
 
 With ``v`` chunks a stage is ``v`` times smaller, and so are its F and B in this table,
 and the bubble. The last column counts microbatches in all layers of a rank, for any
-``v``. The docstrings say when a formula holds.
+``v``. The docstrings have the conditions of each formula.
 """
 
 from __future__ import annotations

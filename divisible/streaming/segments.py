@@ -28,9 +28,8 @@ def rows_of_segment(
             as ``'512MiB'``; ``None`` for 16 segments of 32 MiB.
 
     Returns:
-        list of int: One number, or several candidates. The largest comes first, and
-            each
-        is half of the one before.
+        list of int: One number, or several candidates. The largest comes first,
+            and each is half of the one before.
 
     Raises:
         TypeError: If `segment` is neither a number nor ``'auto'``.
