@@ -204,8 +204,8 @@ def machine(command: Callable) -> Callable:
 def profiles(required: bool = True) -> Callable:
     """Returns the argument that names profiles.
 
-    required: Whether a command needs profiles; otherwise it finds them in a plan.
-        required: Whether a command needs them, or finds them in a plan.
+    Args:
+        required: Whether a command needs profiles; otherwise it finds them in a plan.
     """
     return click.argument(
         "profiles",

@@ -222,9 +222,9 @@ class _Measured(NamedTuple):
 def cause(speeds: Sequence[float] | None, hosts: Sequence[str] | None = None) -> str:
     """Returns a text about the cause of the ranks' unequal times.
 
-    speeds: Speeds of the ranks, relative to the profile; ``None`` if they are not
-    known.
-            not known.
+    Args:
+        speeds: Speeds of the ranks, relative to the profile; ``None`` if they are not
+            known.
         hosts: Hosts of the ranks.
 
     Example:

@@ -223,8 +223,8 @@ class Arrays(Mapping):
     def blamed(self, key: str) -> Iterator[None]:
         """Turns errors of a block into errors with a key and its file.
 
-        SnapshotError: In place of any other error.
-            SnapshotError: For any other error.
+        Raises:
+            SnapshotError: In place of any other error.
         """
         try:
             yield

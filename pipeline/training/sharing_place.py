@@ -101,8 +101,9 @@ def find_place(said: Sequence[Sequence[Entry]]) -> Place:
     The place is before the first extension that reads reported values. If no such
     extension is known, it is before the first one with a reader's priority.
 
-    said: Extensions of each rank, in the order of their calls. All ranks have the last
-    extension, which comes after the place.
+    Args:
+        said: Extensions of each rank, in the order of their calls. All ranks have the
+            last extension, which comes after the place.
 
     Example:
         >>> stats = Entry("stats", 300, "reporter", False, "every epoch")
