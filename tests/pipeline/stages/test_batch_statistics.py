@@ -167,11 +167,11 @@ class Late(chainer.Link):
         return F.batch_normalization(x, gamma, beta, **averages)
 
 
-@pytest.mark.parametrize("checkpoint", ["never", "always"])
-def test_averages_that_begin_late_to_move_do_so_once_a_minibatch(checkpoint):
+@pytest.mark.parametrize("recompute", ["never", "always"])
+def test_averages_that_begin_late_to_move_do_so_once_a_minibatch(recompute):
     late, x = Late(), images(8)[:, :, 0, 0]
     model = Divisible(late, L.Linear(4, 3))
-    pipe = Pipeline(model, MPI.COMM_SELF, 4, checkpoint=checkpoint)
+    pipe = Pipeline(model, MPI.COMM_SELF, n_microbatches=4, recompute=recompute)
     for step in range(6):
         late.is_on = step == 5
         pipe.step(x, np.zeros(8, np.int32))

@@ -283,7 +283,8 @@ class Late(chainer.Chain):
 @pytest.mark.parametrize("call", ["step", "evaluate"])
 def test_a_layer_that_begins_late_to_keep_a_state_is_refused_at_once(call):
     late = Late()
-    pipe = Pipeline(Divisible(late, L.Linear(4, 3)), MPI.COMM_SELF, 2)
+    model = Divisible(late, L.Linear(4, 3))
+    pipe = Pipeline(model, MPI.COMM_SELF, n_microbatches=2)
     for _ in range(5):
         pipe.step(X, T)
         pipe.evaluate(X, T)
