@@ -92,7 +92,7 @@ def _leave_out_modules(app, what, name, module, options, lines):
 
 
 def _escape_stars(app, context, lines):
-    """Lets a command's help have file names such as ``*.json``."""
+    """Escapes stars in a command's help, as in ``*.json``."""
     lines[:] = [line.replace("*", r"\*") for line in lines]
 
 

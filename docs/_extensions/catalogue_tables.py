@@ -25,7 +25,7 @@ def directive(
 
     Args:
         make: Returns them.
-        catalogue: Where it reads.
+        catalogue: Module whose entries the table lists.
     """
 
     class FromCatalogue(SphinxDirective):

@@ -15,7 +15,7 @@ from divisible import simulate
 from divisible.schedules import Costs, catalogue
 from divisible.schedules.catalogue import CATALOGUE, Entry, create
 
-# What is compared.
+# Ranks and microbatches of the compared schedules.
 _N_RANKS, _N_MICROBATCHES = 4, 8
 
 

@@ -17,7 +17,7 @@ from data_parallel import simulate_exchange
 from divisible.communication import wire
 from divisible.communication.wire import WIRE
 
-# What is compared.
+# Replicas and elements of the compared exchanges.
 _N_REPLICAS, _N_ELEMENTS = 4, 2**18
 
 
