@@ -5,24 +5,25 @@ Wu, on optimizing deep learning at the level of the system.
 
 ::
 
-    trust        which callables do the same in every call
-    asides       layers that take something besides what the one before them returned
-    tracing      runs them once in Chainer, forward and backward
-      -> program      what they computed, as numbered values
-      -> operations   the functions that are known, as expressions
+    trust        which callables compute the same in every call
+    asides       layers with inputs besides the output of the previous layer
+    tracing      runs layers once in Chainer, forward and backward
+      -> program      the functions that ran, as numbered values
+      -> operations   the supported functions, as expressions
     source       writes a program as two loops
-      -> generated    compiles them, and keeps files and code
+      -> generated    compiles the loops, and stores files and code
     function     the loops as a function of Chainer's
     products     linear layers and convolutions that begin a chain
-      -> epilogue     what follows them, in their array
-    heads        batch normalizations that do, and headed, normalized: what follows
-    chains       that, by what a chain begins with, and its trial
-    measuring    what that gains
+      -> epilogue     the functions behind a product, in the product's array
+    heads        batch normalizations that begin a chain
+      -> headed, normalized   the functions behind a batch normalization
+    chains       the kinds of chains, by their first layer, and their trials
+    measuring    times a chain, fused and unfused
     fusing       finds chains in a list of layers, and runs them
-    report       the whole for a list, and a table of it
+    report       fuses a list of layers, and prints a table of its chains
 
-    hooks          whether a hook looks at single functions, which run one by one then
-    folding        a batch normalization and the layer before it, where nothing trains
-    inner_pairs    finds two such within a layer
-    folded_layers  finds them in a list of layers, and runs them
+    hooks          whether a hook observes single functions, which then run one by one
+    folding        a batch normalization folded into the layer before it, in inference
+    inner_pairs    finds links to fold within a layer
+    folded_layers  finds links to fold in a list of layers, and runs them
 """

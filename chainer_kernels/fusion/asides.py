@@ -1,14 +1,15 @@
-"""Layers that take something besides what the layer before them returned.
+"""Layers with side inputs: inputs besides the output of the previous layer.
 
 ::
 
     layers      norm     pop('x', F.add)     relu
     called      norm(h)  pop.join(h, x)      relu(h)
                                       ^
-                       x  from aside -'
+                       x  side input -'
 
-Such a layer has ``join``, to be called with both, and ``joined_by``: the function that
-calls, or ``None`` where both go on as a tuple.
+Such a layer has a method ``join``, which is called with the previous output and the
+side inputs. Its attribute ``joined_by`` is the function that ``join`` calls, or
+``None`` where ``join`` returns all of them as a tuple.
 """
 
 from __future__ import annotations
@@ -19,21 +20,23 @@ from typing import Any, NamedTuple
 
 Layer = Callable[..., Any]
 
-#: By the place of a layer in a chain, which of the chain's inputs it takes from aside.
+#: Indexes of a layer's side inputs among the inputs of the chain, by the layer's place
+#: in the chain.
 Asides = Mapping[int, Sequence[int]]
 NOTHING: Asides = MappingProxyType({})
 
 
 class Surroundings(NamedTuple):
-    """The place of a layer in a list, for whoever runs it and the next ones as one.
+    """The context of a layer in a list, for running a chain that begins there.
 
     Attributes:
-        enter: Called with a position before a layer there draws random numbers.
-        aside: Returns what a layer takes besides what the one before it returned, as a
-            tuple; ``None`` of layers that take nothing.
-        is_shared: Whether something else uses the input as well.
-        is_plain: Returns whether a call of the layer at a position is all that is done
-            to it there.
+        enter: Called with the position of a layer before the layer draws random
+            numbers.
+        aside: Returns a layer's side inputs as a tuple, or ``None`` for a layer
+            without side inputs.
+        is_shared: Whether another layer uses the chain's input as well.
+        is_plain: Returns whether the layer at a position is only called, without
+            other work around the call.
     """
 
     enter: Callable[[int], None] = lambda position: None
@@ -49,17 +52,17 @@ def call_each(
     before: Callable[[int], None] = lambda place: None,
     after: Callable[[int, Any], None] = lambda place, value: None,
 ) -> Any:
-    """Calls layers one by one, each with what the one before returned.
+    """Calls layers one by one, each with the output of the previous layer.
 
     Args:
         layers: The layers.
-        inputs: Those of the first one, and behind them what is taken from aside.
-        asides: Who takes what of that.
-        before: Called with the place of a layer before that is called.
-        after: Called with it, and with what the layer has returned.
+        inputs: Inputs of the first layer, followed by side inputs of other layers.
+        asides: Indexes of side inputs in ``inputs``, by the place of their layer.
+        before: Called with the place of a layer before each call.
+        after: Called with the place and the output of a layer after each call.
 
     Returns:
-        What the last one returns.
+        The output of the last layer.
 
     Example:
         >>> call_each([abs, lambda x: x + 1], [-3])

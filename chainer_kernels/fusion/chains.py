@@ -1,4 +1,4 @@
-"""Chains that were traced, by what they begin with, ready to be applied.
+"""The kinds of traced chains, by their first layer.
 
 ::
 
@@ -32,19 +32,19 @@ Layer = Callable[..., Any]
 #: Draws the masks of a program for an array.
 Draw = Callable[[np.ndarray], Sequence[np.ndarray]]
 
-TAKES_ANOTHER_SHAPE = "it takes something of another shape"
+TAKES_ANOTHER_SHAPE = "it takes an input of another shape"
 
 
 class Trial(NamedTuple):
-    """A chain to be measured, one by one and as one function.
+    """A chain to measure, unfused and fused.
 
     Attributes:
-        unfused: Runs its functions one by one, on variables.
-        fused: Runs them as one.
-        inputs: What either is given.
-        parameters: What has gradients besides.
-        n_before: How many arrays the functions read and write, one by one.
-        n_after: The same as one.
+        unfused: Runs the functions of the chain one by one, on variables.
+        fused: Runs the functions of the chain as one function.
+        inputs: Inputs for ``unfused`` and ``fused``.
+        parameters: Parameters whose gradients are computed besides those of inputs.
+        n_before: How many arrays are read and written unfused.
+        n_after: How many arrays are read and written fused.
     """
 
     unfused: Callable[..., chainer.Variable]
@@ -56,11 +56,12 @@ class Trial(NamedTuple):
 
 
 class Chain(abc.ABC):
-    """Layers that were traced; a kind of chain traces them when it is made.
+    """Traced layers that run as one; the constructor of a subclass traces them.
 
     Args:
-        layers: Each is called with what the one before returned.
-        asides: Which of them take something from aside.
+        layers: The layers, each called with the output of the previous one.
+        asides: Indexes of side inputs among the chain's inputs, by the place of their
+            layer.
     """
 
     def __init__(self, layers: Sequence[Layer], asides: Asides) -> None:
@@ -69,13 +70,13 @@ class Chain(abc.ABC):
     @property
     @abc.abstractmethod
     def program(self) -> Program:
-        """The functions behind a normalization or a product, or all of them."""
+        """The chain's functions, without a normalization or product before them."""
 
     def is_ready(self, inputs: Sequence[np.ndarray]) -> bool:
-        """Returns whether it can take inputs here and now.
+        """Returns whether the chain can run on inputs in its current state.
 
         Args:
-            inputs: Those of the first layer, and what others take from aside.
+            inputs: Inputs of the first layer, followed by side inputs of other layers.
         """
         return are_alike(*inputs)
 
@@ -84,17 +85,17 @@ class Chain(abc.ABC):
         """Runs the chain.
 
         Args:
-            inputs: Those of the first layer, and what others take from aside.
+            inputs: Inputs of the first layer, followed by side inputs of other layers.
             draw: Draws the masks of the program for an array.
         """
 
     @abc.abstractmethod
     def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> Trial:
-        """Returns what a measurement compares.
+        """Returns the unfused and the fused chain, for a measurement.
 
         Args:
-            inputs: Of the chain.
-            draw: As above.
+            inputs: Inputs of the first layer, followed by side inputs of other layers.
+            draw: Draws the masks of the program for an array.
         """
 
     def _trial(
@@ -125,7 +126,7 @@ class Pointwise(Chain):
 
     @property
     def program(self) -> Program:
-        """All that is computed."""
+        """All functions of the chain."""
         return self._compiled.program
 
     def apply(self, inputs: Sequence[Any], draw: Draw) -> chainer.Variable:
@@ -135,7 +136,7 @@ class Pointwise(Chain):
         return y
 
     def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> Trial:
-        """Returns what a measurement compares."""
+        """Returns the unfused and the fused chain, for a measurement."""
         n_arrays = _n_arrays(self.program), self._compiled.n_arrays
         return self._trial(inputs, draw, (), n_arrays)
 
@@ -160,7 +161,7 @@ class Normalized(Chain):
         return self._loops.program
 
     def is_ready(self, inputs: Sequence[np.ndarray]) -> bool:
-        """Returns whether it can take inputs here and now."""
+        """Returns whether the chain can run on inputs in its current state."""
         return are_alike(*inputs) and is_ready(self._link, inputs[self._place])
 
     def apply(self, inputs: Sequence[Any], draw: Draw) -> chainer.Variable:
@@ -184,7 +185,7 @@ class Normalized(Chain):
         return y
 
     def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> Trial:
-        """Returns what a measurement compares."""
+        """Returns the unfused and the fused chain, for a measurement."""
         n_before = _n_arrays(self.program) + HeadedLoops.N_ARRAYS_OF_HEAD
         parameters = self._link.gamma, self._link.beta
         return self._trial(inputs, draw, parameters, (n_before, self._loops.n_arrays))
@@ -193,7 +194,8 @@ class Normalized(Chain):
 class Product(Chain):
     """A chain that begins with a linear layer or a convolution.
 
-    What follows works in the array of the product, and adds the bias of a linear layer.
+    The functions behind the product run in one loop, which writes to the product's
+    array and adds the bias of a linear layer.
     """
 
     def __init__(
@@ -232,7 +234,7 @@ class Product(Chain):
         return self._epilogue.program
 
     def is_ready(self, inputs: Sequence[np.ndarray]) -> bool:
-        """Returns whether it can take inputs here and now."""
+        """Returns whether the chain can run on inputs in its current state."""
         x, *others = inputs
         return (
             are_float32(x, *others)
@@ -246,21 +248,21 @@ class Product(Chain):
         x, *others = inputs
         z = products.product(self._link, x)
         if (z.shape, z.array.strides) != self._layout:
-            # Nothing could be written where it is.
+            # The compiled loop does not fit the layout of this product.
             return call_each(self._layers, inputs, self._asides)
         return self._continued(z, others, draw)
 
     def _continued(
         self, z: chainer.Variable, others: Sequence[Any], draw: Draw
     ) -> chainer.Variable:
-        """Runs what follows the product."""
+        """Runs the functions that follow the product."""
         bias = [self._link.b] if self._epilogue.has_bias else []
         masks = draw(z.array)
         (y,) = EpilogueFunction(self._epilogue, masks).apply((z, *others, *bias))
         return y
 
     def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> Trial:
-        """Returns what a measurement compares: a thin product, and what follows."""
+        """Returns the chain behind a small product, unfused and fused."""
         link, tail = self._link, self._layers[1:]
         x, *others = inputs
         thin = products.Thin(link, x)
@@ -271,7 +273,8 @@ class Product(Chain):
         def fused(x: chainer.Variable, *others: chainer.Variable) -> chainer.Variable:
             return self._continued(thin(x, with_bias=False), others, draw)
 
-        # A bias is read, and the product read and written; its gradient is added up.
+        # Unfused, adding a bias reads and writes the product, and the gradient of the
+        # bias reads the gradient of the product.
         n_before = _n_arrays(self.program) + 3 * self._epilogue.has_bias
         parameters = [link.b] if self._epilogue.has_bias else []
         n_arrays = n_before, self._epilogue.n_arrays
@@ -281,11 +284,11 @@ class Product(Chain):
 def traced(
     layers: Sequence[Layer], inputs: Sequence[np.ndarray], asides: Asides
 ) -> Chain:
-    """Returns layers as the chain that they are.
+    """Returns layers as a chain of the kind that fits their first layer.
 
     Raises:
-        NotPointwise: If they are none.
-        Exception: What a layer raises.
+        NotPointwise: If the layers cannot run as one chain.
+        Exception: If a layer raises it.
     """
     if products.is_product(layers[0]):
         return Product(layers, inputs, asides)

@@ -1,4 +1,4 @@
-"""Activations as matrices of which each row, or each column, is a channel's."""
+"""Activations as matrices whose rows or columns belong to one channel each."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ ROWS, COLUMNS = "rows", "columns"
 
 
 class ChannelView:
-    """The view in which loops see arrays of one shape, as those of ``channels`` do.
+    """A view of arrays of one shape as matrices, the same as in ``channels``.
 
     Args:
-        shape: Of the arrays around the axis of the channels: (before, C, behind).
+        shape: Shape of the arrays around the axis of channels: (before, C, behind).
 
     Attributes:
-        kind: ``'rows'`` or ``'columns'``.
+        kind: ``'rows'`` where each row belongs to a channel, ``'columns'`` where each
+            column does.
     """
 
     def __init__(self, shape: tuple[int, int, int]) -> None:
@@ -27,13 +28,13 @@ class ChannelView:
         self.kind = ROWS if self._behind > 1 else COLUMNS
 
     def matrices(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Returns (before, C, behind) as loops see them."""
+        """Returns arrays of shape (before, C, behind) as matrices for loops."""
         if self.kind == ROWS:
             return [a.reshape(-1, self._behind) for a in arrays]
         return channels.columns(list(arrays), 1)[0]
 
     def parameters(self, *arrays: np.ndarray) -> list[np.ndarray]:
-        """Returns arrays of a number for each channel, for each row or each column."""
+        """Returns values per channel as values per row or column of the matrices."""
         each = channels.in_groups(self._channels, *arrays)
         if self.kind == ROWS:
             return [channels.by_row(a, self._before) for a in each]
@@ -57,10 +58,11 @@ class ChannelView:
         matrices: Sequence[np.ndarray],
         parameters: Sequence[np.ndarray],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Runs a loop that adds up two numbers for each channel.
+        """Runs a loop that computes two sums for each channel.
 
         Returns:
-            The sums of channels in float64, added up as :func:`channels.products` does.
+            The two sums for each channel in float64. Additions have the same order as
+            in :func:`channels.products`.
         """
         x = matrices[0]
         if self.kind == ROWS:

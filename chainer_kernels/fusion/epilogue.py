@@ -1,4 +1,4 @@
-"""Functions behind a product of matrices, as one that works in its array."""
+"""The functions behind a product of matrices, as one loop in the product's array."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Epilogue(Compiled):
     """A program that begins with a product, and its loops.
 
     Args:
-        program: Its first input is the product, with its bias.
-        has_bias: Whether that is added here.
+        program: The functions; their first input is the product including its bias.
+        has_bias: Whether the forward loop adds the bias to the product.
     """
 
     def __init__(self, program: Program, has_bias: bool) -> None:
@@ -52,14 +52,15 @@ class Epilogue(Compiled):
 
 
 class EpilogueFunction(FusedFunction):
-    """Adds a bias to a product, and goes on in the same loop, in the product's array.
+    """Adds a bias to a product and applies functions to the sum, in one loop.
 
-    Its inputs are the product, whose array is nobody else's, those that later functions
-    take, and the bias if there is one, a number for each column.
+    The inputs are the product, the side inputs of later functions, and the bias, if
+    there is one, with a number for each column. The loop overwrites the product's
+    array, so no other function may use that array.
 
     Args:
         compiled: The loops.
-        masks: For each mask of the program the array.
+        masks: An array for each mask of the program.
     """
 
     _compiled: Epilogue
@@ -92,15 +93,15 @@ class EpilogueFunction(FusedFunction):
         own = tuple(i for i in indexes if i < n)
         if n not in indexes:
             return super().backward(own, grad_outputs)
-        # A bias has the gradient of the product, added up.
+        # The gradient of the bias is the sum of the product's gradient over rows.
         *found, gz = super().backward((*own, HEAD), grad_outputs)
         return (*found, F.sum(gz, axis=0))
 
     def _retained(self) -> dict[int, chainer.Variable]:
-        """Returns what is held, by the numbers of the values."""
+        """Returns the variables held for backward, by the numbers of their values."""
         given = super()._retained()
         if self._compiled.has_bias and HEAD in given and chainer.config.enable_backprop:
-            # The array is that of the sum; the graph does not know of it yet.
+            # The array already holds the sum with the bias; the graph lacks it yet.
             *_, bias = self.get_retained_inputs()
             added = F.broadcast_to(bias, given[HEAD].shape)
             given[HEAD] = given[HEAD] + (added - added.array)
@@ -108,7 +109,7 @@ class EpilogueFunction(FusedFunction):
 
 
 def _columns(arrays: Arrays, bias: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-    """Returns matrices and a bias, with several rows as one where those are short."""
+    """Returns matrices and a bias, with several short rows joined into one."""
     matrices, fold = channels.columns([a[..., np.newaxis] for a in arrays], 1)
     (row,) = channels.in_groups(len(bias), bias)
     return matrices, channels.repeated(row, fold).reshape(-1)

@@ -1,7 +1,8 @@
-"""The loop of what follows a product of matrices, in Numba's Python.
+"""The loop of the functions behind a product of matrices, in Numba's Python.
 
-It writes where the product is. For ``relu(z + b)``, of which the backward needs the
-output only, and for ``dropout(relu(z + b))``, of which it needs the sum, it is::
+The loop overwrites the product ``z``. On the left is the loop of ``relu(z + b)``, whose
+backward needs the output only. On the right is the loop of ``dropout(relu(z + b))``,
+whose backward needs the sum::
 
     def epilogue(z, bias):              def epilogue(z, x1, y, bias):
         for r in range(z.shape[0]):         for r in range(z.shape[0]):
@@ -19,7 +20,7 @@ from __future__ import annotations
 from chainer_kernels.fusion.program import Program
 from chainer_kernels.fusion.source import Source, expression
 
-#: The product, with its bias: the first value of a program.
+#: Number of the first value of a program: the product including its bias.
 HEAD = 0
 
 
@@ -27,11 +28,11 @@ def epilogue(program: Program, has_bias: bool, keeps_head: bool) -> Source:
     """Returns the loop that computes the output.
 
     Args:
-        program: What follows the product.
-        has_bias: Whether a number for each column is added first, and arrays are
-            matrices; otherwise they have one dimension.
-        keeps_head: Whether the product is needed later, and the output has an array of
-            its own.
+        program: The functions that follow the product.
+        has_bias: Whether the loop first adds a bias, a number for each column. Arrays
+            are matrices then; otherwise they have one dimension.
+        keeps_head: Whether the backward needs the product including its bias. The
+            output has its own array then.
     """
     steps, leaves = program.needed([program.output])
     others = [v for v in leaves if v != HEAD]

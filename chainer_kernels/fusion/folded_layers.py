@@ -1,4 +1,4 @@
-"""Where a list of layers has normalizations to fold, side by side or within a layer.
+"""Runs lists of layers with batch normalizations folded into the layers before them.
 
 ::
 
@@ -22,18 +22,19 @@ Layer = Callable[..., Any]
 
 
 def run(layers: Sequence[Layer], index: int, value: Any) -> tuple[int, Any] | None:
-    """Runs a layer and the normalization behind it as one, if that can be.
+    """Runs a layer and the normalization behind it as one layer, if possible.
 
-    Or a layer within which that can be: a :class:`chainer.Sequential`, or a link that
-    is marked :func:`~chainer_kernels.fusible`.
+    Pairs within the next layer are folded as well, if that layer is a
+    :class:`chainer.Sequential` or a link marked :func:`~chainer_kernels.fusible`.
 
     Args:
-        layers: The layers, between any of which nothing else happens.
-        index: Which of them is next.
-        value: Its input, or a tuple of them.
+        layers: The layers. Nothing else runs between them.
+        index: Index of the next layer.
+        value: Input of the next layer, or a tuple of inputs.
 
     Returns:
-        How many layers have run, and what the last one returned; or ``None``.
+        How many layers have run, and the output of the last one. ``None`` if nothing
+        could be folded, so that no layer has run.
 
     Example:
         >>> import chainer.functions as F
@@ -62,7 +63,7 @@ def run(layers: Sequence[Layer], index: int, value: Any) -> tuple[int, Any] | No
         return 1, *found
     if not _has_pairs(layer) or not is_quiet() or has_hooks(layer):
         return None
-    # What draws its weights does so in a call that counts.
+    # The first call draws weights; it must be a plain call of the layer.
     if not all(param.is_initialized for param in layer.params()):
         return None
     return 1, _through(list(layer), value)

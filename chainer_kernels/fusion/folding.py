@@ -1,15 +1,16 @@
-"""Batch normalizations folded into the layers before them, where nothing trains.
+"""Batch normalizations folded into the layers before them, in inference.
 
-With averages in the place of a minibatch's statistics, a normalization is one factor
-and one summand for each channel, which a convolution has already::
+With running averages instead of a minibatch's statistics, a normalization multiplies
+each channel by one factor and adds one summand. Both can be merged into the weights and
+the bias of a convolution::
 
     one by one    y = W * x + b              z = scale (y - mean) + beta
     folded        z = (scale W) * x + (scale (b - mean) + beta)
 
                   scale = gamma / sqrt(var + eps)
 
-That is a pass over the weights in the place of one over the outputs, so it is done
-where these are the larger part by far.
+Folding replaces a pass over the outputs by a pass over the weights. It is done only
+where there are enough outputs for each weight.
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ from chainer_kernels.layouts import are_float32
 
 Layer = Callable[..., Any]
 
-#: A subclass may do anything.
+#: Exact types only: a subclass may compute something else.
 _CONVOLUTIONS = L.Convolution2D, L.ConvolutionND, L.Convolution1D, L.Convolution3D
 
 
-#: From so many outputs for each weight on. New weights are not in the cache yet, so
-#: that one of them costs about as much as two outputs.
+#: Fewest outputs for each weight with which folding pays. New weights are not in the
+#: cache yet, so that one weight costs about as much as two outputs.
 _OUTPUTS_PER_WEIGHT = 2
 
 
 class _Folds(threading.local):
-    #: By the two links what stands for them, while nothing changes their arrays.
+    #: The folded link of each pair of links, while nothing changes their arrays;
+    #: ``None`` outside of :func:`folded_once`.
     kept: dict[tuple[chainer.Link, chainer.Link], chainer.Link] | None = None
 
 
@@ -57,19 +59,20 @@ def fold(
     var: np.ndarray,
     eps: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the weights and the bias of a layer and a normalization as one layer.
+    """Returns weights and bias of a layer with a batch normalization folded in.
 
     Args:
-        W: The layer's weights, outputs along the first axis: (C, ...).
-        b: Its bias (C,), or ``None``.
-        gamma: The normalization's factors (C,); ``None`` for ones.
-        beta: Its summands (C,); ``None`` for zeros.
-        mean: Its average of means (C,).
-        var: Its average of variances (C,).
-        eps: What it adds to them.
+        W: Weights of the layer, outputs along the first axis: (C, ...).
+        b: Bias of the layer (C,), or ``None``.
+        gamma: Factors of the normalization (C,); ``None`` for ones.
+        beta: Summands of the normalization (C,); ``None`` for zeros.
+        mean: Running average of means (C,).
+        var: Running average of variances (C,).
+        eps: Number that the normalization adds to variances.
 
     Returns:
-        The two, new and with the dtype and the memory order of ``W``.
+        New weights in the memory order of ``W``, and a new bias (C,), both with the
+        dtype of ``W``.
 
     Example:
         >>> one = np.ones(1, np.float32)
@@ -77,7 +80,8 @@ def fold(
         >>> W.tolist(), b.tolist()
         ([[3.0]], [-14.0])
     """
-    # Some numbers for each output: what they lose, all that it sums up would lose.
+    # Computed in float64: a rounding error in a scale is an error of all weights of an
+    # output.
     scale = 1 / np.sqrt(var.astype(np.float64) + eps)
     if gamma is not None:
         scale *= gamma
@@ -90,10 +94,11 @@ def fold(
 
 @contextlib.contextmanager
 def folded_once() -> Iterator[None]:
-    """Folds each pair of links once while a block runs, in this thread.
+    """Folds each pair of links only once while a block runs, in this thread.
 
-    Within the block nothing may change parameters or averages, as the microbatches of
-    one evaluation do not. Outside of it, each pass folds anew.
+    Nothing may change parameters or running averages within the block. For example, a
+    block can run the microbatches of one evaluation. Outside of a block, each pass
+    folds its pairs again.
     """
     before, _folds.kept = _folds.kept, {}
     try:
@@ -117,29 +122,30 @@ def are_pair(layer: Layer, norm: Layer) -> bool:
 
 
 def folded(layer: chainer.Link, norm: chainer.Link, x: Any) -> chainer.Variable | None:
-    """Returns what two links compute one after the other, computed as one.
+    """Returns the output of a layer and a batch normalization, run as one layer.
 
     Args:
         layer: A convolution or a ``Linear``.
-        norm: A batch normalization of what that returns; of :func:`are_pair`.
+        norm: The batch normalization of the layer's output. The two links satisfy
+            :func:`are_pair`.
         x: The input.
 
     Returns:
-        The output, or ``None`` if the two are not folded: where they are not of
-        float32, in host memory and of one number for each channel, or would not gain.
+        The output. ``None`` where folding would not be faster, or where arrays are not
+        float32 in host memory with one number for each channel.
     """
     array = x.array if isinstance(x, chainer.Variable) else x
     if not _can_fold(layer, norm, array):
         return None
-    # Within a layer the two may have another ``forward`` for a while.
+    # `inner_pairs` replaces ``forward`` of the instances, so the class is called.
     return type(layer).forward(_folded(layer, norm), x)
 
 
 def _can_fold(layer: chainer.Link, norm: chainer.Link, x: Any) -> bool:
-    """Returns whether a layer and a normalization can run as one here, and gain."""
+    """Returns whether a layer and a normalization can run as one, and faster."""
     params = [layer.W, layer.b, norm.gamma, norm.beta]
     given = [param for param in params if param is not None]
-    # Others, such as streamed ones, may fetch their arrays from elsewhere.
+    # Other classes, such as streamed parameters, may fetch arrays from elsewhere.
     if not all(type(param) is chainer.Parameter for param in given):
         return False
     W, *numbers = (param.array for param in given)
@@ -154,7 +160,7 @@ def _can_fold(layer: chainer.Link, norm: chainer.Link, x: Any) -> bool:
 
 
 def _n_outputs(layer: chainer.Link, shape: tuple[int, ...]) -> int:
-    """Returns how many numbers a layer makes; 0 where it will refuse its input."""
+    """Returns the size of a layer's output; 0 where the layer will refuse the input."""
     W = layer.W.array
     if type(layer) is L.Linear:
         return shape[0] * len(W) if len(shape) > 1 else 0
@@ -173,7 +179,7 @@ def _n_outputs(layer: chainer.Link, shape: tuple[int, ...]) -> int:
 
 
 def _folded(layer: chainer.Link, norm: chainer.Link) -> chainer.Link:
-    """Returns a link that stands for both, made now or before in this block."""
+    """Returns a folded link, made now or earlier in a block of `folded_once`."""
     kept = {} if _folds.kept is None else _folds.kept
     if (layer, norm) not in kept:
         arrays = [

@@ -20,11 +20,11 @@ Array = Any
 class FusedFunction(chainer.FunctionNode):
     """Computes a program in one loop, and its gradients in another.
 
-    What lies between inputs and output is not held: the backward computes it again.
+    Values between inputs and output are not held: the backward computes them again.
 
     Args:
-        compiled: The program.
-        masks: For each of its masks the array.
+        compiled: The program and its loops.
+        masks: An array for each mask of the program.
     """
 
     def __init__(self, compiled: Compiled, masks: Sequence[np.ndarray] = ()) -> None:
@@ -34,7 +34,7 @@ class FusedFunction(chainer.FunctionNode):
 
     @property
     def label(self) -> str:
-        """The functions, for people."""
+        """The names of the functions, for display."""
         return " > ".join(self._compiled.program.labels)
 
     def forward(self, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
@@ -64,7 +64,7 @@ class FusedFunction(chainer.FunctionNode):
         return tuple(None if value is None else found[value] for value in wanted)
 
     def _retained(self) -> dict[int, chainer.Variable]:
-        """Returns what is held, by the numbers of the values."""
+        """Returns the variables held for backward, by the numbers of their values."""
         chosen = self._compiled.directions
         given = dict(zip(chosen.inputs, self.get_retained_inputs()))
         if chosen.keeps_output:
@@ -74,7 +74,7 @@ class FusedFunction(chainer.FunctionNode):
     def _computed(
         self, given: dict[int, chainer.Variable], wanted: Sequence[int | None]
     ) -> dict[int, chainer.Variable]:
-        """Returns gradients by the numbers of their values, as loops compute them."""
+        """Returns gradients that loops compute, by the numbers of their values."""
         arrays = {value: variable.array for value, variable in given.items()}
         arrays.update(self._masks)
         found = dict(given)
@@ -95,14 +95,14 @@ def as_one_by_one(
     given: Mapping[int, np.ndarray],
     computed: Mapping[int, np.ndarray],
 ) -> Mapping[int, np.ndarray]:
-    """Returns values in the memory order that they have where functions run one by one.
+    """Returns values in the memory order that functions run one by one would give them.
 
-    Whoever adds them up goes through memory, so that the bits of sums depend on it.
+    A later sum adds elements in the order of memory, so rounding depends on that order.
 
     Args:
-        program: What the values are of.
-        given: What they were computed from.
-        computed: The values.
+        program: The program that computes the values.
+        given: Arrays from which the values were computed, by their numbers.
+        computed: The values, by their numbers.
     """
     orders = {value: memory_order(array) for value, array in given.items()}
     if len(set(orders.values())) == 1:
@@ -119,13 +119,13 @@ def differentiable(
     given: Mapping[int, chainer.Variable],
     wanted: Sequence[int | None],
 ) -> dict[int, chainer.Variable]:
-    """Returns values by Chainer's functions, which have gradients again.
+    """Computes values with Chainer's functions, which can be differentiated again.
 
     Args:
-        program: What the values are of.
-        masks: Its masks.
-        given: Values that are known.
-        wanted: Those that are asked for.
+        program: The program that computes the values.
+        masks: The masks of the program, by their numbers.
+        given: Known values, by their numbers.
+        wanted: Numbers of the values to compute; ``None`` is skipped.
 
     Returns:
         The values by their numbers.

@@ -1,4 +1,4 @@
-"""Layers of a list that run as one function where that is faster.
+"""Chains of layers in a list that run as one function where that is faster.
 
 ::
 
@@ -6,8 +6,8 @@
     chains found                 '----2----'               '-1-'  not marked
     run                 Linear   one function     Linear   tanh   lambda
 
-A chain is found when its first layer is reached: it is traced on the inputs that are
-there, for each shape of them anew, and measured once.
+A chain is found when a pass reaches its first layer. The layers are traced on the
+inputs of that pass, once for each shape of inputs. The chain is measured once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from chainer_kernels.fusion.tracing import NotPointwise
 from chainer_kernels.fusion.trust import why_not
 from chainer_kernels.layouts import are_alike
 
-#: A chain whose inputs have more shapes than this runs unfused in further ones.
+#: Largest number of input shapes for which a chain is traced; it is unfused for others.
 _MOST_SHAPES = 64
 
 Layer = Callable[..., Any]
@@ -38,14 +38,14 @@ Span = tuple[int, int]
 
 
 class _Found(NamedTuple):
-    """The result of looking for a chain at a layer.
+    """The result of a search for a chain that begins at a layer.
 
     Attributes:
-        layers: Those that were looked at; the last one ends the search, or is ``None``
-            where none followed.
-        n_layers: How many of them are one function; 0 for none.
-        chain: These.
-        takers: The places among them of those that take something from aside.
+        layers: The layers that were searched. The last one ended the search; it is
+            ``None`` at the end of the list.
+        n_layers: Number of layers in the chain; 0 if there is no chain.
+        chain: The chain, or ``None``.
+        takers: Places of the layers with side inputs within the chain.
     """
 
     layers: tuple[Layer | None, ...]
@@ -54,7 +54,7 @@ class _Found(NamedTuple):
     takers: tuple[int, ...] = ()
 
     def is_of(self, layers: Sequence[Layer], index: int) -> bool:
-        """Returns whether the same layers stand there still."""
+        """Returns whether a list still has the same layers at an index."""
         n = len(self.layers)
         found = (*layers[index : index + n], None)[:n]
         return len(found) == n and all(a is b for a, b in zip(self.layers, found))
@@ -64,18 +64,21 @@ class Fusion:
     """The chains in a list of layers, and whether each is fused.
 
     Args:
-        decisions: For chains, by their first position and the one after their last,
-            whether to fuse them. ``None`` lets measurements decide, here and at once.
-        only_exact: Whether to fuse only what has the bits of the functions one by one,
-            so that no decision changes a result.
+        decisions: Whether to fuse each chain, by its span: the first position and the
+            position after the last one. With ``None``, each chain is measured when it
+            is found.
+        waits: Whether chains are measured, but run unfused until :meth:`decide` is
+            called.
+        only_exact: Whether to fuse only chains that equal the single functions bit for
+            bit, so that no decision changes a result.
 
     Attributes:
-        decisions: As given, or as measured.
-        choices: What was measured, by the same positions.
-        reasons: By position why a layer is in no chain.
-        waits: Whether chains are measured, and run unfused until somebody decides.
-        is_early: Whether a layer had no size yet where a chain might begin, so that
-            there will be more to measure.
+        decisions: Whether each chain is fused, by its span.
+        choices: Measurements, by the span of their chain.
+        reasons: The reason why a layer is in no chain, by its position.
+        waits: Whether chains run unfused until :meth:`decide` is called.
+        is_early: Whether a layer without a size may begin a chain, which can be
+            measured only later.
     """
 
     def __init__(
@@ -91,22 +94,26 @@ class Fusion:
         self.waits, self.is_early = waits, False
         self._only_exact = only_exact
         self._chains: dict[tuple, _Found] = {}
-        # Positions within chains that will run as one, in which no other one begins.
+        # Positions inside chains that will be fused: no other chain begins there.
         self._within: set[int] = set()
 
     def __deepcopy__(self, memo: dict) -> Fusion:
-        """Returns one for a copy of the layers, with the same decisions."""
+        """Returns a `Fusion` for a copy of the layers, with the same decisions."""
         copied = Fusion(self.decisions, self.waits, self._only_exact)
         copied._is_decided = self._is_decided
         return copied
 
     def __reduce__(self) -> tuple:
-        """Leaves what is compiled to the process that it was compiled in."""
+        """Pickles decisions only; compiled code stays in its process."""
         decisions = self.decisions if self._is_decided else None
         return Fusion, (decisions, self.waits, self._only_exact)
 
     def decide(self, decisions: dict[Span, bool]) -> None:
-        """Fuses the chains that are chosen from now on, and no others."""
+        """Replaces the decisions: from now on, only the chosen chains are fused.
+
+        Args:
+            decisions: Whether to fuse each chain, by its span.
+        """
         self._set(decisions)
         self._is_decided, self.waits = True, False
 
@@ -122,17 +129,18 @@ class Fusion:
         value: Any,
         around: Surroundings,
     ) -> tuple[int, Any] | None:
-        """Runs the chain that begins at a layer, if there is one and it is fused.
+        """Runs the chain that begins at a layer, if there is one to fuse.
 
         Args:
-            layers: The layers, between any of which nothing else happens.
-            index: Which of them is next.
-            position: What its position is called.
-            value: Its input, or a tuple of them.
-            around: What else is to be known.
+            layers: The layers. Nothing else runs between them.
+            index: Index of the next layer in ``layers``.
+            position: Position of that layer in decisions and reports.
+            value: Input of the next layer, or a tuple of inputs.
+            around: The context of that layer.
 
         Returns:
-            How many layers have run, and what the last one returned; or ``None``.
+            How many layers have run, and the output of the last one. ``None`` if no
+            chain was run.
         """
         if self._is_decided and position not in self._starts:
             return None
@@ -183,7 +191,7 @@ class Fusion:
             and products.is_product(first)
             and around.is_plain(position)
         )
-        # Copies of a model may take turns, and outputs become fewer.
+        # Copies of a model may alternate, and a layer may lose outputs, as by pruning.
         place = id(layers), index, position
         n_outputs = products.n_outputs(first) if has_product else 0
         like = len(inputs), inputs[0].shape, bool(chainer.config.train), n_outputs
@@ -195,7 +203,7 @@ class Fusion:
         )
         end = index + len(trusted)
         found = _Found((*trusted, layers[end] if end < len(layers) else None))
-        # What has no size yet gets it in a call that counts.
+        # A layer without a size gets its size in a plain call.
         is_sized = n_outputs is not None
         if not is_sized or any(head.avg_mean is None for head in heads_of(trusted)):
             self.is_early = True
@@ -215,7 +223,7 @@ class Fusion:
         around: Surroundings,
         has_product: bool,
     ) -> tuple[list[Layer], dict[int, tuple]]:
-        """Returns the layers that may be traced, and what some take from aside."""
+        """Returns layers that may be traced, and their side inputs by place."""
         trusted, takers = [], {}
         for place, layer in enumerate(layers):
             taken = around.aside(layer)
@@ -223,7 +231,7 @@ class Fusion:
                 reason = None
             elif taken is None:
                 reason = why_not(layer)
-            # What follows a product has its shape, which is not known yet.
+            # Side inputs must have the shape of the product, which is not known yet.
             elif has_product or are_alike(*_arrays((inputs[0], *taken))):
                 reason = layer.joined_by and why_not(layer.joined_by)
             else:
@@ -259,22 +267,22 @@ class Fusion:
                 layers = layers[: error.layer]
                 continue
             except Exception:
-                # Whoever calls the layer gets to see it, with its position.
+                # The plain call of the layer raises it again, with its position.
                 break
             program = chain.program
             if len(program.labels) < 2:
                 break
             if self._only_exact and not program.is_exact:
-                self.reasons[position] = f"{program.labels[0]} begins what is not exact"
+                self.reasons[position] = f"{program.labels[0]} begins an inexact chain"
                 break
             return _Found(found.layers, len(layers), chain, tuple(asides))
         return found
 
 
 def _adds_up(chain: Chain, inputs: Sequence[Any]) -> bool:
-    """Returns whether a chain adds up gradients of an input.
+    """Returns whether a chain adds up gradients of an input that it uses several times.
 
-    If others add to them as well, it does so in another order.
+    If other functions add to the same gradient, fusing changes the order of additions.
     """
     return chain.program.adds_up_inputs or len({*map(id, inputs)}) < len(inputs)
 
@@ -289,9 +297,9 @@ def _masks(
 
     Args:
         chain: The chain.
-        like: What they are for.
-        position: Of its first layer.
-        enter: Called with the position of a layer before it draws.
+        like: The array that masks are applied to.
+        position: Position of the first layer of the chain.
+        enter: Called with the position of a layer before its masks are drawn.
     """
     masks, drawn = [], None
     for mask in chain.program.masks:

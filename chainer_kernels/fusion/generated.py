@@ -1,4 +1,4 @@
-"""Generated loops: what they compute is a text, by which their code is kept on disk."""
+"""Generated loops; their source text is the key of the compiled code on disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chainer_kernels.fusion.source import Source, backward, forward, module
 
 
 class Compiled:
-    """A program, with loops that are compiled when they are called first.
+    """A program, with loops that are compiled at their first call.
 
     Args:
         program: The program.
@@ -23,7 +23,7 @@ class Compiled:
 
     @functools.cached_property
     def directions(self) -> Directions:
-        """The directions of the program, which say what is held for the backward."""
+        """The directions of the program, with the values held for the backward."""
         return directions(self.program)
 
     @functools.cached_property
@@ -45,7 +45,7 @@ class Compiled:
 
 @functools.cache
 def loops(sources: tuple[Source, ...]) -> tuple[tuple[Source, Loop], ...]:
-    """Returns loops, of one file; equal ones are compiled once."""
+    """Returns loops of one generated module; equal loops are compiled once."""
     if not sources:
         return ()
     names = imported(module(sources))
@@ -56,7 +56,7 @@ def loops(sources: tuple[Source, ...]) -> tuple[tuple[Source, Loop], ...]:
 
 
 def imported(text: str) -> dict:
-    """Returns what the module of a text defines."""
+    """Returns the names that a module defines, by executing its text."""
     name = f"chainer_kernels_fused_{hashlib.sha256(text.encode()).hexdigest()[:20]}"
     names = {"__name__": name, SOURCE: text}
     exec(compile(text, f"<{name}>", "exec"), names)

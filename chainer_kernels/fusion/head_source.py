@@ -1,6 +1,6 @@
-"""The loops of a batch normalization and what follows it, in Numba's Python.
+"""The loops of a batch normalization and the functions behind it, in Numba's Python.
 
-For ``relu(BN(x))`` of which rows are channels they are::
+For ``relu(BN(x))``, where rows belong to channels, they are::
 
     def forward_rows(x, y, mean, scale, shift):
         for r in range(x.shape[0]):
@@ -31,13 +31,13 @@ from chainer_kernels.fusion.operations import SCALARS
 from chainer_kernels.fusion.program import Program, Step
 from chainer_kernels.fusion.source import expression
 
-#: What the head computes: the first value of a program.
+#: Number of the first value of a program: the output of the batch normalization.
 HEAD = 0
 
-#: What it computes with: a number of each for a channel.
+#: Parameters of the normalization: each has one number for each channel.
 SCALING = "mean", "scale", "shift"
 
-#: How loops see an array, and numbers for each row or column.
+#: Numba's types of a matrix, and of numbers for each row or column.
 ARRAY, ROW = "f4[:, ::1]", "f4[::1]"
 
 
@@ -45,11 +45,12 @@ class HeadSource(NamedTuple):
     """A loop over rows, or over columns, of several arrays.
 
     Attributes:
-        name: Of the function.
-        reads: The values that it is given, in the order of its first arguments; ``x``
-            for that of the head, whether it is used or not.
-        signature: Its types, as Numba writes them.
-        lines: Of the function.
+        name: Name of the function.
+        reads: Numbers of the values that the function reads. Its first argument is
+            always ``x``, the input of the normalization; the other values follow in
+            this order.
+        signature: Types of the arguments, as Numba writes them.
+        lines: Source lines of the function.
     """
 
     name: str
@@ -64,11 +65,11 @@ def elementwise(
     """Returns the loop that computes a value of a program.
 
     Args:
-        program: What follows the head.
+        program: The functions that follow the batch normalization.
         kind: ``'rows'`` or ``'columns'``.
-        name: What the loop is for.
-        value: The value.
-        given: Values that are known.
+        name: First part of the loop's name, such as ``'forward'``.
+        value: Number of the value.
+        given: Numbers of known values.
     """
     steps, reads = program.needed([value], given)
     lines = [*_body(steps, reads, kind), f"out[i] = v{value}"]
@@ -76,12 +77,12 @@ def elementwise(
 
 
 def inputs(program: Program, kind: str, given: Sequence[int] = ()) -> HeadSource:
-    """Returns the loop that computes the gradient of the head's input.
+    """Returns the loop that computes the gradient of the normalization's input.
 
     Args:
-        program: What follows the head.
+        program: The functions that follow the batch normalization.
         kind: ``'rows'`` or ``'columns'``.
-        given: Values that are known.
+        given: Numbers of known values.
     """
     value = program.gradients[HEAD]
     steps, reads = program.needed([value], given)
@@ -96,9 +97,9 @@ def sums(inner: HeadSource, kind: str, is_kept: bool) -> HeadSource:
     """Returns the loop that adds up gradients and their products with the input.
 
     Args:
-        inner: The loop that computes what is added up.
+        inner: The loop that computes the gradients to add up.
         kind: ``'rows'`` or ``'columns'``.
-        is_kept: Whether that is written to an array, and not forgotten.
+        is_kept: Whether the gradients are also written to an output array.
     """
     name = f"sums_{kind}_kept" if is_kept else f"sums_{kind}"
     if kind == "rows":
@@ -125,16 +126,18 @@ def _in_blocks(
     is_kept: bool = False,
     has_starts: bool = False,
 ) -> HeadSource:
-    """Returns a loop over blocks, for which it calls two others.
+    """Returns a loop over blocks of rows that calls two other loops for each block.
 
     Args:
-        name: Of the loop.
-        inner: The one that computes a gradient ``g``.
+        name: Name of the loop.
+        inner: The first loop to call, which computes a gradient ``g``.
         kind: ``'rows'`` or ``'columns'``.
-        types: Arguments behind the arrays that ``inner`` reads.
-        call: What is then done with ``g``.
-        is_kept: Whether ``g`` is a part of an array, or forgotten.
-        has_starts: Whether it is given where blocks start, and goes over some of them.
+        types: Types of the arguments behind the arrays that ``inner`` reads, by name.
+        call: The second call, which reads ``g``.
+        is_kept: Whether ``g`` is a slice of an output array; otherwise it is scratch
+            memory.
+        has_starts: Whether the loop's arguments include the starts of groups of blocks
+            and a range of groups to run.
     """
     arrays = ["x", *(f"a{v}" for v in inner.reads if v != HEAD)]
     kept = ["out"] if is_kept else []
@@ -170,7 +173,7 @@ def _in_blocks(
 
 
 def module(source: HeadSource, called: Sequence[HeadSource]) -> str:
-    """Returns the text of a module with a loop and those that it calls."""
+    """Returns the text of a module with a loop and the loops that it calls."""
     imports = [
         "from math import sqrt",
         "import numpy as np",
@@ -187,7 +190,7 @@ def module(source: HeadSource, called: Sequence[HeadSource]) -> str:
     lines = list(imports)
     for each in called:
         lines += each.lines
-        # Compiled first and by itself, so that it runs in vectors.
+        # The inner loop is compiled first and alone, so that it is vectorized.
         made = f"Loop({each.name}, {each.signature!r}, is_exact=True).compiled"
         lines.append(f"{each.name} = {made}")
     return "\n".join([*lines, *source.lines, ""])
@@ -210,7 +213,7 @@ def _source(
     inner: Sequence[str],
     parameters: Sequence[str],
 ) -> HeadSource:
-    """Returns a loop over elements, the rows of arrays being ``x``, ``b2``, ``out``."""
+    """Returns a loop over elements; rows are named as ``x``, ``b2`` and ``out``."""
     others = [v for v in reads if v != HEAD]
     types = dict.fromkeys(["all_x", *(f"a{v}" for v in others), "all_out"], ARRAY)
     rows = ["x = all_x[r]", *(f"b{v} = a{v}[r]" for v in others), "out = all_out[r]"]

@@ -1,4 +1,4 @@
-"""Generated loops of a batch normalization and what follows it, compiled once."""
+"""Compiled loops of a batch normalization and the functions behind it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chainer_kernels.fusion.program import Directions, Program, directions
 
 
 class Pair(NamedTuple):
-    """A loop, and what it was made from."""
+    """A loop and its source."""
 
     source: HeadSource
     loop: Loop
@@ -24,11 +24,11 @@ class HeadedLoops:
     """The functions behind a batch normalization, with loops for both directions.
 
     Args:
-        program: These functions; its first input is what the normalization returns.
+        program: The functions; their first input is the normalization's output.
     """
 
-    #: The arrays that a batch normalization reads and writes by itself: forward one for
-    #: the statistics and two for its output, backward two for sums and three for the
+    #: How many arrays a batch normalization alone reads and writes. Forward, one for
+    #: the statistics and two for its output; backward, two for sums and three for the
     #: gradient of its input.
     N_ARRAYS_OF_HEAD = 8
 
@@ -40,8 +40,8 @@ class HeadedLoops:
     def directions(self) -> Directions:
         """The values held for the backward.
 
-        The input is read anyway, so what comes of nothing else is computed again;
-        otherwise the output is as good as another input.
+        The backward reads the normalization's input in any case. Where the gradients
+        need no other input, the output is not held but computed again.
         """
         found = directions(self.program)
         _, leaves = self.program.needed(found.gradients)
@@ -74,7 +74,7 @@ class HeadedLoops:
         n += sum(read(value, self._given) + 1 for value in others)
         gradient = read(self.gradient, self._given)
         if self.gradient in program.gradients[1:]:
-            # It is written, and read again.
+            # The loop of sums writes the gradient, and the next loop reads it.
             return n + gradient + 1 + 3
         return n + gradient + gradient + 1
 
@@ -82,7 +82,7 @@ class HeadedLoops:
         """Returns the loop that computes the output.
 
         Args:
-            kind: ``'rows'`` where a row is a channel's, or ``'columns'``.
+            kind: ``'rows'`` where each row belongs to a channel, or ``'columns'``.
         """
         return self._elementwise(kind, "forward", self.program.output, [])
 
@@ -102,8 +102,8 @@ class HeadedLoops:
         """Returns the loop that computes the sums of gradients.
 
         Args:
-            kind: As above.
-            is_kept: Whether it writes the gradients, too.
+            kind: ``'rows'`` or ``'columns'``.
+            is_kept: Whether the loop also writes the gradients to an output array.
         """
         key = "sums", kind, is_kept
         if key not in self._pairs:
@@ -124,7 +124,7 @@ class HeadedLoops:
 
 @functools.cache
 def _compiled(source: HeadSource, inner: HeadSource | None = None) -> Pair:
-    """Returns a loop; equal ones are compiled once."""
+    """Returns a compiled loop; equal sources are compiled once."""
     called = [] if inner is None else [inner]
     names = imported(head_source.module(source, called))
     return Pair(source, Loop(names[source.name], source.signature, is_exact=True))

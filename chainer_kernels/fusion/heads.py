@@ -1,12 +1,12 @@
-"""Batch normalizations that begin a chain: links, and what they hold at the moment.
+"""Batch normalizations that begin a chain.
 
 ::
 
     BatchNormalization > Add > ReLU
     '------ head ----'   '- tail -'     pointwise functions of what the head returns
 
-A chain is traced and timed with copies of running averages, and before no hook's eyes:
-a trial counts for nothing.
+A chain is traced and timed with copies of running averages and without hooks, so that a
+trial has no effect on training.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from chainer_kernels.layouts import are_float32
 def is_head(link: chainer.Link) -> bool:
     """Returns whether a link may begin a chain.
 
-    A subclass may do anything, and so may a link that was given another ``forward``.
+    Subclasses and links whose ``forward`` was replaced are excluded: they may compute
+    something else.
 
     Example:
         >>> is_head(BatchNormalization(3))
@@ -41,7 +42,7 @@ def is_head(link: chainer.Link) -> bool:
 
 
 def heads_of(layers: Sequence[Callable]) -> list[BatchNormalization]:
-    """Returns the links within layers that may begin a chain, each once."""
+    """Returns the links within layers that may begin a chain, without duplicates."""
     links = (
         link
         for layer in layers
@@ -52,12 +53,12 @@ def heads_of(layers: Sequence[Callable]) -> list[BatchNormalization]:
 
 
 def is_ready(link: BatchNormalization, x: np.ndarray) -> bool:
-    """Returns whether a link can normalize an array here and now.
+    """Returns whether a link can normalize an array in its current state.
 
-    It has one parameter for each channel, all in host memory, and there is more to a
-    channel than one number, of which Chainer warns.
+    Its parameters are float32 in host memory, with one number for each channel. The
+    array has more than one number for each channel; Chainer warns otherwise.
     """
-    # Parameters without a size have no array, or one of another kind.
+    # Parameters without a size have no array, or an array of another class.
     arrays = link.gamma.array, link.beta.array, link.avg_mean, link.avg_var
     if not is_head(link) or not are_float32(*arrays):
         return False
@@ -73,7 +74,7 @@ def is_ready(link: BatchNormalization, x: np.ndarray) -> bool:
 
 @contextlib.contextmanager
 def nobody_looks(layers: Sequence[Callable]) -> Iterator[None]:
-    """Runs layers in a block as if they did not: running averages stay, hooks rest."""
+    """Disables hooks in a block, and restores running averages at its end."""
     function_hooks, link_hooks = chainer.get_function_hooks(), chainer._get_link_hooks()
     hooks = dict(function_hooks), dict(link_hooks)
     links = [link for link in heads_of(layers) if link.avg_mean is not None]

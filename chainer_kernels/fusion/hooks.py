@@ -1,4 +1,4 @@
-"""Hooks that look at single functions, for which layers run one by one."""
+"""Hooks that observe single functions; layers run one by one for such hooks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from chainer_kernels import switch
 
 
 def is_quiet() -> bool:
-    """Returns whether nobody looks at the functions in between.
+    """Returns whether no hook and no debug mode observes single functions.
 
     Example:
         >>> is_quiet()
@@ -36,8 +36,8 @@ def has_hooks(layer: Any) -> bool:
 
 
 def _minding(hooks: Mapping[str, Any]) -> bool:
-    """Returns whether a hook wants to see each function.
+    """Returns whether a hook needs to observe each function.
 
-    One that does not says so by an attribute ``minds_fusion`` that is false.
+    A hook that works with fused functions has an attribute ``minds_fusion = False``.
     """
     return any(getattr(hook, "minds_fusion", True) for hook in hooks.values())

@@ -1,11 +1,12 @@
-"""Links in a marked layer of which one normalizes what the other returns.
+"""Pairs of links in a marked layer: the second normalizes the output of the first.
 
-The layer's ``forward`` is the user's, so it is watched once for each shape of its
-inputs::
+The user wrote the layer's ``forward``. Hooks observe one call for each shape of inputs,
+to find pairs::
 
     conv(x)  ->  y  ->  norm(y)     a pair: each called once, and y used by nothing else
 
-In other calls the first of a pair computes both, and the second returns what it gets.
+In later calls the first link of a pair computes both, and the second link returns its
+input.
 """
 
 from __future__ import annotations
@@ -23,33 +24,35 @@ import numpy as np
 from chainer_kernels.fusion.folding import are_pair, folded
 from chainer_kernels.fusion.heads import nobody_looks
 
-#: A layer whose inputs have more shapes than this is called as it is with further ones.
+#: Largest number of input shapes for which a layer is watched; others run unfolded.
 _MOST_SHAPES = 64
 
 
 class Pair(NamedTuple):
-    """A convolution or ``Linear``, and the normalization of what it returns."""
+    """A convolution or ``Linear``, and the normalization of its output."""
 
     layer: chainer.Link
     norm: chainer.Link
 
 
-#: By layer and shapes of the inputs, in use with the layer.
+#: Pairs in each layer by the shapes of its inputs, as long as the layer exists.
 _found: weakref.WeakKeyDictionary[chainer.Link, dict[tuple, tuple[Pair, ...]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def run(link: chainer.Link, inputs: Sequence[Any]) -> tuple[Any] | None:
-    """Calls a link that is marked, with the pairs in it folded.
+    """Calls a marked link with the pairs in it folded.
 
     Args:
-        link: The link, which does the same in every call and has no other effect.
-        inputs: What it is given.
+        link: The link. Every call of it must call the same functions without side
+            effects.
+        inputs: The arguments of the call.
 
     Returns:
-        What it returns; or ``None`` where there is no pair, or it does not keep that
-        promise, or fails; or where links in it have hooks, or weights yet to be drawn.
+        The output as a tuple of one, or ``None`` if the link must be called as it is:
+        The link has no pair, fails, or calls a pair in another way than before. Or
+        links in it have hooks, or weights that are not drawn yet.
     """
     known = _found.setdefault(link, {})
     shapes = tuple(getattr(x, "shape", None) for x in inputs)
@@ -60,14 +63,14 @@ def run(link: chainer.Link, inputs: Sequence[Any]) -> tuple[Any] | None:
     if any(each._n_local_link_hooks for each in inside):
         return None
     if pairs is None or not inside.issuperset(itertools.chain(*pairs)):
-        # What draws its weights does so in a call that counts.
+        # The first call draws weights; it must be a plain call of the link.
         is_drawn = all(param.is_initialized for param in link.params())
         if len(known) >= _MOST_SHAPES or not is_drawn:
             return None
         try:
             pairs = known[shapes] = _watched(link, inputs, inside)
         except Exception:
-            # Whoever calls the layer gets to see it, with its position.
+            # The plain call of the layer raises it again, with its position.
             return None
         if not pairs:
             return None
@@ -81,7 +84,7 @@ def run(link: chainer.Link, inputs: Sequence[Any]) -> tuple[Any] | None:
 
 
 class _Run:
-    """The calls of a pair, of which the first one may compute both."""
+    """A record of the calls of a pair, whose first link may compute both."""
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
@@ -90,29 +93,29 @@ class _Run:
         self._calls: list[str] = []
 
     def layer(self, x: Any) -> chainer.Variable:
-        """Stands for the ``forward`` of the first."""
+        """Replaces the ``forward`` of the first link."""
         y = self._folded = folded(*self._pair, x)
         self._calls.append("apart" if y is None else "folded")
         return self._one(x) if y is None else y
 
     def norm(self, y: Any, **options: Any) -> chainer.Variable:
-        """Stands for that of the second."""
+        """Replaces the ``forward`` of the second link."""
         if "folded" not in self._calls:
             self._calls.append("normalized")
             return self._other(y, **options)
         self._calls.append("passed" if y is self._folded else "another")
-        # The next layers take its memory.
+        # Without this reference, later layers can reuse the memory of the array.
         self._folded = None
         return y
 
     def is_whole(self) -> bool:
-        """Whether each was called once, and the second with what the first returned."""
+        """Whether each link was called once, the second with the first's output."""
         return self._calls in (["folded", "passed"], ["apart", "normalized"])
 
 
 @contextlib.contextmanager
 def _as_one(pair: Pair) -> Iterator[_Run]:
-    """Lets the first of a pair compute both, while a block runs."""
+    """Replaces ``forward`` of a pair in a block: the first link may compute both."""
     found = _Run(pair)
     vars(pair.layer)["forward"], vars(pair.norm)["forward"] = found.layer, found.norm
     try:
@@ -122,7 +125,7 @@ def _as_one(pair: Pair) -> Iterator[_Run]:
 
 
 class _Calls(chainer.LinkHook):
-    """Notes which links are called, with what, and what they return."""
+    """Records the calls of links, with their first inputs and their outputs."""
 
     name = "chainer_kernels.inner_pairs"
 
@@ -132,12 +135,12 @@ class _Calls(chainer.LinkHook):
         self.outputs: list[tuple[chainer.Link, Any]] = []
 
     def forward_preprocess(self, args: Any) -> None:
-        """Is called by every link."""
+        """Records the input of a call."""
         self.n[args.link] += 1
         self.inputs += [(args.link, x) for x in args.args[:1]]
 
     def forward_postprocess(self, args: Any) -> None:
-        """Is called by every link."""
+        """Records the output of a call."""
         self.outputs.append((args.link, args.out))
 
 
@@ -148,11 +151,11 @@ class _Uses(chainer.FunctionHook):
 
     def __init__(self) -> None:
         self.n: Counter[int] = Counter()
-        # So that no two have one id.
+        # Arrays are referenced so that no two have the same id.
         self._arrays: list[Any] = []
 
     def forward_preprocess(self, function: Any, in_data: Sequence[Any]) -> None:
-        """Is called by every function."""
+        """Counts the inputs of a function."""
         self.n.update(map(id, in_data))
         self._arrays += in_data
 
@@ -160,14 +163,14 @@ class _Uses(chainer.FunctionHook):
 def _watched(
     link: chainer.Link, inputs: Sequence[Any], inside: set[chainer.Link]
 ) -> tuple[Pair, ...]:
-    """Calls a link, and returns its pairs of links that are registered in it."""
+    """Calls a link, and returns the pairs among links that are registered in it."""
     state = np.random.get_state(legacy=False)
     calls, uses = _Calls(), _Uses()
     try:
         with nobody_looks([link]), calls, uses:
             y = link(*inputs)
     finally:
-        # A trial draws as if it did not.
+        # The trial must not change the random numbers of training.
         np.random.set_state(state)
     returned = {id(each) for each in (y if isinstance(y, tuple) else (y,))}
     return tuple(

@@ -1,4 +1,4 @@
-"""The gain of fusing a chain, measured once."""
+"""Measures the gain of fusing a chain."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ import numpy as np
 
 from chainer_kernels.fusion.chains import Chain, Trial
 
-#: Of so many runs the fastest counts; the one before them compiles. Something else may
-#: run on the machine, so there are more where they are over soon.
+#: The fastest of several runs counts; a run before them compiles. Other processes may
+#: disturb a run, so short runs are repeated up to the larger number, for these seconds.
 _FEWEST_RUNS, _MOST_RUNS, _SECONDS = 2, 8, 0.1
 
 
 class Choice(NamedTuple):
-    """A chain of layers, one by one and as one function.
+    """A measured chain of layers, and whether it is fused.
 
     Attributes:
-        start: The position of the first layer.
-        end: The position after the last one.
-        functions: What they compute forward, for people.
-        is_fused: Whether they run as one function.
-        ms_before: Milliseconds of forward and backward, one by one.
-        ms_after: The same as one function.
-        bytes_before: How many bytes the functions read and write, one by one.
-        bytes_after: The same as one function.
-        largest_difference: Between the two, of outputs and gradients.
-        is_exact: Whether there is none for any inputs.
+        start: Position of the first layer.
+        end: Position after the last layer.
+        functions: Names of the functions that run forward, for display.
+        is_fused: Whether the layers run as one function.
+        ms_before: Milliseconds of forward and backward, unfused.
+        ms_after: Milliseconds of forward and backward, fused.
+        bytes_before: How many bytes are read and written unfused.
+        bytes_after: How many bytes are read and written fused.
+        largest_difference: Largest absolute difference of outputs and gradients between
+            the unfused and the fused run.
+        is_exact: Whether both are equal bit for bit, for any inputs.
     """
 
     start: int
@@ -45,13 +46,16 @@ class Choice(NamedTuple):
 
 
 def measured(span: tuple[int, int], chain: Chain, trial: Trial) -> Choice:
-    """Runs a chain both ways, forward and backward, and says which one is faster.
+    """Times a chain unfused and fused, forward and backward.
 
     Args:
-        span: The positions of its first layer and after its last one.
+        span: Positions of the first layer and after the last layer.
         chain: The chain.
-        trial: What is compared. Random numbers are drawn, alike in each run; gradients
-            of parameters are computed, and not left there.
+        trial: The two ways to run the chain. Each run draws the same random numbers.
+            Gradients of parameters are computed, but not stored in the parameters.
+
+    Returns:
+        The measurements. ``is_fused`` is true if the fused run was faster.
     """
     state = np.random.get_state(legacy=False)
 
@@ -60,14 +64,14 @@ def measured(span: tuple[int, int], chain: Chain, trial: Trial) -> Choice:
         variables = [chainer.Variable(x) for x in trial.inputs]
         begin = time.perf_counter()
         y = call(*variables)
-        # Its allocation is a part of either run.
+        # Both runs allocate the gradient, so its time is counted in both.
         ones = chainer.Variable(np.ones_like(y.array))
         found = chainer.grad([y], [*variables, *trial.parameters], [ones])
         took = time.perf_counter() - begin
         return took, [y.array, *(each.array for each in found if each is not None)]
 
     ways = trial.unfused, trial.fused
-    # The layers have warned already, or will, where it is not a trial.
+    # Warnings are left to calls of the layers outside of trials.
     with chainer.force_backprop_mode(), np.errstate(all="ignore"):
         # The first run compiles.
         results = [run(call)[1] for call in ways]

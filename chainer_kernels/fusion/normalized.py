@@ -1,4 +1,4 @@
-"""A batch normalization and what follows it as one function of Chainer."""
+"""A batch normalization and the functions behind it as one function of Chainer."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from chainer_kernels.layouts import around, empty_like
 
 Arrays = Sequence[np.ndarray]
 
-#: Where a function has the first of its inputs that the batch normalization has not.
+#: Index of the first input behind ``x``, ``gamma`` and ``beta``.
 _OTHERS = 3
 
 
 class NormalizedFunction(chainers.BatchNormalization):
-    """Normalizes and goes on in one loop, and computes gradients in two.
+    """Normalizes and applies functions in one loop, and computes gradients in two.
 
-    The first of these adds up the gradients of the parameters, with which the second
-    computes that of the input. It is a batch normalization for all who look for one,
-    and moves the running averages that they give it.
+    The first loop of the backward adds up the gradients of the parameters. The second
+    loop uses these sums to compute the gradient of the input. The class inherits from
+    Chainer's, so that code that searches a graph for batch normalizations finds it. It
+    updates the running averages that it is given.
 
     Args:
-        loops: What follows.
-        masks: For each of its masks the array.
-        options: As of Chainer's.
+        loops: The functions behind the normalization, with their loops.
+        masks: An array for each mask of the program.
+        options: Options of Chainer's ``BatchNormalization`` function.
     """
 
     def __init__(self, loops: HeadedLoops, masks: Arrays = (), **options: Any) -> None:
@@ -42,14 +43,14 @@ class NormalizedFunction(chainers.BatchNormalization):
 
     @property
     def label(self) -> str:
-        """The functions, for people."""
+        """The names of the functions, for display."""
         return " > ".join(self._loops.program.labels)
 
     def check_type_forward(self, in_types: Any) -> None:
-        """Leaves it to the trace, which these inputs are like."""
+        """Checks nothing: Chainer checked inputs of these types during the trace."""
 
     def forward(self, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
-        """Computes the output, of ``x``, ``gamma``, ``beta`` and other inputs."""
+        """Computes the output from ``x``, ``gamma``, ``beta`` and side inputs."""
         x, gamma, beta, *others = inputs
         chosen = self._loops.directions
         self._kept = tuple(v for v in chosen.inputs if v != HEAD)
@@ -98,7 +99,7 @@ class NormalizedFunction(chainers.BatchNormalization):
         beta: np.ndarray,
         given: Mapping[int, np.ndarray],
     ) -> dict[int, chainer.Variable | None]:
-        """Returns gradients by the places of their inputs, as loops compute them."""
+        """Returns gradients that loops compute, by the indexes of their inputs."""
         loops, program = self._loops, self._loops.program
         wanted = {
             i: program.gradients[i - _OTHERS + 1] for i in indexes if i >= _OTHERS
@@ -146,7 +147,7 @@ class NormalizedFunction(chainers.BatchNormalization):
         beta: chainer.Variable,
         given: dict[int, chainer.Variable],
     ) -> dict[int, chainer.Variable | None]:
-        """Returns gradients by Chainer's functions, which have gradients again."""
+        """Computes gradients with Chainer's functions, to differentiate them again."""
         program = self._loops.program
         head = chainers.BatchNormalization(self.eps, axis=self.axis)
         (given[HEAD],) = head.apply((x, gamma, beta))
@@ -169,19 +170,20 @@ class NormalizedFunction(chainers.BatchNormalization):
 
 
 class _Seen:
-    """Arrays of one shape around the axis of the channels.
+    """Views of arrays of one shape for loops over channels.
 
     Args:
-        arrays: What is read, by values; that of the head first.
-        outs: What is written.
-        axes: The axis.
+        arrays: Arrays to read, by the numbers of their values; the input of the
+            normalization first.
+        outs: Arrays to write.
+        axes: The axis of channels, as a sequence of one.
     """
 
     def __init__(
         self, arrays: Mapping[int, np.ndarray], outs: Arrays, axes: Sequence[int]
     ) -> None:
         views = around([*arrays.values(), *outs], axes)
-        # One axis has no other one in between.
+        # Views exist for axes without other axes in between, thus for a single axis.
         assert views is not None
         self.views = dict(zip(arrays, views))
         self.x, self.outs = self.views[HEAD], views[len(arrays) :]
@@ -196,7 +198,7 @@ class _Seen:
     def sums(
         self, pair: Pair, out: int | None, parameters: Arrays
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Runs a loop that adds up, and may write to an output."""
+        """Runs a loop that returns sums, and may write to an output."""
         matrices = self._matrices(pair, [] if out is None else [self.outs[out]])
         return self._view.sums(pair.loop, matrices, self._view.parameters(*parameters))
 

@@ -1,7 +1,7 @@
-"""The pointwise functions of Chainer that are fused: a row for each, as an expression.
+"""A table of the pointwise functions of Chainer that can be fused, as expressions.
 
-A gradient is a function of Chainer's as well, such as ``TanhGrad``, so both directions
-of a chain come from one table.
+Chainer computes gradients by functions as well, such as ``TanhGrad``. So the table
+serves both directions of a chain.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ class Operation(NamedTuple):
     """A class of pointwise functions.
 
     Attributes:
-        expressions: For each output, what it is in Numba's Python: ``{0}`` is the first
-            input, ``{value}`` an attribute. Operation by operation it is what Chainer
-            or its kernel computes, so that it rounds alike.
-        attributes: Those of a function that are arguments of its class, in their order.
-        arrays: Which of them are arrays, not numbers.
-        fixed: The arguments of the class where it has no such attributes.
+        expressions: An expression in Numba's Python for each output: ``{0}`` is the
+            first input, ``{value}`` an attribute. Chainer or its kernel computes the
+            same operations in the same order, so that results round alike.
+        attributes: Names of a function's attributes that are arguments of its class,
+            in the order of the arguments.
+        arrays: Names of the attributes that are arrays, not numbers.
+        fixed: Constant arguments of the class, behind those from attributes.
         is_exact: Whether the expression equals Chainer's function, or its kernel, bit
             for bit.
     """
@@ -56,8 +57,8 @@ def _row(
     )
 
 
-#: By module and class within ``chainer.functions``; powers by their exponent, and sums
-#: by how many there are.
+#: The table, by module and class within ``chainer.functions``. Powers have their
+#: exponent in the key, and sums have their number of summands.
 OPERATIONS: dict[str, Operation] = {
     "activation.clipped_relu:ClippedReLU": _row("clipped_relu({0}, {cap})", "cap"),
     "activation.clipped_relu:ClippedReLUGrad2": _row(
@@ -98,7 +99,7 @@ OPERATIONS: dict[str, Operation] = {
     "math.basic_math:Neg": _row("-{0}"),
     "math.basic_math:PowVarConst(2)": _row("{0} * {0}", "value"),
     "math.basic_math:PowVarConstGrad(2)": _row("{value} * {0} * {1}", "value"),
-    # NumPy takes powers from the C library, which rounds other last bits.
+    # NumPy computes powers with the C library, which rounds differently.
     "math.basic_math:PowVarConst(3)": _row("{0} * {0} * {0}", "value", is_exact=False),
     "math.basic_math:PowVarConstGrad(3)": _row("{value} * ({0} * {0}) * {1}", "value"),
     "math.basic_math:Sub": _row("{0} - {1}"),
@@ -111,7 +112,8 @@ OPERATIONS: dict[str, Operation] = {
     "noise.dropout:DropoutGrad": _row("{0} * {mask}", "mask", "mask"),
 }
 
-#: What expressions call, besides ``sqrt`` and ``abs``: names in modules of ``loops``.
+#: Modules within ``loops`` of the functions that expressions call, by name; ``sqrt``
+#: and ``abs`` come from elsewhere.
 SCALARS: Mapping[str, str] = {
     **dict.fromkeys(("exp", "sigmoid", "tanh"), "exponential"),
     **dict.fromkeys(
@@ -125,7 +127,7 @@ SCALARS: Mapping[str, str] = {
 
 
 def name_of(function: chainer.FunctionNode) -> str | None:
-    """Returns the row of a function in :data:`OPERATIONS`, if it is there.
+    """Returns the key of a function in :data:`OPERATIONS`, or ``None``.
 
     Example:
         >>> from chainer.functions.math.basic_math import PowVarConst
@@ -147,13 +149,14 @@ def name_of(function: chainer.FunctionNode) -> str | None:
 def leading(name: str, operands: Sequence[int], arrays: Sequence[int]) -> Sequence[int]:
     """Returns the arrays whose memory order a function's output has.
 
-    A kernel takes that of its first, which is an attribute if there is one. NumPy takes
-    that of all if they agree, and C order otherwise.
+    The output of a kernel has the memory order of the kernel's first array, which is an
+    attribute if there is one. The output of NumPy has the memory order of all arrays if
+    they agree, and C order otherwise.
 
     Args:
-        name: Of its row.
-        operands: What it is called with.
-        arrays: Its attributes.
+        name: Key of the function in :data:`OPERATIONS`.
+        operands: Numbers of the function's inputs.
+        arrays: Numbers of the attributes that are arrays.
     """
     if name.startswith(("activation.", "noise.")):
         return [*arrays, *operands][:1]
@@ -161,7 +164,7 @@ def leading(name: str, operands: Sequence[int], arrays: Sequence[int]) -> Sequen
 
 
 def numbers_of(function: chainer.FunctionNode, name: str) -> tuple[float, ...] | None:
-    """Returns the numbers of a function, as float32; ``None`` if one is not finite."""
+    """Returns numeric attributes rounded to float32; ``None`` if one is not finite."""
     numbers = [getattr(function, each) for each in OPERATIONS[name].numbers]
     if not all(np.isscalar(number) and math.isfinite(number) for number in numbers):
         return None
@@ -171,12 +174,12 @@ def numbers_of(function: chainer.FunctionNode, name: str) -> tuple[float, ...] |
 def made(
     name: str, numbers: Sequence[float], arrays: Sequence[Any]
 ) -> chainer.FunctionNode:
-    """Returns a function of Chainer's for a row.
+    """Returns a new function of Chainer's.
 
     Args:
-        name: Of the row.
-        numbers: In the order of its numbers.
-        arrays: In the order of its arrays.
+        name: Key of the function in :data:`OPERATIONS`.
+        numbers: Attributes that are numbers, in the order of ``Operation.numbers``.
+        arrays: Attributes that are arrays, in the order of ``Operation.arrays``.
     """
     operation = OPERATIONS[name]
     given = {**dict(zip(operation.numbers, numbers))}

@@ -1,7 +1,7 @@
 """Products that begin a chain: linear layers and convolutions.
 
-The product itself is BLAS's or oneDNN's, and stays a function of its own. A linear
-layer leaves its bias to what follows.
+BLAS or oneDNN computes the product, as a function of its own. The loop behind it adds
+the bias of a linear layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _CONVOLUTIONS = L.Convolution1D, L.Convolution2D, L.Convolution3D, L.Convolution
 def is_product(link: Any) -> bool:
     """Returns whether a link may begin a chain.
 
-    A subclass may do anything, and so may a link that was given another ``forward``.
+    Subclasses and links whose ``forward`` was replaced are excluded: they may compute
+    something else.
 
     Example:
         >>> is_product(L.Linear(3, 2)), is_product(L.Bias(shape=(3,)))
@@ -32,12 +33,12 @@ def is_product(link: Any) -> bool:
 
 
 def n_outputs(link: Any) -> int | None:
-    """Returns how many outputs a link has; ``None`` if it has no size yet."""
+    """Returns how many outputs a link has; ``None`` before its weights have a size."""
     return None if link.W.array is None else len(link.W)
 
 
 def leaves_bias(link: Any) -> bool:
-    """Returns whether a bias is added after the product."""
+    """Returns whether the loop behind the product adds the bias of a link."""
     return type(link) in _LINEAR and link.b is not None
 
 
@@ -51,22 +52,23 @@ def are_ready(link: Any) -> bool:
 
 
 def product(link: Any, x: Any) -> chainer.Variable:
-    """Returns what a link computes, without the bias that it leaves."""
+    """Returns a link's output, without a bias that the loop behind it adds."""
     return F.linear(x, link.W) if leaves_bias(link) else link(x)
 
 
 class Thin:
-    """A link with a part of its inputs: as many outputs from fewer multiplications.
+    """A link with one input channel: as many outputs from fewer multiplications.
 
-    What a product takes is the same whatever follows; a small one stands for it where
-    what follows is measured.
+    The time of a product does not depend on the functions that follow. So a measurement
+    of these functions uses this small product instead. A grouped convolution keeps all
+    of its input channels.
 
     Args:
         link: The link.
-        x: An input.
+        x: An input of the link.
 
     Attributes:
-        x: A part of that.
+        x: The part of the input that this product takes.
     """
 
     def __init__(self, link: Any, x: np.ndarray) -> None:
@@ -78,7 +80,7 @@ class Thin:
             self.x, self._W = x[:, :1].copy(), self._W[:, :1].copy()
 
     def __call__(self, x: Any, with_bias: bool = True) -> chainer.Variable:
-        """Returns the product, with the bias or without that which is left."""
+        """Returns the product, by default with the bias of a linear layer."""
         link = self._link
         if type(link) in _LINEAR:
             return F.linear(x, self._W, link.b if with_bias else None)

@@ -22,12 +22,13 @@ class Step(NamedTuple):
     """One value that is computed.
 
     Attributes:
-        value: Its number.
-        operation: A row of :data:`~chainer_kernels.fusion.operations.OPERATIONS`.
-        operands: The numbers of the values that the function is called with.
-        arrays: Those that are attributes of the function.
-        numbers: The numbers that are attributes.
-        output: Which output of the function it is.
+        value: Number of the value.
+        operation: Key of the function in
+            :data:`~chainer_kernels.fusion.operations.OPERATIONS`.
+        operands: Numbers of the values that are inputs of the function.
+        arrays: Numbers of the values that are attributes of the function.
+        numbers: Attributes of the function that are plain numbers.
+        output: Index of the value among the outputs of the function.
     """
 
     value: int
@@ -42,9 +43,9 @@ class Mask(NamedTuple):
     """The mask that a dropout draws.
 
     Attributes:
-        value: Its number.
-        layer: The layer that draws it, counted within the chain.
-        ratio: How much is dropped.
+        value: Number of the mask as a value.
+        layer: Place of the dropout layer in the chain.
+        ratio: Fraction of elements that is dropped.
     """
 
     value: int
@@ -53,16 +54,17 @@ class Mask(NamedTuple):
 
 
 class Program(NamedTuple):
-    """A chain, forward and backward.
+    """The values of a chain, forward and backward.
 
     Attributes:
-        n_inputs: How many inputs there are: the first values.
-        masks: What is drawn, in that order.
-        steps: All that is computed, each after what it needs.
-        output: The value that the chain returns.
-        gradient: The value that stands for the output's gradient.
-        gradients: For each input the value that is its gradient; ``None`` for none.
-        labels: Names of the functions that run forward, for people.
+        n_inputs: Number of inputs, which are the first values.
+        masks: Masks of dropouts, in the order in which they are drawn.
+        steps: All computed values, each after the values that it needs.
+        output: Number of the value that the chain returns.
+        gradient: Number of the value that is the output's gradient.
+        gradients: Number of the gradient of each input; ``None`` for an input without
+            a gradient.
+        labels: Names of the functions that run forward, for display.
     """
 
     n_inputs: int
@@ -75,7 +77,7 @@ class Program(NamedTuple):
 
     @property
     def is_exact(self) -> bool:
-        """Whether it equals the functions one by one, bit for bit."""
+        """Whether the program equals functions run one by one, bit for bit."""
         return all(OPERATIONS[step.operation].is_exact for step in self.steps)
 
     @property
@@ -87,17 +89,20 @@ class Program(NamedTuple):
 
     @property
     def by_value(self) -> dict[int, Step]:
-        """The steps by the values they compute."""
+        """The steps by the numbers of their values."""
         return {step.value: step for step in self.steps}
 
     def needed(
         self, values: Iterable[int | None], given: Sequence[int] = ()
     ) -> tuple[list[Step], list[int]]:
-        """Returns the steps that compute some values, and the values they begin with.
+        """Returns the steps that compute some values, and the values that they read.
 
         Args:
-            values: Those that are asked for.
-            given: Those that are known, besides inputs, masks and the gradient.
+            values: Numbers of the values to compute; ``None`` is skipped.
+            given: Numbers of known values, besides inputs, masks and the gradient.
+
+        Returns:
+            The steps, and the numbers of values that they read but do not compute.
         """
         by_value, needed = self.by_value, set()
         waiting = [value for value in values if value is not None]
@@ -115,11 +120,11 @@ class Program(NamedTuple):
     def memory_order(
         self, value: int, known: Mapping[int, tuple[int, ...]]
     ) -> tuple[int, ...]:
-        """Returns the memory order that a value has where functions run one by one.
+        """Returns the memory order that functions run one by one give a value.
 
         Args:
-            value: One of at least one that is known.
-            known: The orders of some values.
+            value: Number of the value.
+            known: Memory orders by value, for all values that the search ends at.
         """
         if value in known:
             return known[value]
@@ -133,13 +138,13 @@ class Program(NamedTuple):
 
 
 class Directions(NamedTuple):
-    """The results of the two loops of a program, and the values held between them.
+    """The gradients that a program's backward computes, and the values held for it.
 
     Attributes:
-        keeps_output: Whether the backward needs the output, and then no inputs.
-        inputs: Which inputs it needs.
-        gradients: The values of the gradients that it computes: not those that are the
-            output's gradient as it is.
+        keeps_output: Whether the output is held, and no inputs.
+        inputs: Indexes of the inputs that are held.
+        gradients: Numbers of the gradients to compute. A gradient that equals the
+            output's gradient is not among them.
     """
 
     keeps_output: bool
@@ -148,10 +153,10 @@ class Directions(NamedTuple):
 
 
 def directions(program: Program) -> Directions:
-    """Chooses what the backward begins with.
+    """Chooses the values that are held for the backward.
 
-    It begins with the output where it needs no inputs then, as after ``relu(a + b)``,
-    and otherwise computes again what lies between.
+    The output is held if the backward then needs no inputs, as for ``relu(a + b)``.
+    Otherwise inputs are held, and the backward computes values in between again.
     """
     gradients = tuple(
         dict.fromkeys(

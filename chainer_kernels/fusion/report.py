@@ -1,4 +1,4 @@
-"""Which layers of a list are fused, and why others are not."""
+"""A report of the layers of a list that are fused, and why others are not."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class NotFused(NamedTuple):
     """A layer that is in no chain.
 
     Attributes:
-        position: Where it is in the list.
-        reason: Why.
+        position: Position of the layer in the list.
+        reason: The reason why the layer is in no chain.
     """
 
     position: int
@@ -24,16 +24,15 @@ class NotFused(NamedTuple):
 
 
 class FusionReport:
-    """Layers of a list, some of which run as one; what it is called with, they are.
+    """Layers with fused chains. A call runs the layers; ``str`` prints a table.
 
     Args:
         layers: The layers.
-        fusion: What was found of them.
+        fusion: The chains that were found in the layers.
 
     Attributes:
-        choices (tuple of Choice): The chains, in their order.
-        not_fused (tuple of NotFused): The layers of which it is known why they are in
-            no chain.
+        choices (tuple of Choice): The measured chains, in the order of their layers.
+        not_fused (tuple of NotFused): Layers that are in no chain for a known reason.
     """
 
     def __init__(self, layers: Sequence[Callable], fusion: Fusion) -> None:
@@ -59,19 +58,20 @@ class FusionReport:
 def fuse(layers: Sequence[Callable], *inputs: Any) -> FusionReport:
     """Fuses chains of pointwise functions in a list of layers.
 
-    Each chain becomes one function of Chainer's, with one compiled loop forward and
-    one backward, where that is faster on these inputs. A batch normalization may begin
-    one. So may a linear layer or a convolution, in whose output the loop then works.
+    A chain becomes one function of Chainer's, with one compiled loop forward and one
+    backward, if that is faster on these inputs. A chain may begin with a batch
+    normalization, a linear layer or a convolution. The loop behind a linear layer or a
+    convolution writes to the output of that layer.
 
     Args:
-        layers: Functions and links, each called with what the one before returned.
-            Chainer's own are traced, and those that are marked
-            :func:`~chainer_kernels.fusible`.
-        inputs (arrays or variables): Of the first layer. Only float32 in host memory
-            is fused.
+        layers: Functions and links, each called with the output of the previous one.
+            Functions and links of Chainer, and those marked
+            :func:`~chainer_kernels.fusible`, can be fused.
+        inputs (arrays or variables): Inputs of the first layer. Only float32 in host
+            memory is fused.
 
     Returns:
-        FusionReport: To be called as the layers, and printed.
+        FusionReport: A callable that runs the layers, and prints as a table.
 
     Example:
         >>> import chainer.functions as F
@@ -95,7 +95,7 @@ def fuse(layers: Sequence[Callable], *inputs: Any) -> FusionReport:
 
 
 def run_layers(layers: Sequence[Callable], fusion: Fusion, inputs: tuple) -> Any:
-    """Passes inputs through layers, chains of them as one."""
+    """Passes inputs through layers, and runs fused chains as one function."""
     value: Any = inputs if len(inputs) != 1 else inputs[0]
     index = 0
     while index < len(layers):
@@ -111,7 +111,7 @@ def run_layers(layers: Sequence[Callable], fusion: Fusion, inputs: tuple) -> Any
 
 
 def table(choices: Sequence[Choice], not_fused: Sequence[NotFused] = ()) -> str:
-    """Returns chains as lines of text, and below them why layers are in none."""
+    """Returns a table of chains, and below it the reasons of layers in no chain."""
     heads = "layers", "fused", "ms before", "after", "MB before", "after", "difference"
     rows = [
         (

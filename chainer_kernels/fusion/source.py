@@ -19,8 +19,8 @@ from typing import NamedTuple
 from chainer_kernels.fusion.operations import OPERATIONS, SCALARS
 from chainer_kernels.fusion.program import Directions, Program, Step
 
-#: Numba's vectorizer compares so many pairs of arrays before a loop, to see that they
-#: do not overlap, and otherwise goes one number at a time.
+#: Largest number of pairs of arrays that Numba's vectorizer checks for overlap before a
+#: loop. A loop with more pairs is not vectorized.
 _MOST_PAIRS = 8
 
 
@@ -28,11 +28,11 @@ class Source(NamedTuple):
     """A loop.
 
     Attributes:
-        name: Of the function.
-        reads: The values that it is given, in the order of its first arguments.
-        writes: The values that it writes, in the order of the others.
-        lines: Of the function.
-        signature: Its types, as Numba writes them.
+        name: Name of the function.
+        reads: Numbers of the values to read, in the order of the first arguments.
+        writes: Numbers of the values to write, in the order of the other arguments.
+        lines: Source lines of the function.
+        signature: Types of the arguments, as Numba writes them.
     """
 
     name: str
@@ -49,7 +49,7 @@ def forward(program: Program) -> Source:
 
 
 def backward(program: Program, chosen: Directions) -> list[Source]:
-    """Returns the loops that compute gradients, one if that runs in vectors."""
+    """Returns loops that compute gradients: one for all if it can be vectorized."""
     given = [program.output] if chosen.keeps_output else []
     gradients = list(chosen.gradients)
     _, leaves = program.needed(gradients, given)
@@ -95,7 +95,7 @@ def _source(
 
 
 def expression(step: Step) -> str:
-    """Returns what a step computes, in Numba's Python."""
+    """Returns the expression of a step, in Numba's Python."""
     row = OPERATIONS[step.operation]
     names = {name: f"F({number!r})" for name, number in zip(row.numbers, step.numbers)}
     names.update((name, f"v{value}") for name, value in zip(row.arrays, step.arrays))

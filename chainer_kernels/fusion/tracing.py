@@ -1,4 +1,4 @@
-"""Chains of layers, run once in Chainer, as programs."""
+"""Traces chains of layers: runs them once in Chainer, and returns programs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class NotPointwise(Exception):
     """A chain cannot be one loop.
 
     Attributes:
-        layer: Which of its layers is why, counted within the chain.
-        reason: What is the matter with it.
+        layer: Place in the chain of the layer that cannot be fused.
+        reason: The reason why that layer cannot be fused.
     """
 
     def __init__(self, layer: int, reason: str) -> None:
@@ -36,20 +36,20 @@ def trace(
     inputs: Sequence[np.ndarray],
     asides: Asides = NOTHING,
 ) -> Program:
-    """Runs layers forward and backward, and returns what they computed.
+    """Runs layers forward and backward, and returns the functions as a program.
 
-    Chainer's own backward says which gradients there are and in which order they are
-    added up. Random numbers that are drawn are given back.
+    Chainer's backward determines which gradients exist and in which order they are
+    added up. The state of the random number generator is restored.
 
     Args:
-        layers: Each is called with what the one before returned.
-        inputs: Of the first one, and what others take from aside: of float32 and one
-            shape.
-        asides: Which layers those are.
+        layers: The layers, each called with the output of the previous one.
+        inputs: Inputs of the first layer, followed by side inputs of other layers; all
+            float32 of one shape.
+        asides: Indexes of side inputs in ``inputs``, by the place of their layer.
 
     Raises:
-        NotPointwise: If something else than functions of the table was computed.
-        Exception: What a layer raises.
+        NotPointwise: If a function ran that is not in the table of operations.
+        Exception: If a layer raises it.
     """
     record = _Record()
     variables = [chainer.Variable(x) for x in inputs]
@@ -62,10 +62,10 @@ class Headed(NamedTuple):
     """A chain that begins with a batch normalization.
 
     Attributes:
-        program: What follows it, whose first input is what it returns. The others are
-            the chain's, without that which it takes.
+        program: The functions that follow. The first input is the normalization's
+            output; the others are the chain's inputs without the normalization's.
         link: The batch normalization.
-        place: Which input of the chain it takes.
+        place: Index of the normalization's input among the inputs of the chain.
     """
 
     program: Program
@@ -78,17 +78,18 @@ def trace_headed(
     inputs: Sequence[np.ndarray],
     asides: Asides = NOTHING,
 ) -> Headed:
-    """Traces layers, the first function of which is a batch normalization.
+    """Traces layers whose first function is a batch normalization.
 
     Args:
-        layers: As those of :func:`trace`.
-        inputs: Likewise.
-        asides: Likewise.
+        layers: The layers, each called with the output of the previous one.
+        inputs: Inputs of the first layer, followed by side inputs of other layers; all
+            float32 of one shape.
+        asides: Indexes of side inputs in ``inputs``, by the place of their layer.
 
     Raises:
-        NotPointwise: If they do not begin so, or something follows that is not in the
-            table.
-        Exception: What a layer raises.
+        NotPointwise: If another function runs first, or a later function is not in the
+            table of operations.
+        Exception: If a layer raises it.
     """
     record = _Record()
     variables = [chainer.Variable(x) for x in inputs]
@@ -122,7 +123,7 @@ def _is_head(function: chainer.FunctionNode) -> bool:
 
 
 def _is_of(function: chainer.FunctionNode, link: BatchNormalizationLink) -> bool:
-    """Returns whether a function was called by a link, with all that this has."""
+    """Returns whether a function uses a link's parameters, averages and options."""
     return (
         _is_head(function)
         and function.inputs[1:] == (link.gamma.node, link.beta.node)
@@ -138,12 +139,12 @@ def _called(
     asides: Asides,
     record: _Record,
 ) -> chainer.Variable:
-    """Returns what the last layer returns."""
+    """Calls the layers, and returns the output of the last one."""
 
     def check(place: int, value: Any) -> None:
         many = value if isinstance(value, tuple) else (value,)
         strange = [v for v in many if not isinstance(v, chainer.Variable)]
-        # A layer may give several to the next one.
+        # Only the last layer must not return several variables.
         if place == len(layers) - 1 and many is value:
             strange = [value]
         if strange:
@@ -156,7 +157,7 @@ def _called(
 def _program(
     record: _Record, value: chainer.Variable, inputs: Sequence[chainer.Variable]
 ) -> Program:
-    """Returns what was computed from some variables on."""
+    """Runs the backward, and returns the recorded functions as a program."""
     n_forward = len(record.functions)
     record.check()
     gradient = chainer.Variable(np.ones_like(value.array))
@@ -165,7 +166,7 @@ def _program(
 
 
 class _Record(chainer.FunctionHook):
-    """All functions that run, in their order."""
+    """A record of all functions that run, in their order."""
 
     name = "chainer_kernels_trace"
 
@@ -173,17 +174,17 @@ class _Record(chainer.FunctionHook):
         self.layer = 0
         self.functions: list[chainer.FunctionNode] = []
         self.layers: list[int] = []
-        # Beside each function its inputs, which nobody else may hold any more.
+        # Input arrays of each function, which may have no other reference.
         self.inputs: list[tuple[np.ndarray, ...]] = []
 
     def begin(self, layer: int) -> None:
-        """Says that what follows is called by a layer."""
+        """Sets the layer whose functions run next."""
         self.layer = layer
 
     def forward_preprocess(
         self, function: chainer.FunctionNode, in_data: tuple[np.ndarray, ...]
     ) -> None:
-        """Notes a function."""
+        """Records a function."""
         if isinstance(function, Dropout) and function.mask is not None:
             raise NotPointwise(self.layer, "a dropout whose mask is given")
         self.functions.append(function)
@@ -191,7 +192,7 @@ class _Record(chainer.FunctionHook):
         self.inputs.append(in_data)
 
     def variable_of(self, node: Any) -> chainer.Variable | None:
-        """Returns the variable of a node that a function has taken."""
+        """Returns the variable of a node that is an input of a recorded function."""
         for function, arrays in zip(self.functions, self.inputs):
             if node in function.inputs:
                 if node.data is None:
@@ -200,7 +201,12 @@ class _Record(chainer.FunctionHook):
         return None
 
     def check(self) -> None:
-        """Refuses functions that are not in the table, and what broadcasts."""
+        """Raises an error for functions that cannot be fused.
+
+        Raises:
+            NotPointwise: If a function is not in the table of operations, broadcasts,
+                or has an input that is not float32.
+        """
         for function, layer, arrays in zip(self.functions, self.layers, self.inputs):
             if operations.name_of(function) is None:
                 raise NotPointwise(layer, f"{function.label} is not fused")
@@ -211,7 +217,7 @@ class _Record(chainer.FunctionHook):
 
 
 class _Numbering:
-    """Numbers for what a record computed."""
+    """Assigns numbers to the values of a record."""
 
     def __init__(
         self, record: _Record, n_forward: int, leaves: Sequence[chainer.Variable]
@@ -270,7 +276,7 @@ class _Numbering:
             places = tuple(self._arrays[each] for each in arrays)
             step = Step(self._new(), name, operands, places, numbers, output)
             self._steps.append(step)
-        # What a gradient has as an attribute.
+        # Outputs that a gradient may have as an attribute.
         indexes = function._output_indexes_to_retain or ()
         for index, array in zip(indexes, function._retained_output_data or ()):
             self._arrays[id(array)] = self._functions[function] + index
@@ -285,14 +291,14 @@ class _Numbering:
             return self._leaves[node]
         creator = node.creator_node
         if creator not in self._functions:
-            raise NotPointwise(layer, "it takes an array that is none of its inputs")
+            raise NotPointwise(layer, "it takes an array that is not among its inputs")
         index = next(i for i, y in enumerate(creator.outputs) if y() is node)
         return self._functions[creator] + index
 
 
 @contextlib.contextmanager
 def _nothing_left_behind() -> Iterator[None]:
-    """Gives random numbers back, and leaves warnings to calls that count."""
+    """Restores the random state after a block, and silences NumPy's warnings in it."""
     state = np.random.get_state(legacy=False)
     try:
         with np.errstate(all="ignore"):

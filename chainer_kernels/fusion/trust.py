@@ -1,4 +1,4 @@
-"""Which callables may be traced: those that do the same in every call."""
+"""Checks that callables may be traced: every call must compute the same functions."""
 
 from __future__ import annotations
 
@@ -19,17 +19,20 @@ Marked = TypeVar("Marked", bound=Callable)
 def fusible(function: Marked) -> Marked:
     """Marks a function, or a link's ``forward``, as one that may be fused.
 
-    It is run once for each shape of its inputs, and what it computed then stands for
-    every other call. So the mark is a promise: the function calls Chainer's functions
-    in a straight line. It does not look at the values of arrays, at the time, or at
-    anything else that changes between calls, but for ``chainer.config.train``; numbers
-    that it takes from elsewhere stay what they are; and it has no other effect.
+    The function runs once for each shape of its inputs; later calls repeat the
+    functions of Chainer that ran then. So the mark is a promise:
+
+    - Every call runs the same functions of Chainer in the same order.
+    - The calls do not depend on the values of arrays, on the time, or on anything else
+      that changes between calls, except ``chainer.config.train``.
+    - Numbers from outside of the function never change.
+    - The function has no side effects.
 
     Args:
         function: The function, the method, or the class of a link.
 
     Returns:
-        The same.
+        The argument, now marked.
 
     Example:
         >>> import chainer.functions as F
@@ -82,7 +85,8 @@ def why_not(layer: Any) -> str | None:
 
 
 def _why_not_link(link: chainer.Link) -> str | None:
-    # What begins a chain has both, and is given them anew in each call.
+    # Batch normalizations that begin a chain may have both: each call reads their
+    # current parameters and state.
     others = [each for each in link.links() if not is_head(each)]
     if any(each._params for each in others):
         return "it has parameters"

@@ -212,7 +212,7 @@ def test_what_has_another_shape_ends_a_chain():
     layers.fuse()
     layers(IMAGES)
     assert layers.fusion_choices == ()
-    assert layers._fusion.reasons[4] == "it takes something of another shape"
+    assert layers._fusion.reasons[4] == "it takes an input of another shape"
 
 
 def test_what_is_added_to_itself_is_added_up_as_before():

@@ -115,8 +115,8 @@ CONSTANT = np.ones((2, 3), "f")
     [
         (F.log_softmax, "LogSoftmax is not fused"),
         (lambda x: x**0.3, r"_ \*\* 0.3 is not fused"),
-        (lambda x: x + CONSTANT, "an array that is none of its inputs"),
-        (lambda x: x + x.array, "an array that is none of its inputs"),
+        (lambda x: x + CONSTANT, "an array that is not among its inputs"),
+        (lambda x: x + x.array, "an array that is not among its inputs"),
         (lambda x: F.sum(x) + 2, "Sum is not fused"),
         (lambda x: F.relu(x[:, :1]) + x, "GetItem is not fused"),
         (lambda x: (x, x), "it returns a tuple"),
