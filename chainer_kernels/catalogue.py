@@ -1,4 +1,4 @@
-"""Which parts of Chainer have a kernel: one row for each, and nothing loaded for it."""
+"""Parts of Chainer that have a kernel: one row for each, which loads nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Entry(NamedTuple):
             It gets the arguments of the method, the :class:`~chainer.FunctionNode`
             first, and returns what the method would, or ``NotImplemented`` for inputs
             that it leaves to Chainer. A kernel of a function gets its arguments.
-        by: Who computes, for people; ``{provider}`` is the active provider.
+        by: Name of what computes, to be shown; ``{provider}`` is the active provider.
     """
 
     module: str
@@ -36,9 +36,9 @@ class Backward(NamedTuple):
     Attributes:
         is_splittable: Whether ``backward`` may be called twice, for a part of the
             inputs each time, at no extra cost.
-        weights: The function that tells what to add to the gradients of parameters, or
-            the module in ``chainer_kernels.functions`` and its name; empty if there is
-            none.
+        weights: The function that returns what to add to the gradients of parameters;
+            or its place in ``chainer_kernels.functions``, as ``'module:name'``. Empty
+            if there is none.
         is_only_told: Whether it is asked in debug mode as well, because no weight
             gradient is an array in memory that Chainer could look at.
     """
@@ -48,7 +48,7 @@ class Backward(NamedTuple):
     is_only_told: bool = False
 
     def load(self) -> Callable | None:
-        """Returns the function that tells what to add, if there is one."""
+        """Returns the function that computes what to add, if there is one."""
         if callable(self.weights):
             return self.weights
         return _load(self.weights) if self.weights else None
@@ -314,8 +314,8 @@ CATALOGUE = (
     *_SUMS,
 )
 
-#: By class, within ``chainer.functions`` or ``chainer_kernels.functions``; a subclass
-#: may do anything.
+#: Entries by exact class, within ``chainer.functions`` or
+#: ``chainer_kernels.functions``; a subclass may do anything.
 BACKWARD = {
     "array.concat:Concat": Backward(True),
     "connection.convolution_2d:Convolution2DFunction": Backward(

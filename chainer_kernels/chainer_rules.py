@@ -108,7 +108,7 @@ def _msvag(rule: MSVAGRule) -> Call:
     return Call(update_rules.msvag, (hp.lr, *numbers))
 
 
-#: By exact types: a subclass may do anything.
+#: Functions by the exact type of a rule: a subclass may do anything.
 CALLS: dict[type, Callable[[Any], Call]] = {
     SGDRule: _sgd,
     MomentumSGDRule: _momentum_sgd,

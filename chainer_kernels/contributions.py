@@ -87,7 +87,7 @@ class Product(NamedTuple):
 
     def write(self, out: Array) -> None:
         """Overwrites an array."""
-        # As the function itself would, so that the result is the same bit for bit.
+        # The product is computed as in the function itself, so the bits are the same.
         if _has_kernel(out):
             providers.active().product(self.a, self.b, out=self._matrix(out))
             return

@@ -55,9 +55,9 @@ class _Lattice(NamedTuple):
         count: How many outputs.
         tap: The first of the taps, in the order of the plan.
         n_taps: How many taps.
-        first: What the first output reads at the first tap; it may be outside.
-        stride: The distance of what outputs read.
-        dilation: The distance of what taps read.
+        first: Input that the first output reads at the first tap; it may be outside.
+        stride: The distance of the inputs that neighbouring outputs read.
+        dilation: The distance of the inputs that neighbouring taps read.
     """
 
     start: int
@@ -81,12 +81,13 @@ class Block(NamedTuple):
 
     Attributes:
         outputs: Where they are in the output.
-        inputs: What each reads at its first tap.
-        taps: What each tap reads, relative to the first.
-        runs: The first taps of those that read consecutive positions.
-        n_adjacent: How many taps those are.
-        order: Which taps those are, in the order of the plan.
-        pieces: The same, as (start, end).
+        inputs: Position in the input that each output reads at its first tap.
+        taps: Distance of each tap's input from that of the first tap.
+        runs: Such distances of the first tap of each run. A run is a group of taps that
+            read consecutive positions.
+        n_adjacent: Number of taps in each run.
+        order: Indices of the taps, in the order of the plan.
+        pieces: Ranges (start, end) of the same indices.
     """
 
     outputs: np.ndarray
@@ -159,7 +160,7 @@ def of_inputs(
         batch: The number of samples.
         weights: How many weights a tap has in each group.
         sizes: The spatial sizes of its input.
-        outputs: Those of its output.
+        outputs: The spatial sizes of its output.
     """
     axes = [_readers(*axis) for axis in zip(sizes, *geometry[:4])]
     return _plan(axes, batch, weights, outputs, sizes)

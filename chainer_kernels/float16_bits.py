@@ -72,7 +72,7 @@ def float_to_half_by_bits(value: float) -> int:
 
 @intrinsic
 def half_to_float_by_instruction(context: Any, half: Any) -> Any:
-    """As :func:`half_to_float_by_bits`."""
+    """Converts as :func:`half_to_float_by_bits`, with the processor's instruction."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         bits = args[0]
@@ -85,7 +85,7 @@ def half_to_float_by_instruction(context: Any, half: Any) -> Any:
 
 @intrinsic
 def float_to_half_by_instruction(context: Any, value: Any) -> Any:
-    """As :func:`float_to_half_by_bits`."""
+    """Rounds as :func:`float_to_half_by_bits`, with the processor's instruction."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         half = builder.fptrunc(args[0], ir.HalfType())

@@ -97,11 +97,11 @@ def decode(
         scale (float): Positive and finite.
         out (array): A contiguous array to write to, of float32 or float16, of the shape
             of ``codes``.
-        dtype: Of the result without ``out``: float32 or float16.
+        dtype: Dtype of the result without ``out``: float32 or float16.
 
     Returns:
-        array: Of the shape of ``codes``; the product is rounded to float32, and from
-        there to float16.
+        array: The numbers, in the shape of ``codes``. Each product is rounded to
+        float32, and from there to float16.
 
     Raises:
         TypeError: If a dtype is another one.

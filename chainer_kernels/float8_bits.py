@@ -42,7 +42,7 @@ def float_to_e5m2(value: float, scale: float) -> int:
         rounded = U32(F32(shifted).view(U32) - U32((127 + 7) << 23))
     if rounded > U32(0x7B):
         rounded = U32(0x7B)
-    # By the value itself: a finite one that overflows when scaled saturates.
+    # The unscaled value decides: a finite one that overflows when scaled saturates.
     if original >= INFINITY:
         rounded = U32(0x7C)
     if original > INFINITY:
@@ -94,6 +94,7 @@ def float_to_e4m3(value: float) -> int:
 def e4m3_to_float(code: int) -> float:
     """Converts the bits of a finite e4m3; exact."""
     sign = U32(U32(code & U32(0x80)) << U32(24))
-    # As a float32 with the same small exponent, times what the biases differ by.
+    # The bits are read as a float32 with the same exponent field; the factor makes up
+    # for the different biases.
     value = F32(U32(U32(code & U32(0x7F)) << U32(20)).view(F32) * F32(2.0**120))
     return U32(value.view(U32) | sign).view(F32)

@@ -33,7 +33,7 @@ _ALIKE = (
     *(ast.Assign, ast.AugAssign, ast.BinOp, ast.UnaryOp, ast.Call, ast.Name),
     *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.USub, ast.Load, ast.Store),
 )
-# What CuPy calls its loop variable and the number of elements.
+# CuPy's names for its loop variable and the number of elements.
 _RESERVED = {"i", "n"}
 
 

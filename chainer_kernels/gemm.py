@@ -23,7 +23,7 @@ def gemm(
 
     Args:
         a: (m, k). Rows or columns are contiguous, or it is copied.
-        b: (k, n), likewise.
+        b: (k, n). Rows or columns are contiguous, or it is copied.
         out: (m, n); its rows are contiguous.
         accumulate: Whether the product is added to ``out``.
 
@@ -48,7 +48,7 @@ def gemm(
     right, transpose_right, right_stride = operand(a)
     stride = max(out.strides[0] // out.itemsize if m > 1 else n, n)
     call, zero, one = _blas(out.dtype.char)
-    # It wants addresses of integers.
+    # BLAS takes the addresses of integers.
     sizes = (ctypes.c_int * 6)(n, m, a.shape[1], left_stride, right_stride, stride)
     address = ctypes.addressof(sizes)
     call(
@@ -83,7 +83,7 @@ def operand(matrix: numpy.ndarray) -> tuple[numpy.ndarray, bytes, int]:
     return numpy.ascontiguousarray(matrix), b"N", max(columns, 1)
 
 
-#: What BLAS multiplies by, in memory, for it wants addresses.
+#: Factors 0 and 1 in memory: BLAS takes their addresses.
 _FACTORS = {"f": (ctypes.c_float * 2)(0, 1), "d": (ctypes.c_double * 2)(0, 1)}
 
 

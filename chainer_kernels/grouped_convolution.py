@@ -30,7 +30,7 @@ _PARTS = 64
 
 
 def are_narrow(geometry: Geometry, channels: int, outs: int) -> bool:
-    """Says whether a convolution is computed faster here.
+    """Returns whether this module computes a convolution faster than providers.
 
     Args:
         geometry: The convolution.

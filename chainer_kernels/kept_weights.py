@@ -1,6 +1,7 @@
-"""What was made of weights in a scope, and whether it may be used again.
+"""Arrays that were made of weights in a scope, and whether they are still valid.
 
-:mod:`.prepared_weights` says when, and why that is safe. Nothing here knows Chainer.
+:mod:`.prepared_weights` explains when they are valid, and why reuse is safe. Nothing
+here depends on Chainer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class WatchedArray:
     Attributes:
         array: The array. It is kept, so that no other has its ``id``.
         n_applied: How often a function was applied to it.
-        is_exposed: Whether somebody may hold on to it who writes to it.
+        is_exposed: Whether other code may hold the array, and write to it.
     """
 
     def __init__(self, array: np.ndarray) -> None:
@@ -36,11 +37,11 @@ class WatchedArray:
 
 
 class Weights:
-    """A parameter's array in a scope, and what was made of it.
+    """A parameter's array in a scope, and the arrays that were made of it.
 
     Args:
         watched: The array.
-        scope: Where it was read.
+        scope: The scope in which it was read.
     """
 
     def __init__(self, watched: WatchedArray, scope: Scope) -> None:
@@ -67,7 +68,7 @@ class Weights:
         """Returns what is made of the array, now or before.
 
         Args:
-            key: What is made.
+            key: Identifies what ``make`` returns among all that is made of the array.
             n_bytes: How much memory it takes.
             make: Makes it.
 
@@ -92,11 +93,11 @@ class Weights:
 
 
 class Scope:
-    """What is kept in a thread until its outermost scope ends.
+    """The arrays that a thread keeps until its outermost scope ends.
 
     Args:
-        arrays: What was read of parameters in it, by the ``id`` of the array.
-        are_inputs_seen: Says whether anybody else sees the inputs of functions.
+        arrays: Parameters' arrays that were read in the scope, by ``id``.
+        are_inputs_seen: Returns whether other code sees the inputs of functions.
 
     Attributes:
         n_bytes: How many bytes are kept now.
@@ -114,9 +115,9 @@ class Scope:
         self.n_bytes = 0
 
     def has_room(self, n_bytes: int) -> bool:
-        """Says whether so much more may be kept."""
+        """Returns whether ``n_bytes`` more may be kept."""
         if self._most is None:
-            # To ask for it takes a while, and many scopes keep nothing.
+            # The bound takes a while to find, and many scopes keep nothing.
             self._most = most_bytes()
         return self.n_bytes + n_bytes <= self._most
 
@@ -164,7 +165,7 @@ def kept(
 
     Args:
         array: The weights, about to be used.
-        key: What is made.
+        key: Identifies what ``make`` returns among all that is made of the array.
         n_bytes: How much memory it takes.
         make: Makes it.
     """

@@ -46,7 +46,7 @@ def memory_order(x: np.ndarray) -> tuple[int, ...] | None:
     """Returns the axes in the order of memory; ``None`` if there are gaps in it."""
     if x.flags.c_contiguous:
         return tuple(range(x.ndim))
-    # Of equal strides, those of axes of length 1, the first comes first.
+    # Axes of length 1 may have equal strides; they stay in their order.
     axes = tuple(sorted(range(x.ndim), key=lambda axis: -x.strides[axis]))
     return axes if x.transpose(axes).flags.c_contiguous else None
 
@@ -83,7 +83,7 @@ def around(
 
     Args:
         arrays: The first one's memory order is that of all.
-        axes: Those between, in ascending order.
+        axes: The axes between, in ascending order.
 
     Returns:
         Arrays of three dimensions; ``None`` where other axes lie between these.
@@ -112,7 +112,7 @@ def empty_like(x: np.ndarray, dtype: np.dtype | None = None) -> np.ndarray:
 
     Args:
         x: The array.
-        dtype: That of the new one, if it is another one than that of ``x``.
+        dtype: Dtype of the new array; ``None`` for that of ``x``.
     """
     # NumPy closes gaps in the order of strides.
     order = "C" if memory_order(x) is None else "K"

@@ -13,14 +13,14 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 @functools.cache
 def keep_freed() -> bool:
-    """Lets freed arrays be used again without a visit to the kernel.
+    """Keeps the memory of freed arrays, so that new arrays need no system call.
 
     The GNU C library hands large arrays back when they are freed. A training step asks
     for the same ones again, and each page of them costs a fault and is filled with
-    zeros. What a process holds at most stays what it is.
+    zeros. The largest amount of memory that a process holds stays the same.
 
     Returns:
-        Whether the C library knows how.
+        Whether the C library has such settings, and took them.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -35,11 +35,11 @@ def free_bytes(
 ) -> int:
     """Returns how much memory this process may take, without pushing others out.
 
-    0 where the operating system does not tell.
+    The result is 0 where the operating system does not report its free memory.
 
     Args:
-        proc: Where the operating system tells of memory and of this process.
-        groups: Where it tells of control groups, of either version.
+        proc: Folder in which the system describes its memory and this process.
+        groups: Folder of the control groups, of version 1 or 2.
     """
     try:
         fields = dict(s.split(":", 1) for s in (proc / "meminfo").open())

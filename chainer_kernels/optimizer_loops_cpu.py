@@ -43,8 +43,8 @@ def _bits(value: Any) -> Any:
 
 
 _compiled = njit(error_model="numpy", nogil=True)
-# The order of additions is free, so that they run in vector instructions. It depends
-# on the length only: the same parameter gives the same sum on every rank.
+# The order of additions is free, so that they run in vector instructions. The order
+# depends on the length only: the same parameter gives the same sum on every rank.
 _reducing = njit(error_model="numpy", fastmath={"reassoc"})
 
 
@@ -63,7 +63,7 @@ class Gradients(NamedTuple):
     """Gradients of parameters, wherever they are.
 
     Attributes:
-        addresses: Of each parameter's, int64.
+        addresses: Address of each parameter's gradient, int64.
         starts: Where each parameter begins in the flat buffers.
         ends: Where each ends.
         like: An array of their dtype, bits for float16, of no elements.
@@ -165,7 +165,7 @@ def unscale(gradients: Gradients, inverse: float, out: Array) -> None:
             unscaled[i] = _number(gradient[i]) * inverse
 
 
-# What the loop of a formula takes for a weight, by whether there are masters and
+# Expressions for a weight in the loop of a formula, by whether there are masters and
 # whether there are float16 weights.
 _WEIGHT = {
     (True, True): "current(weights_[i], half_[i])",
@@ -196,8 +196,9 @@ def _loop(formula: Formula, has_weights: bool, has_half: bool) -> Callable:
                     weights_[i] = weight
                     half_[i] = float_to_half(weight)
     """
-    # Numba's cache knows a loop by its name and the formula's file, of which it takes
-    # the loop for a part: errors are found there, and a changed file compiles anew.
+    # Numba's cache identifies a loop by its name and the formula's file. Numba treats
+    # the loop as a part of that file: errors point there, and a changed file is
+    # compiled again.
     name = formula.__name__
     states = state_names(formula)
     buffers = ["weights"] * has_weights + ["half"] * has_half + [*states]
@@ -294,9 +295,9 @@ def update(
 
     Args:
         formula: One of ``update_rules``, or of that form.
-        gradients: Of all parameters of the group.
+        gradients: Gradients of all parameters of the group.
         span: The first and the last parameter to update.
-        inverse: What gradients are multiplied by, of the weights' dtype.
+        inverse: Factor of the gradients, of the weights' dtype.
         weights: Flat buffer of masters; of no elements to update ``half`` itself.
         half: Flat buffer of the float16 weights, to round into; of no elements if there
             are none.

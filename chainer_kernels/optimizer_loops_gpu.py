@@ -184,7 +184,7 @@ def convert(values: Array, out: Array) -> None:
     out[...] = values
 
 
-# As in float16_bits.py, where it is explained.
+# The steps are those of float8_bits.py; float16_bits.py explains them.
 _ENCODE = """
     float value = static_cast<float>(x);
     // The scale is positive. A NaN loses its sign in products and conversions here.

@@ -1,4 +1,4 @@
-"""Which cells of an image each window of a pooling reads."""
+"""Cells of an image that each window of a pooling reads."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def windows(
     """Returns the table of a pooling; ``None`` if it is too large.
 
     Args:
-        sizes: Of the image, one for each spatial axis, as all others.
-        outs: How many windows there are.
-        kernel: Size of a window.
-        stride: From one window to the next.
-        pad: What the first window has in front of the image.
+        sizes: Sizes of the image, one for each spatial axis; the others have as many.
+        outs: Numbers of windows.
+        kernel: Sizes of a window.
+        stride: Distance from one window to the next.
+        pad: Cells that the first window has in front of the image.
     """
     if math.prod(outs) * math.prod(kernel) > LARGEST:
         return None

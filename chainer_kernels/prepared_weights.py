@@ -1,4 +1,4 @@
-"""What is made of weights, kept while these are promised to stay what they are.
+"""Arrays made of weights, kept while the weights are promised not to change.
 
 A product with few rows spends its time on the weights: it reads all of them, and turns
 them into an order that suits the processor, for a microbatch as for a minibatch. Within
@@ -18,13 +18,14 @@ use asks, before it trusts what is kept:
 * Is it the same array? A parameter that was given another one has nothing kept.
 * Has anybody else read it meanwhile, does anybody else hold it, do function hooks see
   it (:mod:`.watched_parameters`)? Then a checksum of all of it is compared, which costs
-  a pass over the weights at the speed of memory. If it differs, nothing of before is
-  used any more.
+  a pass over the weights at the speed of memory. If it differs, kept arrays are
+  dropped.
 
-Where neither is so nobody can have written, and the use costs no pass. What is kept
-ends with the outermost scope. It has a bound, a part of the memory that is free before
-anything is kept; beyond that weights are prepared in each use, and computed with in the
-same way, so that the bits do not depend on the memory of a host.
+If the array is the same and nobody else can have written to it, the use costs no pass.
+The outermost scope drops all kept arrays when it ends. Their size is bounded by a part
+of the memory that is free before anything is kept. Beyond the bound weights are
+prepared in each use, and computed with in the same way, so that the bits do not depend
+on the memory of a host.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from chainer_kernels.kept_weights import Scope, here
 
 
 def unchanged_weights() -> AbstractContextManager[None]:
-    """Promises, in this thread, that parameters stay what they are in a block.
+    """Promises, in this thread, that parameters do not change in a block.
 
-    What kernels make of weights to compute with them is kept then, for all microbatches
-    and calls in the block. Results are those without it, but for the last bits of
-    products with few rows by oneDNN, which go another way there. A parameter that is
-    changed nevertheless is prepared again, as long as the change is made by Chainer's
-    public interface, or in place by whoever reads its array. So a scope may last for
-    steps of training, but gains nothing from one update to the next.
+    Kernels prepare weights once, for all microbatches and calls in the block. Results
+    are the same as without the block, except for the last bits of products with few
+    rows, which oneDNN computes in another way there. A changed parameter is prepared
+    again, if the change was made by Chainer's public interface, or in place by code
+    that read its array. So a scope may last for steps of training, but gains nothing
+    from one update to the next.
 
     Returns:
         A context manager. One within another ends nothing.
@@ -102,9 +103,9 @@ class _Promise(AbstractContextManager):
 
 
 def _are_inputs_seen() -> bool:
-    """Says whether there are function hooks that might write to what they see.
+    """Returns whether a function hook might write to the arrays that it sees.
 
-    One that has an attribute ``only_reads``, which is true, promises not to.
+    A hook whose attribute ``only_reads`` is true promises not to.
     """
     hooks = chainer.get_function_hooks()
     return any(not getattr(hook, "only_reads", False) for hook in hooks.values())

@@ -77,13 +77,13 @@ def run_ranges(loop: Callable, n: int, *rest: Any, size: int = 1) -> None:
 
 @contextlib.contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Lets products of matrices in a block run on the threads that ask for them.
+    """Makes products of matrices in a block run on the threads that call them.
 
     BLAS has threads of its own, which wait for each other busily. Where products are
     independent, and there are copies between them, one on each core is faster.
 
-    The limit is the whole process's, so nobody else is in such a block meanwhile, nor
-    in :func:`all_blas_threads`.
+    The limit applies to the whole process. So other threads that enter such a block, or
+    :func:`all_blas_threads`, wait until this one ends.
     """
     if blas_threads() == 1 or _here.is_share:
         yield
@@ -104,21 +104,21 @@ def one_blas_thread() -> Iterator[None]:
 
 
 def all_blas_threads() -> contextlib.AbstractContextManager:
-    """Lets a product in a block run on all threads of BLAS.
+    """Makes a product in a block run on all threads of BLAS.
 
-    It waits for blocks of :func:`one_blas_thread` in other threads: BLAS adds up in
-    another order on one thread.
+    The block waits for blocks of :func:`one_blas_thread` in other threads, because BLAS
+    adds up in another order on one thread.
     """
     is_free = blas_threads() == 1 or _here.is_share
     return contextlib.nullcontext() if is_free else _products.lock
 
 
 class _Products:
-    """Whose turn it is to multiply, where BLAS has several threads.
+    """The lock of products, and the limit of BLAS where it has several threads.
 
     Attributes:
         n_blocks: How many blocks want one thread of BLAS, one within the other.
-        limit: What ends that.
+        limit: Context manager of the limit of one thread.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ A formula is a function of one element, written once::
 
 Before the slash are the weight, its unscaled gradient, and the states, by the names
 that Chainer's rule gives them; after it are numbers. All are of the masters' dtype,
-but for states that are kept in float16. Operations are those of Chainer's rule on NumPy
+except states that are kept in float16. Operations are those of Chainer's rule on NumPy
 arrays, in the same order, so that the weights are the same bit for bit. ``formulas``
 says which Python a formula may use.
 
@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy import sqrt
 
-#: Of buffers, in elements.
+#: Alignment of buffers, in elements.
 ALIGNMENT = 64
 
 ZERO, ONE = np.float32(0), np.float32(1)
@@ -136,7 +136,7 @@ def amsbound(
     """
     m += rate1 * (gradient - m)
     v += rate2 * (gradient * gradient - v)
-    # What is no number comes from v, and stays: max returns the first then.
+    # A NaN comes from `v`, and stays: `max` returns its first argument then.
     vhat = max(v, vhat)
     step = min(max(alpha_t / (sqrt(vhat) + eps), lower), upper)
     weight = keep * weight - eta * (step * m)
@@ -283,7 +283,7 @@ def msvag(
         lr: Learning rate.
         rate: 1 - beta.
         fix: 1 - beta^t, which corrects the bias of the means.
-        rho: Of the paper.
+        rho: The paper's rho.
         rho_rest: 1 - rho.
         eta: Schedule multiplier.
         decay: Weight decay.
@@ -294,7 +294,7 @@ def msvag(
     vt = v / fix
     mt2 = mt * mt
     s = (vt - mt2) / rho_rest
-    # What is no number counts as zero: max returns the first then.
+    # A NaN counts as zero: `max` returns its first argument then.
     factor = min(max(ZERO, mt2 / (mt2 + rho * s)), ONE)
     weight -= eta * (lr * mt * factor + decay * weight)
     return weight, m, v
@@ -322,7 +322,7 @@ def momentum_sgd16(
 def accumulated_sgd(
     weight: Any, gradient: Any, g: Any, /, lr: Any, momentum: Any
 ) -> Any:
-    """As :func:`momentum_sgd16`, with G in the dtype of the weights."""
+    """Updates as :func:`momentum_sgd16`, with G in the dtype of the weights."""
     g = momentum * g + gradient
     weight -= lr * g
     return weight, g

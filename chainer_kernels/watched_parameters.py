@@ -44,10 +44,10 @@ _READERS = (
 
 
 class Watch:
-    """What was read in this thread while a block was watched.
+    """Parameters' arrays that this thread read while a block was watched.
 
     Attributes:
-        arrays: By the ``id`` of the array.
+        arrays: The arrays and their counts, by ``id``.
     """
 
     #: References to an array that only its parameter has, where :meth:`see` counts.
@@ -76,7 +76,7 @@ class Watch:
 
 
 class _Here(threading.local):
-    """What this thread watches."""
+    """The watch of this thread."""
 
     watch: Watch | None = None
 
@@ -138,9 +138,9 @@ def _seen(parameter: chainer.Parameter) -> Any:
         watch is not None
         and type(array) is np.ndarray
         and are_weights(array.shape)
-        # What is in slower memory, or not there yet, has a class of its own.
+        # A parameter in slower memory, or not there yet, has a class of its own.
         and type(parameter) is chainer.Parameter
-        # It is being made, and nobody computes with it yet.
+        # A parameter without a node is being made, and nobody computes with it yet.
         and hasattr(parameter, "_node")
     ):
         watch.see(parameter, array)

@@ -5,10 +5,10 @@
     x uint8 (N, I),         W int8 (O, I)               ->  int32 (N, O)
     x uint8 (N, *sizes, C), W int8 (O, C / groups, ...) ->  int32 (N, *sizes, O)
 
-They are exact, and offered where the processor has instructions that add up in 32 bits:
-those of older ones add two products in 16 bits, which do not hold all sums. oneDNN
-takes what stands for 0 in x as well, but then rounds sums to float32 on their way; so
-do some of its convolutions anyway, which serve for few terms only.
+They are exact, and offered where the processor has instructions that add up in 32 bits.
+Instructions of older processors add two products in 16 bits, which do not hold all
+sums. oneDNN can also subtract a zero point from x, but then rounds sums to float32 on
+their way. Some of its convolutions round so in any case; they serve for few terms only.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Convolution(NamedTuple):
     Attributes:
         compute: Takes weights in the layout of its choice.
         reorder: Turns weights into that layout.
-        n_bytes: Of weights in that layout.
+        n_bytes: Bytes of weights in that layout.
     """
 
     compute: Primitive
@@ -65,7 +65,7 @@ def instructions() -> str | None:
 
 
 def has_product(x: Shape, W: Shape) -> bool:
-    """Says whether there is a fast product of a shape, where there are any."""
+    """Returns whether a shape has a fast product, if :func:`instructions` has any."""
     return _product(_thread(), x, W) is not None
 
 
@@ -84,7 +84,7 @@ def product(x: np.ndarray, W: np.ndarray) -> np.ndarray:
 
 
 def has_convolution(x: Shape, W: Shape, geometry: Geometry) -> bool:
-    """Says whether there is a fast convolution of a shape, where there are any."""
+    """Returns whether a shape has a fast convolution, given :func:`instructions`."""
     return _convolution(_thread(), x, W, geometry) is not None
 
 
@@ -115,7 +115,7 @@ def _thread() -> tuple[int, int]:
 
 
 def _is_usable(choice: Choice, n_terms: int) -> bool:
-    """Says whether an implementation is fast and exact for sums of so many terms."""
+    """Returns whether an implementation is fast, and exact for sums of ``n_terms``."""
     is_fast = not choice.name.startswith("ref")
     return is_fast and (n_terms <= EXACT_TERMS or choice.name.startswith("brg"))
 

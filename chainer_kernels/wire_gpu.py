@@ -29,7 +29,7 @@ class _Format(NamedTuple):
 
     Attributes:
         code: The type of a code.
-        scale: Of a block, by its ``largest`` magnitude.
+        scale: The scale of a block, from its ``largest`` magnitude.
         encoded: The code of the scaled float ``x``.
         decoded: The float of ``code``, before it is scaled back.
     """
@@ -40,7 +40,7 @@ class _Format(NamedTuple):
     decoded: str
 
 
-#: By wire dtype. Others are coded on the host.
+#: Formats by wire dtype. Other wire dtypes are coded on the host.
 FORMATS = {
     "fp16": _Format(
         "unsigned short",
@@ -244,7 +244,7 @@ def write(
     """Writes scales and codes of numbers, times ``share``; zeros if one is not finite.
 
     Args:
-        name: Of the wire dtype, one of `FORMATS`.
+        name: Name of the wire dtype, one of `FORMATS`.
         values: Contiguous float32 of CuPy, in one dimension.
         share: At least 0.
         block: How many elements have a scale.
@@ -274,9 +274,9 @@ def read(
     """Reads what :func:`write` wrote.
 
     Args:
-        name: Of the wire dtype, one of `FORMATS`.
+        name: Name of the wire dtype, one of `FORMATS`.
         codes: Contiguous, of CuPy.
-        scales: Likewise.
+        scales: Contiguous, of CuPy.
         block: How many elements have a scale.
         out: Contiguous float32 to write to.
         add: Whether to add to ``out`` instead.

@@ -81,7 +81,7 @@ def statistics(x: np.ndarray, gamma: np.ndarray, eps: float) -> Arrays:
     Args:
         x: The input, as (before, C, behind).
         gamma: A parameter.
-        eps: What is added to the variance.
+        eps: Constant added to the variance.
     """
     mean, var = (a.astype("f").reshape(gamma.shape) for a in channels.moments(x))
     return mean, var, np.reciprocal(np.sqrt(var + np.float32(eps)))
@@ -109,8 +109,8 @@ def sums(products: Arrays, mean: np.ndarray, inv_std: np.ndarray) -> Arrays:
 
     Args:
         products: The sums of ``gy`` and ``gy * (x - mean)``.
-        mean: Of the parameters' shape.
-        inv_std: Likewise.
+        mean: Mean of each channel, in the parameters' shape.
+        inv_std: One over each channel's deviation, in the parameters' shape.
     """
     gbeta, ggamma = products
     return gbeta.reshape(mean.shape), ggamma.reshape(mean.shape) * inv_std
@@ -123,15 +123,15 @@ def shares(
     ggamma: np.ndarray,
     share: float,
 ) -> Arrays:
-    """Returns what the gradient of ``x`` is made with.
+    """Returns scale, slope and shift for the gradient of ``x``.
 
-    That is ``gy * scale + (x - mean) * slope + shift``.
+    The gradient is ``gy * scale + (x - mean) * slope + shift``.
 
     Args:
         gamma: The parameter.
-        inv_std: Of its shape, as the next two.
-        gbeta: As of :func:`sums`.
-        ggamma: Likewise.
+        inv_std: One over each channel's deviation, in the shape of ``gamma``.
+        gbeta: Gradient of beta, as :func:`sums` returns it.
+        ggamma: Gradient of gamma, as :func:`sums` returns it.
         share: One by how many numbers a channel has.
     """
     scale = gamma * inv_std

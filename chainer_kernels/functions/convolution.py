@@ -74,7 +74,8 @@ def deconvolution_2d(function: Any, inputs: Arrays) -> Arrays:
         return NotImplemented
     function.retain_inputs((0, 1))
     function._calc_out_size(x.shape, W.shape)
-    # As on a GPU: backward sets it too, but fails if it wants the gradient of W alone.
+    # Chainer sets `cover_all` here on a GPU. Its backward sets it too, but fails if it
+    # wants the gradient of W alone.
     function._set_cover_all(x.shape, W.shape)
     size = function.outh, function.outw
     return (rounded(_deconvolved(function, inputs, size), dtype),)
@@ -112,7 +113,7 @@ def _deconvolved(function: Any, inputs: Arrays, size: tuple[int, ...]) -> np.nda
 def is_covered(
     function: Any, geometry: Geometry, weights: tuple[int, ...], inputs: Arrays
 ) -> bool:
-    """Says whether providers take such arrays; shapes without sense are Chainer's."""
+    """Returns whether providers take such arrays; Chainer reports invalid shapes."""
     return (
         are_float32(*inputs)
         and all(layout is None for layout in function.input_layouts)

@@ -71,12 +71,12 @@ def backward(
 
 
 def _is_covered(axis: tuple[int, ...], x: Array, *parameters: Array) -> bool:
-    """Says whether each channel, the second axis, is normalized over all others."""
+    """Returns whether each channel (second axis) is normalized over all other axes."""
     return (
         x.ndim > 2
         and takes(x)
         and tuple(axis) == (0, *range(2, x.ndim))
-        # Of one number there is no variance.
+        # A channel of one number has no variance.
         and x.size > x.shape[1]
         and all(_is_float(a, x) for a in parameters)
     )

@@ -15,9 +15,9 @@ Array = Any
 
 
 def takes(*arrays: Array) -> bool:
-    """Says whether cuDNN is to compute with such arrays.
+    """Returns whether cuDNN is to compute with such arrays.
 
-    They are float32, or all float16, not empty, and on the current GPU.
+    The arrays must be all float32 or all float16, not empty, and on the current GPU.
     """
     dtype = arrays[0].dtype
     return (
@@ -31,9 +31,9 @@ def takes(*arrays: Array) -> bool:
 
 
 def has_cudnn() -> bool:
-    """Says whether there is cuDNN for CuPy, which nobody forbids.
+    """Returns whether cuDNN is available for CuPy, and is not disabled.
 
-    With CuPy 13, which has functions of cuDNN itself, Chainer uses those.
+    CuPy 13 has functions of cuDNN itself; Chainer uses those.
     """
     return (
         cuda.available

@@ -83,13 +83,13 @@ def _deconvolved(function: Any, inputs: Arrays, size: tuple[int, ...]) -> Arrays
 
 
 def _is_covered(function: Any, geometry: Geometry, outs: int, inputs: Arrays) -> bool:
-    """Says whether cuDNN has such convolutions; shapes without sense are Chainer's.
+    """Returns whether cuDNN has such convolutions; Chainer reports invalid shapes.
 
     Args:
         function: The node.
-        geometry: Its shape.
+        geometry: Its geometry.
         outs: The channels of the convolution's output.
-        inputs: Of the node.
+        inputs: Inputs of the node.
     """
     return (
         not geometry.cover_all

@@ -67,8 +67,8 @@ class GroupNormalizationGrad(chainer.FunctionNode):
 
     Args:
         groups: The number of groups.
-        mean: For each sample and channel, that of the group.
-        inv_std: One over the standard deviation, likewise.
+        mean: The mean of the group, for each sample and channel.
+        inv_std: One over the group's standard deviation, for each sample and channel.
     """
 
     def __init__(self, groups: int, mean: np.ndarray, inv_std: np.ndarray) -> None:
@@ -108,7 +108,7 @@ class GroupNormalizationGrad(chainer.FunctionNode):
 def _are_covered(
     activations: Sequence[np.ndarray], parameters: Sequence[np.ndarray]
 ) -> bool:
-    """Says whether both are of float32 or float16, and parameters no narrower."""
+    """Returns whether arrays are float32 or float16, and parameters no narrower."""
     return (
         are_singles_or_halves(*activations)
         and are_singles_or_halves(*parameters)

@@ -50,7 +50,7 @@ class LayerNormalizationGrad(chainer.FunctionNode):
     """The gradients of layer normalization, which are not differentiated.
 
     Args:
-        means: Of the rows.
+        means: Means of the rows.
         inv_stds: One over the standard deviations of the rows.
     """
 

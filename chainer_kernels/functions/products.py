@@ -104,5 +104,5 @@ def _as_matrix(a: np.ndarray) -> np.ndarray:
 
 
 def _is_recorded() -> bool:
-    """Says whether Chainer's static graph wants to repeat calls of its functions."""
+    """Returns whether Chainer's static graph wants to repeat calls of its functions."""
     return chainer.config.schedule_func is not None

@@ -107,7 +107,7 @@ def _are_covered(
     shares: Sequence[Sequence[Any]],
     xs: Sequence[Any],
 ) -> bool:
-    """Says whether all arrays are of one covered dtype and of the right shapes."""
+    """Returns whether all arrays are of one covered dtype and of the right shapes."""
     states = [hx, cx][: cell.n_states]
     everything = [*states, *xs, *(each for share in shares for each in share)]
     if not xs or not are_singles_or_halves(*map(_array, everything)):
@@ -143,8 +143,8 @@ class NStepLayer(chainer.FunctionNode):
     depends that was used has a gradient of zeros, where Chainer's graph leaves none.
 
     Args:
-        cell: What a step computes.
-        step: The same in Chainer's functions, for second derivatives.
+        cell: The cell that computes a step.
+        step: The cell's step in Chainer's functions, for second derivatives.
         lengths: How many rows each step has.
         is_backward: Whether the last step is the first.
     """
@@ -290,8 +290,9 @@ class NStepLayer(chainer.FunctionNode):
             wh: The stacked weights of the states.
             g_y: Gradient of all outputs.
             g_states: Gradients of the states after the last step, replaced.
-            g_x: Of the products with x; the result.
-            g_h: Of the products with the states; the result. It may be ``g_x``.
+            g_x: Written: gradients of the products with x.
+            g_h: Written: gradients of the products with the states. The array may
+                be ``g_x``.
         """
         gates, before, kept = self._memory
         gh = g_states[0]

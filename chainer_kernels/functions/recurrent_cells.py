@@ -21,7 +21,7 @@ class Cell:
     Its sums are blocks of N columns, one for each gate.
 
     Attributes:
-        name: Of Chainer's function.
+        name: Name of the cell in Chainer's functions.
         n_states: 2 with a cell state, else 1.
         order: The places of the blocks among Chainer's weights.
     """
@@ -83,13 +83,14 @@ class Cell:
             gates: The activated gates.
             kept: The step's part of :meth:`kept`.
             before: The states before the step.
-            g_states: Gradients of those after it, replaced by those of the states
-                before it, as far as they do not come through products.
-            g_x: Of the products with x; the result.
-            g_h: Of the products with the states; the result.
+            g_states: Gradients of the states after the step. They are replaced by
+                gradients of the states before it, without the parts that come
+                through products.
+            g_x: Written: gradients of the products with x.
+            g_h: Written: gradients of the products with the states.
 
         Returns:
-            Whether some of the gradient of the first state does not.
+            Whether a part of the first state's gradient comes through no product.
         """
         raise NotImplementedError
 
@@ -125,7 +126,8 @@ class _GRU(Cell):
     order = (0, 1, 2)
 
     def bias(self, bx: Array, bh: Array, gates: Array) -> Array:
-        # What the reset gate multiplies has a bias of its own.
+        # The reset gate multiplies the product with the states and its bias, so that
+        # `bh` is added separately.
         gates += bx
         return bh
 

@@ -113,7 +113,7 @@ def cross_entropy_grad(function: Any, inputs: Arrays) -> Arrays:
         return NotImplemented
     if function.soft_target:
         return NotImplemented
-    # Of float16 that is near 1 too little is left without the 1.
+    # A float16 near 1 has too few digits left after 1 is subtracted.
     is_precise = function.y is not None and function.y.dtype == x.dtype
     y = _by_label(function.y if is_precise else _Softmax.of(x, 1).y)
     gx = empty_like(y)
@@ -134,11 +134,11 @@ class _Softmax(NamedTuple):
     """The softmax of ``x``, and what it was computed from.
 
     Attributes:
-        x_view: As (before, classes, behind).
+        x_view: The input, viewed as (before, classes, behind).
         y: In the memory order and shape of ``x``.
         y_view: In the same view as ``x``.
         highest: The greatest numbers, (before, behind).
-        totals: Sums of the exponentials of what the numbers are less than those.
+        totals: Sums of the exponentials of the numbers less ``highest``.
     """
 
     x_view: np.ndarray
@@ -205,7 +205,7 @@ def _are_labels(t: np.ndarray, function: Any) -> bool:
 
 
 def _by_label(x: np.ndarray) -> np.ndarray:
-    """Returns an array whose memory is in the order of labels, but for the classes."""
+    """Returns an array whose axes without the classes lie in memory as labels do."""
     return x if is_channels_last(x) else np.ascontiguousarray(x)
 
 

@@ -33,7 +33,7 @@ def linear(
 
     Args:
         function: A ``LinearFunction``, of x (N, n_in), W (n_out, n_in) and b.
-        parameters: Those of them that are parameters.
+        parameters: The inputs that are parameters, by index.
         gy: Output gradient of shape (N, n_out).
     """
     multiplied = _for_gemm(gy)
@@ -53,7 +53,7 @@ class Sum(NamedTuple):
 
     Attributes:
         array: The output gradient.
-        axis: Those to be added over.
+        axis: Axes to add over.
     """
 
     array: Array
@@ -128,7 +128,7 @@ def convolution(
 
     Args:
         function: A convolution's node, of x, W and b.
-        parameters: Those of them that are parameters.
+        parameters: The inputs that are parameters, by index.
         gy: Output gradient.
     """
     if not switch.is_ours():

@@ -30,7 +30,7 @@ _MOST_TERMS = 1 << 15
 #: Sums of fewer terms than these cost less than it costs to write what they stand for,
 #: which a convolution of few channels does for so many outputs of each input.
 _FEW_TERMS, _MANY_OUTPUTS = 64, 8
-#: Of so many runs each the fastest counts; those before them compile and allocate.
+#: Timed runs of each way; the fastest counts. Runs before them compile and allocate.
 _N_RUNS = 3
 
 Shape = tuple[int, ...]
@@ -52,7 +52,8 @@ class Weights(NamedTuple):
     Attributes:
         whole: (O, I), or (O, C / groups, *kernel): int8 or uint8.
         scale: float32, for each output or for all, with as many axes.
-        zero: The whole number that stands for 0, likewise.
+        zero: The whole number that stands for 0, for each output or for all, with as
+            many axes.
     """
 
     whole: np.ndarray
@@ -66,9 +67,10 @@ class Choice(NamedTuple):
     Attributes:
         x: The shape of the inputs, (N, I) or (N, C, *sizes).
         W: The shape of the weights.
-        geometry: Of a convolution.
+        geometry: Geometry of a convolution; ``None`` for a linear layer.
         ms_whole: Milliseconds of the product of whole numbers.
-        ms_float32: Of products in float32, with what they need made float32 first.
+        ms_float32: Milliseconds of products in float32, including the conversion of
+            whole numbers to float32.
     """
 
     x: Shape
@@ -83,23 +85,23 @@ class Choice(NamedTuple):
         return self.ms_whole < self.ms_float32
 
 
-#: What was measured, by shapes and geometry.
+#: Measured choices, by shapes and geometry.
 _choices: dict[tuple, Choice] = {}
 
 
 def choice_of(x: Shape, W: Shape, geometry: Geometry | None) -> Choice | None:
-    """Returns what was measured of a shape in this process, if it was.
+    """Returns the choice that this process measured for a shape, or ``None``.
 
     Args:
         x: The shape of the inputs, (N, I) or (N, C, *sizes).
         W: The shape of the weights.
-        geometry: Of a convolution.
+        geometry: Geometry of a convolution; ``None`` for a linear layer.
     """
     return _choices.get((x, W, geometry))
 
 
 def is_offered(W: Shape) -> bool:
-    """Says whether :func:`linear` or :func:`convolution` may be faster than others.
+    """Returns whether :func:`linear` or :func:`convolution` may be the fastest way.
 
     Args:
         W: The shape of the weights.
@@ -110,11 +112,11 @@ def is_offered(W: Shape) -> bool:
 
 
 def gains(x: Shape, W: Shape, geometry: Geometry) -> bool:
-    """Says whether :func:`convolution` gains on one of inputs rounded in float32.
+    """Returns whether :func:`convolution` beats one on inputs rounded in float32.
 
     Whole numbers save a part of rounding inputs, and a part of the products; they cost
-    a pass over the outputs. The other way has other bits, so that it is not measured
-    here which of them is faster: shapes say it, whatever the number of samples.
+    a pass over the outputs. Rounding in float32 gives other bits, so shapes decide and
+    no measurement does. The number of samples has no influence.
 
     Args:
         x: The shape of the inputs, (N, C, *sizes).
@@ -178,7 +180,7 @@ def convolution(
     pixels = channels_last(x)
     # Rows of few channels would be short for the loop.
     whole, scales, _ = _rounded(pixels.reshape(len(pixels), -1), inputs)
-    # What is read beyond the border must stand for 0.
+    # Padding must stand for 0.
     whole = _padded(whole.reshape(pixels.shape), geometry.pad, inputs.zero)
     inner = geometry._replace(pad=(0,) * len(geometry.pad))
     W, _ = _signed(weights)
@@ -260,7 +262,7 @@ def _rounded(x: np.ndarray, inputs: Inputs) -> tuple[np.ndarray, ...]:
 
 
 def _signed(weights: Weights) -> tuple[np.ndarray, np.ndarray]:
-    """Returns weights as int8, and what stands for 0 among them."""
+    """Returns weights as int8, and the whole number that stands for 0 among them."""
     whole = np.ascontiguousarray(weights.whole)
     if whole.dtype == np.int8:
         return whole, weights.zero
@@ -268,7 +270,7 @@ def _signed(weights: Weights) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _padded(x: np.ndarray, pad: Shape, zero: int) -> np.ndarray:
-    """Returns (N, *sizes, C) with what stands for 0 around it."""
+    """Returns (N, *sizes, C) padded with the whole number that stands for 0."""
     if not any(pad):
         return x
     sizes = [n + 2 * p for n, p in zip(x.shape[1:-1], pad)]

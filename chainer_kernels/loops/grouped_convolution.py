@@ -22,7 +22,7 @@ def convolve(start, end, x, x_image, inputs, taps, weights, b, y, y_image, outpu
         x_image: Elements of a sample of x.
         inputs: Where in a sample of x its windows begin.
         taps: Where in a window the rows begin that it reads.
-        weights: What each row is multiplied by, element by element.
+        weights: (taps, channels), the factors of each row, element by element.
         b: The bias.
         y: (N, positions, channels), flattened.
         y_image: Elements of a sample of y.
@@ -55,11 +55,11 @@ def weight_gradients(
     Args:
         start: The first part.
         end: The one behind the last.
-        n_windows: Of all samples; they are cut into parts that are about equal.
-        x: As in :func:`convolve`.
-        x_image: As there.
-        inputs: As there.
-        taps: As there.
+        n_windows: Windows of all samples; they are cut into parts that are about equal.
+        x: Rows of channels, at least one for each position, flattened.
+        x_image: Elements of a sample of x.
+        inputs: Where in a sample of x its windows begin.
+        taps: Where in a window the rows begin that it reads.
         gy: (N, positions, channels), flattened.
         y_image: Elements of a sample of gy.
         outputs: Where in a sample of gy its windows belong.

@@ -51,7 +51,7 @@ def draw(key, position, words):
     Args:
         key: The state, which is taken on.
         position: How many numbers of it were drawn.
-        words: What is drawn, of 32 bits each.
+        words: Written: random words of 32 bits each.
 
     Returns:
         The next position.

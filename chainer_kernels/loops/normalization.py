@@ -71,8 +71,8 @@ def join_moments(counts, means, squares, mean, var):
         counts: How many numbers the blocks of a group have.
         means: (groups, blocks, C).
         squares: Sums of squared distances from them.
-        mean: The result, (groups, C); zeros before.
-        var: The other one, likewise.
+        mean: Written: means, (groups, C); zeros before.
+        var: Written: variances, (groups, C); zeros before.
     """
     n = counts.sum()
     for g in range(mean.shape[0]):

@@ -44,10 +44,10 @@ def lstm_grad(gates, c, gh, gc, g_gates):
     """Computes the gradients of the sums, and in ``gc`` that of the cells before.
 
     Args:
-        gates: Of the step, activated.
+        gates: Activated gates of the step.
         c: The cells before it.
         gh: Gradient of the states after it.
-        gc: Gradient of the cells after it; then of those before.
+        gc: Gradient of the cells after the step, replaced by that of the cells before.
         g_gates: The result.
     """
     n = c.shape[1]
@@ -99,11 +99,11 @@ def gru_grad(gates, recurrent_a, h, gh, g_gates, g_recurrent):
     """Computes the gradients of the sums, and in ``gh`` a part of that of ``h``.
 
     Args:
-        gates: Of the step, activated.
+        gates: Activated gates of the step.
         recurrent_a: The last block of the product with the states, with its bias.
         h: The states before the step.
-        gh: Gradient of the states after it; then of those before, but for what
-            comes through the product.
+        gh: Gradient of the states after the step. It is replaced by that of the states
+            before it, without the part that comes through the product.
         g_gates: The result for the inputs' sums.
         g_recurrent: The result for the states' sums.
     """

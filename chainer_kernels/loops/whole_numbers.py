@@ -18,7 +18,7 @@ def to_whole(x, whole, scales, sums, scale, zero, highest):
         scales: (N,), written: ``scale``, or NaN for a row with a NaN in it.
         sums: (N,), written: of ``whole - zero``.
         scale: The distance of two neighbours.
-        zero: What stands for 0.
+        zero: The whole number that stands for 0.
         highest: The greatest whole number; the least is 0.
     """
     zero_f, highest_f = F32(zero), F32(highest)
@@ -29,7 +29,7 @@ def to_whole(x, whole, scales, sums, scale, zero, highest):
             value = row[i]
             n_bad = I32(n_bad + I32(value != value))
             value = F32(np.floor(F32(F32(value / scale) + HALF)) + zero_f)
-            # What is no number becomes 0: it must not be undefined.
+            # A NaN becomes 0: its conversion to an integer would be undefined.
             value = value if value > ZERO else ZERO
             value = highest_f if value > highest_f else value
             number = I32(value)
@@ -70,9 +70,9 @@ def from_sums(sums, scales, row_sums, zero, W_scales, W_zeros, W_sums, b):
             float32: what they stand for, times both scales, and b.
         scales: (N,), of x.
         row_sums: (N,).
-        zero: What stands for 0 in x.
+        zero: The whole number that stands for 0 in x.
         W_scales: (O,).
-        W_zeros: (O,), likewise in w.
+        W_zeros: (O,), the whole numbers that stand for 0 in w.
         W_sums: (O,), of w.
         b: (O,).
     """

@@ -20,7 +20,7 @@ from chainer_kernels.float16_bits import float_to_half, half_to_float
 F32, U32, I32 = np.float32, np.uint32, np.int32
 ONE, ZERO = F32(1), F32(0)
 
-# What is smaller has no reciprocal, and is multiplied by a power of two before.
+# The reciprocal of a magnitude below SMALL may overflow: LIFT multiplies it first.
 SMALL, LIFT, LOWER = F32(2.0**-60), F32(2.0**66), F32(2.0**-66)
 # A block's largest magnitude is scaled to 127, or to this power of two up to the next.
 LEVELS, PER_LEVEL = F32(127), F32(1 / 127)

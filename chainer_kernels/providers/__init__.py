@@ -1,9 +1,9 @@
-"""Who computes products and convolutions: one module each, behind one interface.
+"""Providers of products and convolutions: one module each, behind one interface.
 
 A provider is a module with::
 
     NAME                                           for people
-    version()                                   -> str   of the library, likewise
+    version()                                   -> str   of the library, for people
     is_usable(is_asked_for)                     -> bool  warns of what is broken
     convolution(x, W, b, geometry, relu=False)  -> y     forward; b may be None
     convolution_data(gy, W, geometry, size)     -> gx    the gradient of x
@@ -17,12 +17,12 @@ A provider is a module with::
 
 Arrays are float32. Activations are C contiguous and channels last: x (N, *sizes, C),
 y (N, *sizes, O). W and gW are Chainer's, (O, C / groups, *kernel), and C contiguous.
-Matrices may be transposed views. How far y reads behind the inputs follows from its
-sizes, ``geometry.output_sizes``, and ``pad`` says it only of what is before them.
-``relu`` says whether what is negative in y becomes zero, while it is in the cache. What
-is made of W may be kept, where :mod:`chainer_kernels.prepared_weights` allows it.
+Matrices may be transposed views. ``pad`` is the padding before the inputs. The
+padding behind them follows from the sizes of y, ``geometry.output_sizes``. ``relu``
+replaces negative numbers in y by zero, while they are in the cache. Arrays made of W
+may be kept, where :mod:`chainer_kernels.prepared_weights` allows it.
 
-``cudnn`` is no such module. It computes with arrays of CuPy, wherever there are any.
+``cudnn`` has another interface. It computes with CuPy's arrays.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import importlib
 import os
 from types import ModuleType
 
-#: The modules that provide; of those that can, the first does.
+#: The providers, in the order in which they are tried.
 NAMES = ("onednn", "blas")
 
 
@@ -40,11 +40,11 @@ NAMES = ("onednn", "blas")
 def active() -> ModuleType:
     """Returns the provider that is in use.
 
-    That is the first of :data:`NAMES` that can be used here, or that of the environment
-    variable ``CHAINER_KERNELS_PROVIDER``.
+    The provider is the first of :data:`NAMES` that can be used here, or the one that
+    the environment variable ``CHAINER_KERNELS_PROVIDER`` names.
 
     Raises:
-        ValueError: There is no provider of the name in the environment.
+        ValueError: The environment variable names an unknown provider.
     """
     asked = os.environ.get("CHAINER_KERNELS_PROVIDER") or None
     if asked not in (None, *NAMES):

@@ -179,7 +179,7 @@ def version() -> str:
 
 
 def is_usable(is_asked_for: bool) -> bool:
-    """Says that it is, everywhere."""
+    """Returns ``True``: BLAS is usable everywhere."""
     return True
 
 

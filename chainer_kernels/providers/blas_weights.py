@@ -32,7 +32,7 @@ _PART = 128
 #: clearing and adding a sum is then a small part of making it.
 _SUMS, _ROWS_PER_SUM = 8, 4096
 
-#: What a window reads where there is but one tap.
+#: Offsets of the taps of a window that has one tap.
 _ONE_TAP = np.zeros(1, np.int64)
 
 
@@ -60,7 +60,7 @@ def add_turned_weights(
         x: (N, *sizes, C).
         gy: (N, *sizes, O).
         geometry: The convolution's.
-        out: As many elements, C contiguous.
+        out: Array of as many elements as the weights have, C contiguous.
         is_first: Whether what is in ``out`` is overwritten.
     """
     n_groups = geometry.groups
@@ -97,13 +97,13 @@ def _add_sum_of_products(
     Args:
         x: (N, *sizes, C).
         gy: (N, *sizes, O).
-        chunks: As of :func:`_chunks`.
+        chunks: Parts of the work, as :func:`chunks_of` yields them.
         out: (groups, O / groups, taps x C / groups).
     """
     n_groups, outs, _ = out.shape
     channels = x.shape[-1] // n_groups
     n_rows = sum(count for *_, count in chunks) // n_groups
-    # It follows from shapes alone, as the chunks do.
+    # The number of sums follows from shapes alone, as the chunks do.
     n_sums = max(1, min(_SUMS, n_rows // _ROWS_PER_SUM, len(chunks)))
     sums = [out, *np.zeros((n_sums - 1, *out.shape), np.float32)]
     ends = [len(chunks) * i // n_sums for i in range(n_sums + 1)]

@@ -45,7 +45,7 @@ def version() -> str:
 
 
 def is_usable() -> bool:
-    """Says whether there is cuDNN for CuPy's arrays."""
+    """Returns whether cuDNN is available for CuPy's arrays."""
     return cudnn_library.library() is not None
 
 
@@ -98,7 +98,7 @@ def convolution_data(
     Args:
         gy: Gradient of the output (N, O, *sizes).
         W: Weights (O, C / groups, *kernel).
-        b: What is added to each channel of the result (C,), if there is one.
+        b: Number to add to each channel of the result (C,), or ``None``.
         geometry: The convolution's.
         size: The spatial sizes of the result.
         choice: The engines that may compute.
@@ -149,7 +149,7 @@ def batch_normalization(
         gamma: Factors (C,), float32 or float16 as all of the following.
         beta: Summands (C,).
         running: Running mean and variance (C,) of a training, updated in place.
-        eps: What is added to the variance.
+        eps: Constant added to the variance.
         decay: How much of the running ones is kept.
         choice: The engines that may compute.
 
@@ -192,8 +192,8 @@ def batch_normalization_backward(
         gy: Gradient of the output (N, C, ...).
         x: Input.
         gamma: Factors (C,).
-        mean: That of the batch (C,).
-        inv_std: The inverse of its standard deviation (C,).
+        mean: Mean of the batch (C,).
+        inv_std: The inverse of the batch's standard deviation (C,).
         choice: The engines that may compute.
 
     Returns:

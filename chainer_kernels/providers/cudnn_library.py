@@ -43,7 +43,7 @@ _LONGEST_REASON = 300
 #: Bytes to which engines expect arrays to be aligned.
 ALIGNMENT = 16
 
-#: What was refused first; people are told of that.
+#: Reason of the first refusal, which a warning has reported.
 _complaints: list[str] = []
 
 Shape = tuple[int, ...]
@@ -64,7 +64,7 @@ class Operand(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Which engines may compute.
+    """The engines that may compute.
 
     Attributes:
         tensor_cores: Whether products may be of float16, or float32 in 19 bits. Sums
@@ -88,7 +88,7 @@ class Request(NamedTuple):
         outputs: They follow the inputs.
         parameters: Sequences of numbers by name.
         scalars: Numbers that the graph reads when it runs.
-        choice: Which engines may compute.
+        choice: The engines that may compute.
         device: The number of the GPU.
     """
 
@@ -108,7 +108,7 @@ class Graph(NamedTuple):
         graph: The package's own.
         uids: Its names for the inputs, the outputs and the scalars.
         scalars: The memory of the latter.
-        n_bytes: What the engine needs for itself.
+        n_bytes: Bytes of memory that the engine needs while it computes.
         device: The number of the GPU.
     """
 
@@ -144,7 +144,7 @@ def find(request: Request, is_vital: bool = True) -> Graph | None:
     """Returns the graph of a request, made or kept; ``None`` where cuDNN refuses it.
 
     Args:
-        request: What is to be computed.
+        request: The computation, with its shapes and dtypes.
         is_vital: Whether people are told of a refusal.
     """
     found = _here.made(request)
@@ -288,13 +288,13 @@ def _built(graph: Any) -> Iterator[int]:
     """Generates the engines that can compute, best first; the last one is selected.
 
     Raises:
-        RuntimeError: There is none.
+        RuntimeError: No engine can compute.
     """
     reason, is_any = "no engine is known", False
     for i in range(graph.get_execution_plan_count()):
         try:
             graph.build_plan_at_index(i)
-        # What one engine refuses, or a note excludes, another one may take.
+        # One engine may refuse, or a note may exclude it: another one may compute.
         except (library().cudnnGraphNotSupportedError, RuntimeError, ValueError) as e:
             reason = str(e)
             continue
@@ -328,7 +328,7 @@ def _fastest(request: Request, made: Graph, built: Iterator[int]) -> int:
 
 
 def _complain(reason: str) -> None:
-    """Says, but once, that something goes another way."""
+    """Warns, once, that Chainer computes what cuDNN refuses."""
     if not _complaints:
         _complaints.append(reason)
         warnings.warn(

@@ -46,7 +46,7 @@ _FORWARD = "convolution_forward"
 _DATA = "convolution_backward_data"
 _WEIGHTS = "convolution_backward_weights"
 
-#: What was refused first; people are told of that.
+#: Reason of the first refusal, which a warning has reported.
 _complaints: list[str] = []
 
 Shape = tuple[int, ...]
@@ -178,10 +178,10 @@ def version() -> str:
 
 
 def is_usable(is_asked_for: bool) -> bool:
-    """Says whether the library works here, with a warning where it was to.
+    """Returns whether the library works here; warns if it is broken.
 
     Args:
-        is_asked_for: Whether it is missed where it is not installed.
+        is_asked_for: Whether to warn if it is not installed as well.
     """
     try:
         dnnl.library()
@@ -225,7 +225,7 @@ def _find(
         geometry: The convolution's.
         is_added: Whether there is a bias to add, or gradients to be added to.
     """
-    # Primitives serve one thread each, and reckon with those of their process.
+    # A primitive serves one thread, and relies on the threads of its process.
     thread = os.getpid(), threading.get_ident()
     return _make(thread, operation, x, W, y, geometry, is_added)
 
@@ -296,13 +296,13 @@ def _chosen(
 def _suits_products(
     operation: str, W: Shape, geometry: Geometry, x: Shape, y: Shape
 ) -> bool:
-    """Returns whether products of what is gathered are faster, as measured."""
+    """Returns whether products of gathered windows are faster, as measured."""
     if operation == _WEIGHTS and math.prod(W) >= _LARGE_WEIGHTS:
         return True
     if max(geometry.kernel) == 1 and max(geometry.stride) > 1:
         return True
-    # Of small maps with a border windows read more zeros than inputs. oneDNN multiplies
-    # by all of them.
+    # Windows of small maps with a border read more zeros than inputs. oneDNN
+    # multiplies by all these zeros.
     reads = taps = 1
     for n, out, k, s, p, d in zip(x[1:-1], y[1:-1], *geometry[:4]):
         positions = np.add.outer(np.arange(out) * s, np.arange(k) * d) - p
@@ -337,7 +337,7 @@ def windows(geometry: Geometry, x: Shape, y: Shape) -> tuple:
 
 
 def _complain(reason: str) -> None:
-    """Says, but once, that something goes another way."""
+    """Warns, once, that BLAS and Numba compute what oneDNN refuses."""
     if not _complaints:
         _complaints.append(reason)
         warnings.warn(

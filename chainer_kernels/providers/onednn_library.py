@@ -39,7 +39,7 @@ _DTYPES = {"float32": 3, "int32": 4, "int8": 5, "uint8": 6}
 _OUT_OF_MEMORY, _STATUS = 1, {2: "invalid arguments", 3: "not implemented"}
 _MAJOR_VERSION, _AVX2 = 3, 0x7
 
-#: As many numbers as an array may have axes.
+#: One number for each of the axes that an array may have.
 Dims = c_int64 * 12
 _RESULT = ctypes.POINTER(c_void_p)
 
@@ -106,10 +106,11 @@ class Library:
     """The library, with its functions as attributes, and the engine of this CPU.
 
     Args:
-        path: Of ``libdnnl.so``.
+        path: Path of ``libdnnl.so``.
 
     Raises:
-        OneDNNError: It cannot be loaded, is another version, or not for this CPU.
+        OneDNNError: The library cannot be loaded, has another version, or does not
+            support this CPU.
     """
 
     def __init__(self, path: str) -> None:
@@ -165,7 +166,7 @@ class Library:
 
 @contextlib.contextmanager
 def _idle_threads_asleep() -> Iterator[None]:
-    """Lets OpenMP's threads wait without burning the cores, if it is loaded in a block.
+    """Makes OpenMP's threads sleep while they wait, if a block loads OpenMP.
 
     The loops between two convolutions need the cores.
     """
@@ -186,7 +187,7 @@ def library() -> Library:
 
     Raises:
         NotInstalledError: The package is not installed.
-        OneDNNError: It is of no use here.
+        OneDNNError: The library cannot be used here.
     """
     try:
         files = importlib.metadata.files(PACKAGE) or []
@@ -204,9 +205,9 @@ class _Object:
     """Something that the library made, and that is destroyed with this.
 
     Args:
-        create: The function that makes it.
-        destroy: The one that destroys it.
-        arguments: Of the first, behind the place for the result.
+        create: Name of the function that makes it.
+        destroy: Name of the function that destroys it.
+        arguments: Arguments of ``create``, behind the place for the result.
     """
 
     def __init__(self, create: str, destroy: str, *arguments: Any) -> None:
@@ -265,8 +266,8 @@ class Choice(_Object):
     """An implementation that was chosen for an operation.
 
     Args:
-        operation: As in ``dnnl_..._primitive_desc_create``.
-        arguments: Of that function, but for the attributes.
+        operation: The missing part in ``dnnl_..._primitive_desc_create``.
+        arguments: Arguments of that function, without the attributes.
         is_added: Whether the result is added to what is there.
     """
 
@@ -300,7 +301,7 @@ class Primitive:
 
     Args:
         choice: The implementation.
-        layouts: Of the arguments, in the order in which they are passed.
+        layouts: Layouts of the arguments, in the order in which they are passed.
     """
 
     def __init__(self, choice: Choice, layouts: Mapping[int, Layout]) -> None:

@@ -1,17 +1,17 @@
 """Products of few rows with weights, in a layout that oneDNN chooses for the weights.
 
-oneDNN's ``sgemm`` turns the weights, part by part, in each call. Of few rows that takes
-longer than to multiply. In a layout of its choice, turned once, a product takes the
-same time for each row, however few there are.
+oneDNN's ``sgemm`` turns the weights, part by part, in each call. For few rows that
+takes longer than to multiply. In a layout of its choice, turned once, a product takes
+the same time for each row, however few there are.
 
 ::
 
     weights, kept       W -reorder-> chosen layout     x, chosen layout -> y
     no room to keep     x, W as it is -> y             by the same code: the same bits
 
-A convolution of so few and small images that its windows are few rows is one product as
-well: of all taps, those beyond the border being 0, which costs less than to read the
-weights for each part of the image.
+A convolution of few and small images, whose windows are few rows, is one product as
+well. The product covers all taps, with zeros beyond the border. That costs less than to
+read the weights for each part of the image.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def convolution(
 def convolution_data(
     gy: np.ndarray, W: np.ndarray, geometry: Geometry, size: Shape
 ) -> np.ndarray | None:
-    """Returns the gradient of a convolution's input, likewise.
+    """Returns the gradient of a convolution's input; ``None`` if not one product.
 
     Args:
         gy: (N, *sizes, O), C contiguous.
@@ -129,7 +129,7 @@ def convolution_data(
     rows = _windows(gy, geometry._replace(pad=pad), size)
 
     def turned() -> np.ndarray:
-        # What an input is read by are the taps in the other order.
+        # The gradient of an input adds up the taps in reverse order.
         by_taps = W.reshape(n_outputs, n_inputs, taps)[:, :, ::-1].transpose(2, 0, 1)
         return np.ascontiguousarray(by_taps).reshape(-1, n_inputs)
 
@@ -188,14 +188,14 @@ def _computed(
 
     Args:
         a: (rows, inner size).
-        weights: Where what is made of the weights is kept.
+        weights: The weights, and the arrays kept for them.
         is_transposed: Whether the matrix of weights is transposed.
         n: Columns of the result.
-        key: What the matrix is among those made of these weights.
+        key: Identifies the matrix among those made of these weights.
         matrix: Makes the matrix of weights, C contiguous.
     """
     m, k = a.shape
-    # Primitives serve one thread each, and reckon with those of their process.
+    # A primitive serves one thread, and relies on the threads of its process.
     thread = os.getpid(), threading.get_ident()
     found = _make(thread, m, k, n, is_transposed)
     if found is None:
@@ -231,7 +231,7 @@ def _make(
             for layout in (Layout((k, n)), plain)
         ]
         names = {choice.name for choice in choices}
-        # What multiplies blocks adds up alike, however the weights lie.
+        # Implementations by blocks, `brg...`, add up alike for each layout of weights.
         if len(names) > 1 or not names.pop().startswith("brg"):
             return None
         chosen = choices[0].layout(dnnl.WEIGHTS)
