@@ -269,7 +269,7 @@ def test_a_loss_with_parameters_is_saved(tmp_path, again):
     expected = [step_all(pipe, optimizers, i) for i in (2, 3)]
     resumed, its_optimizers = run_with_loss(2)
     load_snapshot(tmp_path / ("1_on_2" if again else "1"), resumed, its_optimizers)
-    assert resumed.loss.links["loss"].calls == 4
+    assert resumed.internals.loss.links["loss"].calls == 4
     assert [step_all(resumed, its_optimizers, i) for i in (2, 3)] == expected
 
 
