@@ -188,9 +188,9 @@ def placement_seconds(
             the result is in bytes.
 
     Returns:
-        float: Seconds of the busiest link between hosts, and of links within the
-            busiest
-        host. Computation may hide some of them, which is not taken into account.
+        float: Seconds of the busiest link between hosts, and of the links within the
+        busiest host. Computation may hide some of them, which is not taken into
+        account.
 
     Raises:
         ValueError: If there is no such placement, the number of ``hosts`` is wrong, or
