@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
 class Measurements:
     """The measured iterations of one processor.
 
-    Iterations count that resemble the newest: see
+    Only iterations that resemble the newest ones count: see
     :func:`~heterogeneous.estimates.of_now`.
 
     Args:

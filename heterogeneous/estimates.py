@@ -61,9 +61,9 @@ def of_now(seconds: Sequence[float]) -> np.ndarray:
 
     One long iteration, in which a machine did something else, would pull the line of
     least squares far more than its part. Where the load changed between two checks, one
-    line does not fit both kinds of measurements. So measurements count that are within
-    a factor of 1.5 of the median of the newest 6. If this holds for no more than half
-    of the newest, there is no usual time, and all count.
+    line does not fit both kinds of measurements. So only measurements within a factor
+    of 1.5 of the median of the newest 6 count. If this holds for no more than half of
+    the newest, there is no usual time, and all count.
 
     Args:
         seconds: Seconds of each measurement, the oldest first.

@@ -37,9 +37,9 @@ class Remapper:
     exclude waits for ranks that are late.
 
     An ability is work over time, by the line of least squares through the origin.
-    Iterations count that resemble the newest. An iteration that took far longer,
-    because the machine did something else, does not count, nor do iterations from
-    before a step of load. Rank 0 decides, and sends the decision to all ranks.
+    Only iterations that resemble the newest ones count. An iteration that took far
+    longer, because the machine did something else, does not count, nor do iterations
+    from before a step of load. Rank 0 decides, and sends the decision to all ranks.
 
     All methods are calls of all ranks.
 

@@ -217,7 +217,7 @@ class Group:
             self._unscaled *= self.scalar(rate)
 
     def collect(self, part: slice = slice(None)) -> None:
-        """Copies arrays into the buffers that a hook or a rule put in the views' place.
+        """Copies arrays that a hook or a rule assigned to parameters into the buffers.
 
         Args:
             part (slice): Positions of the parameters in the group.

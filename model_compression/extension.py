@@ -231,13 +231,13 @@ class Compress(Extension):
     def shrink(self) -> dict[str, int]:
         """Removes channels from a model that trains; a call of all ranks.
 
-        Call it between two minibatches. Channels go that rules with
-        ``granularity='channel'`` have set to zero, if the rule has taken its last step.
-        They are removed from the layer that outputs them, the normalization after it,
-        and the layer that reads them, on any ranks, with their gradients, float32
-        masters, and the states of optimizers and masks. The model, its stages and its
-        optimizers stay the same objects, and training continues as with channels of
-        zeros, up to the order of additions.
+        Call it between two minibatches. It removes the channels that rules with
+        ``granularity='channel'`` have set to zero, once a rule has taken its last step.
+        The channels are removed from the layer that outputs them, the normalization
+        after it, and the layer that reads them, on any ranks. Their gradients, float32
+        masters, and states of optimizers and masks are removed too. The model, its
+        stages and its optimizers stay the same objects, and training continues as with
+        channels of zeros, up to the order of additions.
 
         There are some differences. Dropout that reads fewer channels draws other
         numbers; in a script without a pipeline, so does all later code that uses the
@@ -304,7 +304,7 @@ class Compress(Extension):
         """Gives the layers of a model the rules' values, and the present sizes.
 
         Use it to let layers move after :meth:`shrink`: ``Rebalance(lambda:
-        compress.prepare(build()))``; or before a file is read that was written after
+        compress.prepare(build()))``; or before reading a file that was written after
         it.
 
         Args:

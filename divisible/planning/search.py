@@ -1,8 +1,8 @@
 """Chooses stages, microbatches, schedule and recomputation together.
 
 Every plan is cut so that its slowest stage is as fast as possible. The work of its
-busiest rank is a bound on its step. So only plans are simulated that could still win
-with these cuts::
+busiest rank is a bound on its step. So only plans that could still win with these cuts
+are simulated::
 
     uncut plan --> cuts --> do not fit: out
                        --> bound        --> simulate in the order of the bounds, until

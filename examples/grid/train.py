@@ -117,7 +117,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--microbatches", type=int, default=4, help="with --stages; of all replicas")
     add("--schedule", choices=ONE_PER_RANK, default="1f1b")
     add("--exchange-dtype", choices=list(WIRE), default="fp32", help="of gradients")
-    add("--shares", type=shares, help="shares of replicas, such as 2,1")
+    add("--shares", type=shares, help="of replicas, such as 2,1; default: equal")
     add("--width", type=int, default=32, help="channels of the first convolution")
     add("--seed", type=int, default=0, help="seed of weights, dropout, order")
     add("--resume", help="snapshot to resume; auto: the newest in --out, if any")

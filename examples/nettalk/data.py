@@ -354,9 +354,9 @@ def align(word: str, phonemes: Sequence[str], scores: np.ndarray) -> list[str] |
 
     Returns:
         list of str: A sound for each letter, the empty one for a silent letter. Among
-        equally likely alignments the one is chosen where earlier letters sound. None if
-        the letters of the best alignment have probabilities of less than exp(-4) on
-        average.
+        equally likely alignments, the one in which earlier letters sound is chosen.
+        None if the letters of the best alignment have probabilities of less than
+        exp(-4) on average.
 
     Example:
         >>> for word in ("phone", "knight", "box", "bottle", "though"):
