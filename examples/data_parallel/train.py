@@ -74,7 +74,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--batchsize", type=int, default=30, help="of a rank")
+    parser.add_argument("--batchsize", type=int, default=30, help="of each rank")
     parser.add_argument("--epoch", type=int, default=10)
     parser.add_argument("--units", type=int, default=400, help="of a hidden layer")
     parser.add_argument("--seed", type=int, default=0)
