@@ -29,8 +29,8 @@ from benchmarks.paper_tables.samples import read
 PAPER = {
     6: "In the paper 2 and 4 processes are fastest with 5 microbatches (1.34 and 1.93)."
     " 8, 16 and 32 processes are fastest with 20 (2.70, 3.49, 3.72). With 12 or more, 2"
-    " processes are slower than without microbatches. Its equation (3), fitted to 3, 12 and 40 microbatches,"
-    " is close to its measurements on 16 processes (Fig. 12).",
+    " processes are slower than without microbatches. Its equation (3), fitted to 3, 12"
+    " and 40 microbatches, is close to its measurements on 16 processes (Fig. 12).",
     8: "In the paper InfiniBand between 4 nodes and NVLink within one make hardly any"
     " difference. Here the links of 4 hosts have three rates.",
     9: "Speed-ups over the same hosts without microbatches. In the paper they fall"
@@ -185,8 +185,8 @@ def remarks(found: dict[Point, Row]) -> list[str]:
         " layers on every host; ours is what `best_plan` chose for the microbatches and"
         " the schedule, with at most one stage on every host. Equation (3) is the"
         " paper's model of a step, with its three constants from three measured steps"
-        " of the same hosts, cut, schedule and round. If the best is one of these three,"
-        " it is not a prediction.",
+        " of the same hosts, cut, schedule and round. If the best is one of these"
+        " three, it is not a prediction.",
     ]
     if errors.size:
         text[-1] += (
