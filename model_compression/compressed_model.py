@@ -196,7 +196,7 @@ class CompressedModel:
 
     def updated(self) -> None:
         """Moves the ranges of activations; call it after each update."""
-        grid = getattr(getattr(self._pipeline, "ranks", None), "grid", None)
+        grid = None if self._pipeline is None else self._pipeline.internals.ranks.grid
         self._quantizer.updated(self._gather, has_replicas=grid is not None)
 
     def ready(self, numbers: Iterable[int]) -> list[int]:
