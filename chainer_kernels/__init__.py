@@ -77,7 +77,8 @@ def install() -> None:
 def enable() -> None:
     """Puts the kernels in force, in all threads.
 
-    They are from the start, unless the environment has ``CHAINER_KERNELS=0``.
+    Kernels are in force from the start, unless the environment has
+    ``CHAINER_KERNELS=0``.
 
     Example:
         >>> import chainer_kernels

@@ -361,7 +361,7 @@ def backward_of(function: type) -> Backward:
 
 @functools.cache
 def weights_of(function: type) -> Callable | None:
-    """Returns what tells what to add to the gradients of a function's parameters."""
+    """Returns the function that computes weight gradients to add, if there is one."""
     return backward_of(function).load()
 
 

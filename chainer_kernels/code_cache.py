@@ -243,7 +243,8 @@ def _base() -> Path:
 def _version() -> str:
     """Returns a name that changes with whatever compiled code depends on."""
     facts = hashlib.sha256()
-    # A loop may have inlined functions of these. Its file tells of its own module.
+    # A loop may have inlined functions of these modules. Numba compares the loop's own
+    # module itself.
     own = [_PACKAGE / f"{name}.py" for name in _MODULES]
     for path in [*own, *sorted(_PACKAGE.glob("loops/*.py"))]:
         facts.update(path.read_bytes())

@@ -23,10 +23,11 @@ def pairs(n: int) -> Iterator[tuple[slice, np.ndarray]] | None:
         n: How many numbers of ``rand``.
 
     Returns:
-        Which of them, and pairs of words, of which
-        :mod:`~chainer_kernels.loops.mersenne_twister` says what ``rand`` makes of them.
-        They are overwritten by the next ones. ``None`` where somebody else's ``rand``
-        is in NumPy's place, or another generator; nothing is drawn then.
+        Slices of the numbers, each with its pairs of words.
+        :mod:`~chainer_kernels.loops.mersenne_twister` explains how ``rand`` turns a
+        pair into a number. The next words overwrite the last ones. ``None`` if
+        ``np.random.rand`` was replaced, or has another generator; nothing is drawn
+        then.
 
     Example:
         >>> np.random.seed(0)

@@ -64,8 +64,8 @@ def in_memory_order(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
 def flat(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Returns arrays of one shape in one dimension, element beside element.
 
-    They are views where all have the memory order of the first. Others are copied into
-    its order; if it has gaps, all are in C order.
+    Arrays in the memory order of the first one are views. Others are copied into its
+    order; if it has gaps, all are in C order.
     """
     if arrays[0].flags.c_contiguous:
         # Reshaped, every other element of an array would stay so.
@@ -79,7 +79,7 @@ def around(
 ) -> list[np.ndarray] | None:
     """Returns arrays of one shape as (before, between, behind), some axes in between.
 
-    They are views, or copies, as those of :func:`flat`.
+    The results are views or copies, under the same conditions as in :func:`flat`.
 
     Args:
         arrays: The first one's memory order is that of all.
@@ -131,7 +131,7 @@ def are_float32(*arrays: np.ndarray) -> bool:
 def are_alike(*arrays: np.ndarray) -> bool:
     """Returns whether arrays are of float32, one shape and one memory order.
 
-    That order has no gaps, and there is something in it.
+    The order must have no gaps, and the arrays must not be empty.
     """
     if not are_float32(*arrays):
         return False

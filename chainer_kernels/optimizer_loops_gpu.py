@@ -56,8 +56,8 @@ _LANES = 32
 _CHUNK = 64 * _LANES
 
 
-# CuPy tells a type from arrays only. Where W is that of numbers alone there is an array
-# of it, of no elements, among the inputs.
+# CuPy infers a type from arrays only. Where only numbers have the type W, an array of W
+# without elements is among the inputs.
 _OF_TYPE_W = "raw W of_type_w"
 
 

@@ -26,7 +26,7 @@ class Windows(NamedTuple):
                          cells   0 1 3 4 2 5
                          taps    0 1 2 3 0 2
 
-    What a window has outside of the image is left out.
+    The parts of windows outside of the image are left out.
 
     Attributes:
         starts: Where the entries of a window begin, and at last where all end.

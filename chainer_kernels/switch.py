@@ -30,9 +30,9 @@ def is_on() -> bool:
 
 
 def is_ours() -> bool:
-    """Returns whether they are, and nobody has asked for iDeep's arithmetic.
+    """Returns whether kernels are in force, and iDeep's arithmetic is not asked for.
 
-    This is what whoever computes for Chainer asks.
+    Code that computes in place of Chainer calls this first.
     """
     # The switch itself is there before Chainer is.
     import chainer

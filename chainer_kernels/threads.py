@@ -46,7 +46,7 @@ def run_slices(loop: Callable, arrays: Sequence[np.ndarray], *rest: Any) -> None
 
     Args:
         loop: Takes a part of each array, and ``rest``.
-        arrays: The first says how long all are, and how many elements there are.
+        arrays: The arrays; the length and number of elements are those of the first.
         rest: Its other arguments, whole.
     """
     n_elements = arrays[0].size

@@ -5,7 +5,7 @@
     x uint8 (N, I),         W int8 (O, I)               ->  int32 (N, O)
     x uint8 (N, *sizes, C), W int8 (O, C / groups, ...) ->  int32 (N, *sizes, O)
 
-They are exact, and offered where the processor has instructions that add up in 32 bits.
+Sums are exact, and offered where the processor has instructions that add up in 32 bits.
 Instructions of older processors add two products in 16 bits, which do not hold all
 sums. oneDNN can also subtract a zero point from x, but then rounds sums to float32 on
 their way. Some of its convolutions round so in any case; they serve for few terms only.
@@ -56,7 +56,7 @@ class _Convolution(NamedTuple):
 def instructions() -> str | None:
     """Returns the name of the instructions; ``None`` where nothing is offered.
 
-    It needs the provider oneDNN, and asks for what ``ONEDNN_MAX_CPU_ISA`` leaves.
+    The provider must be oneDNN. Instructions above ``ONEDNN_MAX_CPU_ISA`` do not count.
     """
     if providers.active() is not onednn:
         return None

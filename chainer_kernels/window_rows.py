@@ -147,7 +147,7 @@ def chunks_of(
 ) -> Iterator[tuple[Block, int, int, int]]:
     """Generates blocks, groups, and the first and the number of the rows of a part.
 
-    They follow from shapes alone: sums over parts are the same on any number of cores.
+    Parts follow from shapes alone: sums over parts are the same on any number of cores.
     """
     for block in plan.blocks:
         n_rows = batch * block.outputs.size

@@ -49,10 +49,10 @@ def update(rule: Any, param: Any) -> None:
 
 
 def _in_float32(numbers: Sequence[Any]) -> list[np.float32]:
-    """Returns what NumPy makes of numbers beside arrays; nothing where it may differ.
+    """Returns numbers in float32, as NumPy computes with them beside float32 arrays.
 
-    It computes in float64 with its own float64. Chainer refuses an epsilon that
-    vanishes.
+    The list is empty where NumPy may differ: it computes in float64 with a number of
+    type ``numpy.float64``, and Chainer refuses an epsilon that vanishes in float32.
     """
     found = [*map(np.float32, numbers)]
     is_same = all(

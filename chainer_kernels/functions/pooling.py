@@ -143,7 +143,7 @@ def average_pooling_nd_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``AveragePoolingNDGrad.forward_cpu``."""
     pooling = function.func
     geometry = _geometry(pooling)
-    # Chainer divides the gradient itself, which somebody else may hold.
+    # Chainer divides the gradient in place, which other code may hold.
     divisor = math.prod(geometry.kernel) if pooling.width is None else pooling.width
     return _spread(geometry, inputs[0], pooling._in_shape[2:], divisor)
 

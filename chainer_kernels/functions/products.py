@@ -54,7 +54,7 @@ def linear_grad_weight(function: Any, inputs: Arrays) -> Arrays:
 def matmul(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``MatMul.forward``.
 
-    Of stacks of matrices, those that share the right matrix are one.
+    A stack of matrices whose right matrix is the same is multiplied as one matrix.
     """
     a, b = inputs
     if (

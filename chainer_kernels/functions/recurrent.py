@@ -162,7 +162,7 @@ class NStepLayer(chainer.FunctionNode):
 
     @property
     def label(self) -> str:
-        """The name of the function, for people."""
+        """The name of the function, to be shown."""
         return f"NStep{self._cell.name}"
 
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
@@ -205,8 +205,8 @@ class NStepLayer(chainer.FunctionNode):
     ) -> tuple[Any, ...]:
         """Computes the gradients of some inputs.
 
-        Those of x and the states, and then those of weights and biases, are no more
-        work than all at once.
+        Two calls, for x and the states and then for weights and biases, are no more
+        work than one call for all.
         """
         inputs = self.get_retained_inputs()
         if chainer.config.enable_backprop:

@@ -50,7 +50,8 @@ class Cell:
     def new_gradients(self, gates: Array) -> tuple[Array, Array]:
         """Returns arrays for the gradients of the products with x and with h.
 
-        They are one where each sum is of the two alone.
+        Both are the same array where each gate adds up nothing else than the two
+        products.
         """
         gradient = np.empty_like(gates)
         return gradient, gradient

@@ -1,4 +1,4 @@
-"""Loops that tell arrays apart."""
+"""Loops that compute checksums of arrays."""
 
 import numpy as np
 

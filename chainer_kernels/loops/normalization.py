@@ -256,7 +256,7 @@ def normalize_rows_grad(
 ):
     """Computes the gradients of :func:`normalize_rows`.
 
-    Those of ``gamma`` and ``beta`` are added up within blocks of rows.
+    Gradients of ``gamma`` and ``beta`` are added up within blocks of rows.
     """
     n = np.float32(x.shape[1])
     for b in range(first, last):

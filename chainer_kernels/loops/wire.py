@@ -31,7 +31,7 @@ TOP_OF_E5M2, TOP_OF_E4M3 = 14, 7
 def largest_of_blocks(values, share, block, largest):
     """Writes the largest magnitude of each block, times a number that is not negative.
 
-    It is infinity or NaN where a block has one.
+    The result is infinity or NaN where a block contains one.
     """
     for b in range(largest.size):
         part = values[b * block : (b + 1) * block].view(np.int32)

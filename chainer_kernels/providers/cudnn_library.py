@@ -145,7 +145,7 @@ def find(request: Request, is_vital: bool = True) -> Graph | None:
 
     Args:
         request: The computation, with its shapes and dtypes.
-        is_vital: Whether people are told of a refusal.
+        is_vital: Whether to warn of a refusal.
     """
     found = _here.made(request)
     if isinstance(found, Graph):
