@@ -2,8 +2,8 @@
 
 setup.cfg holds everything else. setuptools has no option for a file at the top
 of site-packages. Its ``install_headers`` command is the one step that wheels and
-editable installs both run on files outside packages, so it is borrowed: the
-files go to the wheel's ``purelib`` folder instead of its ``headers`` folder.
+editable installs both run on files outside packages. This command is borrowed:
+the files go to the wheel's ``purelib`` folder instead of its ``headers`` folder.
 """
 
 import os
