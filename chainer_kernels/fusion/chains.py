@@ -165,7 +165,7 @@ class Normalized(Chain):
         return are_alike(*inputs) and is_ready(self._link, inputs[self._place])
 
     def apply(self, inputs: Sequence[Any], draw: Draw) -> chainer.Variable:
-        """Runs the chain, and moves the running averages."""
+        """Runs the chain, and updates the running averages."""
         link, masks = self._link, draw(_array(inputs[0]))
         moving = None, None
         if not chainer.config.in_recomputing:
@@ -248,7 +248,7 @@ class Product(Chain):
         x, *others = inputs
         z = products.product(self._link, x)
         if (z.shape, z.array.strides) != self._layout:
-            # The compiled loop does not fit the layout of this product.
+            # With another layout, the loop might write to a copy of the product.
             return call_each(self._layers, inputs, self._asides)
         return self._continued(z, others, draw)
 

@@ -50,9 +50,9 @@ def run(link: chainer.Link, inputs: Sequence[Any]) -> tuple[Any] | None:
         inputs: The arguments of the call.
 
     Returns:
-        The output as a tuple of one, or ``None`` if the link must be called as it is:
-        The link has no pair, fails, or calls a pair in another way than before. Or
-        links in it have hooks, or weights that are not drawn yet.
+        The output as a tuple of one; ``None`` if the caller must call the link itself,
+        without folding. Reasons are a link without pairs, an error, a pair that is
+        called in another way than before, hooks, and weights that are not drawn yet.
     """
     known = _found.setdefault(link, {})
     shapes = tuple(getattr(x, "shape", None) for x in inputs)

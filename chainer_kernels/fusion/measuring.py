@@ -11,8 +11,8 @@ import numpy as np
 
 from chainer_kernels.fusion.chains import Chain, Trial
 
-#: The fastest of several runs counts; a run before them compiles. Other processes may
-#: disturb a run, so short runs are repeated up to the larger number, for these seconds.
+#: Fewest and most runs, and the seconds after which no further run begins. The fastest
+#: run counts, since other processes may disturb some. A run before them compiles.
 _FEWEST_RUNS, _MOST_RUNS, _SECONDS = 2, 8, 0.1
 
 

@@ -124,7 +124,8 @@ class Program(NamedTuple):
 
         Args:
             value: Number of the value.
-            known: Memory orders by value, for all values that the search ends at.
+            known: Memory orders by the numbers of their values. ``value`` is among them
+                or is computed from them.
         """
         if value in known:
             return known[value]

@@ -1,4 +1,4 @@
-"""A report of the layers of a list that are fused, and why others are not."""
+"""Reports which layers of a list are fused, and why others are not."""
 
 from __future__ import annotations
 

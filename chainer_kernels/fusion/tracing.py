@@ -48,7 +48,8 @@ def trace(
         asides: Indexes of side inputs in ``inputs``, by the place of their layer.
 
     Raises:
-        NotPointwise: If a function ran that is not in the table of operations.
+        NotPointwise: If the layers cannot be one loop; for example, if a function ran
+            that is not in the table of operations.
         Exception: If a layer raises it.
     """
     record = _Record()
