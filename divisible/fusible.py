@@ -30,11 +30,6 @@ class Fusible(LayerList):
     # Runs chains of layers as one function. Stages and views share it.
     _fusion: Fusion | None = None
 
-    @property
-    def layer_range(self) -> tuple[int, int]:
-        """``(start, end)`` in the undivided model, half-open."""
-        return self._start, self._start + len(self._layers)
-
     def forward(self, *x: Any) -> Any:
         """Passes ``x`` through the layers.
 

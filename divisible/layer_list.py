@@ -221,6 +221,11 @@ class LayerList(chainer.Sequential):
         for _, param in self.namedparams(include_uninit):
             yield param
 
+    @property
+    def layer_range(self) -> tuple[int, int]:
+        """``(start, end)`` in the undivided model, half-open."""
+        return self._start, self._start + len(self._layers)
+
     def namedparams(
         self, include_uninit: bool = True
     ) -> Iterator[tuple[str, chainer.Parameter]]:

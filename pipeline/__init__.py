@@ -3,8 +3,7 @@
 ::
 
     pipeline         the calls of a training script: step, evaluate, predict
-    planned          the plan of a pipeline, and an optimizer for it
-    between_steps    calls of a pipeline that run no minibatch
+    between_steps    its plan, its optimizers, its description, its end
     internals        parts of a pipeline, for packages of this project
 
     start            the arguments of all ranks, checked and compared

@@ -1,23 +1,45 @@
-"""Calls of all ranks between the steps of a pipeline."""
+"""A pipeline between the passes of minibatches: its plan, its optimizers, its end."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
+from data_parallel import Grid
+from divisible import Divisible, Plan
+from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
 from pipeline.calls.ranks import Ranks
+from pipeline.calls.replicas import part_of
+from pipeline.hooks.setting_up import set_up
 from pipeline.internals import Internals
+from pipeline.start.agreement import Start
+from pipeline.start.description import Description, describe
+from pipeline.start.opening import Opening
+from pipeline.start.plans import plan_of_stages, with_new_cuts
+from pipeline.step.fused_layers import FusedLayers
 from pipeline.step.step import Step
 
-_Own = TypeVar("_Own", bound="CallsBetweenSteps")
+_Own = TypeVar("_Own", bound="BetweenSteps")
 
 
-class CallsBetweenSteps:
-    """Calls of a pipeline that run no minibatch."""
+class BetweenSteps:
+    """The properties and calls of a pipeline that run no minibatch.
 
+    Attributes:
+        cuts (list of int): Cuts of the model.
+        fusion (FusedLayers): The chains that run as one function.
+    """
+
+    cuts: Sequence[int]
+    fusion: FusedLayers
     _ranks: Ranks
     _step: Step
+    _own_grid: Grid | None = None
+    _plan: Plan | None = None
+    _changes: Sequence[str] = ()
 
     @property
     def internals(self) -> Internals:
@@ -42,6 +64,121 @@ class CallsBetweenSteps:
     def _call(self, name: str) -> AbstractContextManager[None]:
         """Returns the context of a call."""
         raise NotImplementedError
+
+    @property
+    def stages(self) -> dict[int, Divisible]:
+        """This rank's stages, by their number in the pipeline."""
+        return {number: stage.layers for number, stage in self._step.stages.items()}
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule that :meth:`step` runs; ``'auto'`` may change it once."""
+        return self._step.current.schedule
+
+    def _keep_plan(self, opening: Opening, start: Start) -> None:
+        """Keeps the plan, or the plan that describes the given stages.
+
+        Args:
+            opening: The plan and the arguments that the pipeline was opened with.
+            start: The outcome of the agreement of all ranks.
+        """
+        grid = self._ranks.grid
+        self._own_grid, self._changes = opening.grid, opening.changes
+        self._plan = opening.plan or plan_of_stages(
+            start.cuts,
+            start.stage_ranks,
+            n_microbatches=start.arguments.n_microbatches,
+            recompute=start.arguments.recompute,
+            replicas=self._ranks.n_replicas,
+            shares=grid and grid.shares,
+            hold_in=start.hold_in,
+            streamed=start.streamed,
+        )
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan in force, in which given arguments have replaced its own.
+
+        It has no predictions if it differs from the original plan. ``None`` if ranks
+        have unequally many stages, which no plan describes.
+        """
+        if self._plan is None:
+            return None
+        return dataclasses.replace(
+            with_new_cuts(self._plan, self.cuts),
+            schedule=self.schedule.name,
+            fusion=self.fusion.chains or self._plan.fusion,
+        )
+
+    @property
+    def shares_minibatches(self) -> bool:
+        """Whether replicas share the minibatches that iterators and scripts provide.
+
+        True if the plan has replicas, and the pipeline was given a communicator.
+        """
+        return self._own_grid is not None
+
+    def setup(self, optimizer: Any) -> Any:
+        """Sets up an optimizer for all stages of this rank; all ranks must call it.
+
+        Its hooks treat the whole model, as after :meth:`global_hooks`. With replicas,
+        :func:`~data_parallel.create_multi_node_optimizer` wraps it, and gradients are
+        exchanged in the plan's dtype.
+
+        Args:
+            optimizer (chainer.Optimizer): An optimizer of Chainer, not set up; or a
+                :class:`~mixed_precision.MixedPrecision` with the ``comm`` of all ranks,
+                whose ``loss_scale`` the pipeline was given.
+
+        Returns:
+            chainer.Optimizer: The optimizer for :class:`PipelineUpdater`,
+            :func:`snapshot` and :class:`Rebalance`. It does not update parameters of a
+            loss.
+
+        Raises:
+            TypeError: If ``optimizer`` is not an optimizer.
+            DisagreementError: With replicas, if another rank refuses.
+
+        Example:
+            >>> import chainer
+            >>> from mpi4py import MPI
+            >>> from pipeline import Pipeline
+            >>> stage = Divisible(chainer.links.Linear(4, 3))
+            >>> pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
+            >>> optimizer = pipe.setup(chainer.optimizers.Adam())
+        """
+        stages, grid = list(self.stages.values()), self._ranks.grid
+        optimizer = set_up(optimizer, stages, grid, self)
+        self._step.updates.hooks.add(optimizer)
+        return optimizer
+
+    def my_part(self, *arrays: Any) -> Any:
+        """Returns this replica's part of a minibatch; without replicas, all of it.
+
+        Args:
+            *arrays: The whole minibatch: arrays, tuples of arrays, or ``None``.
+
+        Returns:
+            tuple: The part of each argument; for a single argument, the part itself.
+
+        Example:
+            >>> import chainer
+            >>> from mpi4py import MPI
+            >>> from pipeline import Pipeline
+            >>> stage = Divisible(chainer.links.Linear(4, 3))
+            >>> pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
+            >>> x, t = pipe.my_part([[1, 2]], [0])
+        """
+        parts = tuple(part_of(self._ranks.grid, each) for each in arrays)
+        return parts[0] if len(parts) == 1 else parts
+
+    def _check_set_up(self) -> None:
+        """Refuses a step whose gradients would not be averaged."""
+        if not self._step.vetoes:
+            raise RuntimeError(
+                f"the plan has {self._ranks.n_replicas} replicas, but nothing averages"
+                f" their gradients: call optimizer = pipe.setup(optimizer)"
+            )
 
     def timeline(self) -> Timeline:
         """Returns the times of every rank's actions in the last :meth:`step`.
@@ -69,11 +206,11 @@ class CallsBetweenSteps:
             )
 
     def close(self) -> None:
-        """Frees the pipeline's communicator; all ranks must call it.
+        """Frees the pipeline's communicator, and the grid that it has made, if any.
 
-        This is needed only if many pipelines are made in one process. A pipeline is a
-        context manager that closes itself. After a failed call, or if the pipeline is
-        closed already, nothing is done.
+        All ranks must call this. It is needed only if many pipelines are made in one
+        process. A pipeline is a context manager that closes itself. After a failed
+        call, or if the pipeline is closed already, nothing is done.
 
         Raises:
             DisagreementError: If another rank makes a different call.
@@ -92,6 +229,8 @@ class CallsBetweenSteps:
             self._ranks.calls.compare()
         self._step.close()
         self._ranks.close()
+        if self._own_grid is not None:
+            self._own_grid.close()
 
     def __enter__(self: _Own) -> _Own:
         return self
@@ -100,3 +239,22 @@ class CallsBetweenSteps:
         # After an error, the other ranks do not close with this one.
         if error is None:
             self.close()
+
+    def __str__(self) -> str:
+        """Returns the stages as a table, and how they run."""
+        return str(self._describe())
+
+    def _repr_html_(self) -> str:
+        return self._describe().to_html()
+
+    def _describe(self) -> Description:
+        grid, owners = self._ranks.grid, self.schedule.stage_ranks
+        ranks = [
+            [owner]
+            if grid is None
+            else [grid.rank_of(replica, owner) for replica in range(grid.n_replicas)]
+            for owner in owners
+        ]
+        layers = next(iter(self.stages.values())).model_layers
+        plan, changes = self.plan, self._changes
+        return describe(plan, self.cuts, self.schedule, layers, ranks, changes)

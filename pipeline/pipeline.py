@@ -16,8 +16,8 @@ from divisible.communication.aborting import abort_on_error
 from divisible.communication.errors import TIMEOUT
 from divisible.communication.waiting import never_free
 from divisible.schedules.schedule import Schedule
+from pipeline.between_steps import BetweenSteps
 from pipeline.calls.ranks import Ranks
-from pipeline.planned import Planned
 from pipeline.start.agreement import Start
 from pipeline.start.arguments import Arguments
 from pipeline.start.opening import PlanWish, open_plan
@@ -28,7 +28,7 @@ from pipeline.step.fused_layers import FusedLayers
 from pipeline.step.step import Step
 
 
-class Pipeline(Planned):
+class Pipeline(BetweenSteps):
     """Trains a model whose stages lie on the ranks of a communicator.
 
     Every rank makes a pipeline of the same model, which the pipeline divides, and calls

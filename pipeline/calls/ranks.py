@@ -63,6 +63,7 @@ class Ranks:
         grid (Grid or None): Grid of the replicas, if there are several.
         replica (int): Number of this rank's replica.
         n_replicas (int): Number of replicas.
+        is_chief (bool): Whether this rank prints and writes for all ranks.
         title (str): Name of this rank, for messages.
         calls (CallAgreement): Counts and compares the calls of all ranks.
         rank (int): Number of this rank in its pipeline.
@@ -80,6 +81,7 @@ class Ranks:
         self.grid = grid = replicas_of(comm)
         self.world = duplicate(world_of(comm), timeout, self, name)
         self.comm, self.replica, self.n_replicas = self.world, 0, 1
+        self.is_chief = self.world.rank == 0
         self.title = f"rank {self.world.rank}"
         # Rank in the world of each replica's last stage.
         self._last_ranks = [stage_ranks[-1]]
@@ -120,11 +122,6 @@ class Ranks:
     def in_world(self, rank: int) -> int:
         """Returns the number in ``world`` of a rank of this pipeline."""
         return rank if self.grid is None else self.grid.rank_of(self.replica, rank)
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this rank prints and writes for all ranks."""
-        return self.world.rank == 0
 
     @property
     def are_closed(self) -> bool:

@@ -15,10 +15,14 @@ class CarriedCounts:
 
     Args:
         n_replicas (int): Number of replicas.
+
+    Attributes:
+        are_known (bool): Whether some number may be known.
     """
 
     def __init__(self, n_replicas: int) -> None:
         self._counts = [0] * n_replicas
+        self.are_known = False
 
     def keep(self, n_samples: Sequence[int]) -> None:
         """Records a minibatch; states of samples that it lacks remain.
@@ -27,6 +31,7 @@ class CarriedCounts:
             n_samples: Number of samples in each replica's minibatch.
         """
         self._counts = [max(counts) for counts in zip(self._counts, n_samples)]
+        self.are_known = True
 
     def tell(
         self, stages: Iterable[Stage], n_samples: Sequence[int], replica: int
@@ -66,3 +71,4 @@ class CarriedCounts:
             # Each replica gets an equal share of the states.
             saved = [sum(saved) // n_replicas] * n_replicas
         self._counts = [int(n) for n in saved]
+        self.are_known = True

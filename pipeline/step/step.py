@@ -238,8 +238,7 @@ class Step:
         """Drops the states of layers; see :meth:`.CarriedRows.reset`.
 
         Args:
-            of_training (bool): Whether to drop the states of training, too, not only
-                those of evaluation.
+            of_training (bool): Whether to drop the states of training as well.
         """
         for stage in self._several:
             stage.carried.reset(of_training)
@@ -249,7 +248,8 @@ class Step:
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes the number of steps, and the counts of states."""
         self.n_steps = int(serializer("n_steps", self.n_steps))
-        self._carried.serialize(serializer)
+        if self._carried.are_known or isinstance(serializer, chainer.Deserializer):
+            self._carried.serialize(serializer)
 
     def close(self) -> None:
         """Frees the communicators and buffers of messages; all ranks must call it."""
