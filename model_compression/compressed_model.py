@@ -319,9 +319,12 @@ class CompressedModel:
         self._refuse(None)
 
     def _refuse(self, refusal: str | None) -> None:
+        pipeline = self._pipeline
+        calls = None if pipeline is None else pipeline.internals.ranks.calls
+        # No call in between may fail and leave one of the two without the refusal.
         self._pruner.refuse(refusal)
-        if self._pipeline is not None:
-            self._pipeline.internals.ranks.calls.refusal = refusal
+        if calls is not None:
+            calls.refusal = refusal
 
     def measure(self) -> tuple[float | None, float | None]:
         """Returns the sparsity and the bits of the whole model.
