@@ -7,6 +7,7 @@ import os
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from chainer_kernels.text_table import text_table
 from divisible.files import write_json
 from divisible.placement import cheaper_placement
 from divisible.planning import plan_fields as fields
@@ -326,8 +327,7 @@ class Plan:
             lines.append(f"exchange of gradients: {self.exchange}")
         if self.stages is not None:
             rows = [PLAN_COLUMNS, *plan_rows(self.cuts, self.stages)]
-            widths = [max(map(len, column)) for column in zip(*rows)]
-            lines += ["  ".join(map(str.rjust, row, widths)) for row in rows]
+            lines.append(text_table(rows))
         if self.conditions is not None:
             lines.append(f"for {self.conditions}")
         return printable("\n".join(lines), keeps_lines=True)

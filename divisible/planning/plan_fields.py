@@ -17,6 +17,7 @@ from divisible.records import (
     plain_number,
     plain_text,
     shown,
+    take_kind,
 )
 
 #: Where microbatches may wait for their backward.
@@ -170,8 +171,7 @@ def from_json(content: dict[str, Any], folder: str) -> dict[str, Any]:
         ValueError: If the file is of another kind, or a field is something else.
     """
     found = dict(content)
-    if found.pop("divisible", "plan") != "plan":
-        raise ValueError("it is another kind of file")
+    take_kind(found, "plan", default="plan")
     for before, name in _FORMER_NAMES.items():
         if before in found:
             found.setdefault(name, found.pop(before))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from chainer_kernels.text_table import text_table
 from divisible.files import write_json
 from divisible.layer_texts import differing_titles
 from divisible.model import Divisible
@@ -175,15 +176,8 @@ class Profile:
 
     def __str__(self) -> str:
         rows = [PROFILE_COLUMNS, *profile_rows(self.layers, self.loss)]
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        lines = [
-            "  ".join(
-                cell.ljust(width) if i == 1 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths))
-            ).rstrip()
-            for row in rows
-        ]
-        return printable("\n".join([self.headline, *lines]), keeps_lines=True)
+        table = text_table(rows, left=(1,))
+        return printable(f"{self.headline}\n{table}", keeps_lines=True)
 
     @property
     def headline(self) -> str:
