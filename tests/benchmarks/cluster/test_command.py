@@ -27,7 +27,8 @@ def call(*words):
 @pytest.fixture
 def up(allowed):
     """Hosts that a command brought up."""
-    words = ["--cpus", "0.2,0.1", "--rate", "1gbit", "--memory", "512M"]
+    # Hosts of other tests may be up at the same time.
+    words = ["--cpus", "0.2,0.1", "--rate", "1gbit", "--memory", "512M", "--overcommit"]
     found = call("up", "--name", NAME, "--while", str(os.getpid()), *words)
     yield found
     code, text = call("down", "--name", NAME)
@@ -49,7 +50,7 @@ def test_hosts_by_command(up):
     assert f"{NAME}, until the end of process {os.getpid()}:" in status
     assert "0.05 cores  memory 512 MiB  link 100mbit  0 processes" in status
     assert "0.1 cores  memory 512 MiB  link 1gbit, cut  0 processes" in status
-    code, text = call("up", "--name", NAME, "--cpus", "0.1")
+    code, text = call("up", "--name", NAME, "--cpus", "0.1", "--overcommit")
     assert code == 1 and f"a cluster '{NAME}' is up already" in text
 
 
