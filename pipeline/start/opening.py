@@ -124,10 +124,11 @@ def open_plan(comm: Any, arguments: Arguments, wish: PlanWish) -> Opening:
     )
     if wish.plan is not None:
         return _by_plan(comm, arguments, wish, given)
-    completed = _completed(arguments)
-    if not is_undivided(arguments.stages):
-        return Opening(completed, comm)
     with refusing(world_of(comm)):
+        _check_used(wish)
+        completed = _completed(arguments)
+        if not is_undivided(arguments.stages):
+            return Opening(completed, comm)
         n_ranks = _n_pipeline(comm)
         found = equal_stages(arguments.stages, completed.schedule, n_ranks)
         stages = arguments.stages
@@ -248,19 +249,24 @@ def _check_besides(arguments: Arguments, wish: PlanWish, n_ranks: int) -> None:
     if arguments.n_microbatches is None and isinstance(completed.schedule, str):
         completed = completed._replace(n_microbatches=1)
     completed.checked()
-    if not wish.is_auto:
-        unused = [name for name in wish._fields[1:] if getattr(wish, name) is not None]
-        if unused:
-            raise ValueError(
-                f"{', '.join(unused)} are for plan='auto', which measures and plans,"
-                f" but the plan is {wish.kind}: leave them out"
-            )
-        return
+    _check_used(wish)
     if wish.machine is not None and not isinstance(wish.machine, Machine):
         raise TypeError(f"machine must be a Machine, not {type(wish.machine).__name__}")
     if wish.machine is not None and wish.machine.ranks != n_ranks:
         raise ValueError(
             f"machine has {count(wish.machine.ranks, 'rank')}, but there are {n_ranks}"
+        )
+
+
+def _check_used(wish: PlanWish) -> None:
+    """Refuses arguments for ``'auto'`` with another plan, or without one."""
+    unused = [name for name in wish._fields[1:] if getattr(wish, name) is not None]
+    if unused and not wish.is_auto:
+        are, them = ("is", "it") if len(unused) == 1 else ("are", "them")
+        plan = "there is no plan" if wish.plan is None else f"the plan is {wish.kind}"
+        raise ValueError(
+            f"{', '.join(unused)} {are} for plan='auto', which measures and plans, but"
+            f" {plan}: give plan='auto', or leave {them} out"
         )
 
 

@@ -104,6 +104,16 @@ def arguments_of_another_plan(comm):
     )
 
 
+def arguments_of_a_plan_that_is_not_given(comm):
+    """A forgotten plan='auto' is not taken for equal layers."""
+    x, t = make_minibatch(4)
+    words = "x, t are for plan='auto', .* but there is no plan: give plan='auto'"
+    refused(comm, words, BOTH, n_microbatches=2, x=x, t=t)
+    stage = make_model().divide(*PLAN.range(comm.rank))
+    words, machine = "machine is for plan='auto'", [None, Machine(2)][comm.rank]
+    refused(comm, words, {1: ValueError}, stage, n_microbatches=2, machine=machine)
+
+
 def another_machine(comm):
     refused(
         comm,
@@ -172,6 +182,7 @@ def test_refusals():
         "a_schedule_of_other_stages",
         "a_bad_argument_besides",
         "arguments_of_another_plan",
+        "arguments_of_a_plan_that_is_not_given",
         "another_machine",
         "no_minibatch",
         "a_layer_that_fails",
