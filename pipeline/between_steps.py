@@ -137,6 +137,7 @@ class BetweenSteps:
 
         Raises:
             TypeError: If ``optimizer`` is not an optimizer.
+            ValueError: If it has hooks already. Add hooks after this call.
             DisagreementError: With replicas, if another rank refuses.
 
         Example:

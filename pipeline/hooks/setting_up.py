@@ -13,6 +13,7 @@ from typing import Any
 
 from data_parallel import Grid, MultiNodeOptimizer, create_multi_node_optimizer
 from divisible import Divisible
+from divisible.optimizer_hooks import named_hooks
 from divisible.optimizer_wrapper import each_within
 from mixed_precision.model import LinkGroup
 
@@ -32,19 +33,27 @@ def set_up(
 
     Raises:
         TypeError: If ``optimizer`` is not a single optimizer.
+        ValueError: If it has hooks already, which it would lose.
     """
     if isinstance(optimizer, (list, tuple)):
         raise TypeError(
             "setup takes one optimizer for all stages of this rank, not a list: to"
             " treat stages differently, set each up with its stage by itself"
         )
+    if isinstance(optimizer, type) or not hasattr(optimizer, "setup"):
+        given = optimizer if isinstance(optimizer, type) else type(optimizer)
+        raise TypeError(
+            f"optimizer must be a chainer.Optimizer such as Adam(), not"
+            f" {'the class ' * (given is optimizer)}{given.__name__}"
+        )
+    if hooks := named_hooks(optimizer):
+        raise ValueError(
+            f"optimizer has the hooks {', '.join(name for name, _ in hooks)}, which"
+            f" setup drops, as in Chainer: add them after pipe.setup(optimizer)"
+        )
     is_exchanging = any(
         isinstance(o, MultiNodeOptimizer) for o in each_within(optimizer)
     )
     if grid is not None and not is_exchanging:
         optimizer = create_multi_node_optimizer(optimizer, grid.data, pipeline=pipeline)
-    if not hasattr(optimizer, "setup"):
-        raise TypeError(
-            f"optimizer must be a chainer.Optimizer, not {type(optimizer).__name__}"
-        )
     return optimizer.setup(stages[0] if len(stages) == 1 else LinkGroup(stages))

@@ -74,9 +74,16 @@ def stage_alone(comm):
         for _ in range(2):
             losses.append(pipe.step(*make_minibatch(8))["loss"])
             optimizer.update()
-        for wrong in ([optimizer], np.ones(2)):
-            with pytest.raises(TypeError, match="one optimizer|must be a chainer.Opt"):
+        for wrong, words in (
+            ([optimizer], "one optimizer"),
+            (np.ones(2), r"such as Adam\(\), not ndarray"),
+            (chainer.optimizers.SGD, "not the class SGD"),
+        ):
+            with pytest.raises(TypeError, match=words):
                 pipe.setup(wrong)
+        optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.1))
+        with pytest.raises(ValueError, match="has the hooks WeightDecay, which setup"):
+            pipe.setup(optimizer)
     assert_close(losses, serial_losses(6, 8), rtol=1e-5)
 
 
