@@ -250,6 +250,10 @@ def _check_besides(arguments: Arguments, wish: PlanWish, n_ranks: int) -> None:
         completed = completed._replace(n_microbatches=1)
     completed.checked()
     _check_used(wish)
+    if not isinstance(wish.directory, (str, os.PathLike, type(None))):
+        raise TypeError(
+            f"directory must be a path, not {type(wish.directory).__name__}"
+        )
     if wish.machine is not None and not isinstance(wish.machine, Machine):
         raise TypeError(f"machine must be a Machine, not {type(wish.machine).__name__}")
     if wish.machine is not None and wish.machine.ranks != n_ranks:

@@ -16,6 +16,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +45,7 @@ from divisible.schedules.schedule import Schedule
 from divisible.streaming import measure_disk
 from divisible.user_warnings import warn_user
 from mixed_precision import MixedPrecision, float32_loss
+from pipeline.stages.labels import takes_outputs_alone
 from pipeline.start.plans import Given
 
 #: Value of ``plan`` for a plan that is to be chosen.
@@ -88,6 +90,7 @@ def known_plan(
     Raises:
         OSError, ValueError: If the file of the command line is not a plan for this
             model and this number of ranks.
+        ValueError: If a new plan could not be saved in the directory.
     """
     if path := environ.get(VARIABLE):
         plan = Plan.load(path)
@@ -100,10 +103,25 @@ def known_plan(
         plan = Plan.load(path)
         plan.check(model, n_ranks)
     except FileNotFoundError:
-        return Known(None)
+        found = Known(None)
     except (OSError, ValueError) as error:
-        return Known(None, f"not as in {path}: {error}")
-    return Known(plan, os.fspath(path))
+        found = Known(None, f"not as in {path}: {error}")
+    else:
+        return Known(plan, os.fspath(path))
+    _make_directory(path.parent)
+    return found
+
+
+def _make_directory(path: Path) -> None:
+    """Makes a directory for a plan, before layers are measured rather than after."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise ValueError(
+            f"directory={os.fspath(path)!r} cannot have the plan's file:"
+            f" {error.strerror}. Give a directory that can be made and written"
+        ) from error
 
 
 class Wish(NamedTuple):
@@ -154,6 +172,10 @@ def choose(wish: Wish, goes_on: Callable[[], None]) -> Chosen:
             "plan='auto' needs a first minibatch on rank 0, to measure the layers with:"
             " give x and t, or the file of a plan"
         )
+    if wish.t is None and not takes_outputs_alone(wish.lossfun):
+        raise TypeError(
+            "plan='auto' needs t on rank 0, as lossfun takes targets: give t beside x"
+        )
     begun = time.perf_counter()
     profiles = _measured(wish, goes_on)
     seconds = time.perf_counter() - begun
@@ -177,7 +199,6 @@ def save(chosen: Chosen, directory: str | os.PathLike | None) -> Chosen:
         words = "not saved: with directory= a resumed run takes the same plan"
     else:
         path = Path(directory) / PLAN_NAME
-        path.parent.mkdir(parents=True, exist_ok=True)
         chosen.plan.save(path)
         words = f"saved as {path}, from which a resumed run takes it"
     return chosen._replace(lines=(*chosen.lines, words))

@@ -88,6 +88,17 @@ def test_no_plan_uses_all_ranks():
 def test_no_minibatch():
     with pytest.raises(TypeError, match="needs a first minibatch on rank 0"):
         chosen(Machine(1), x=None)
+    with pytest.raises(TypeError, match="needs t on rank 0"):
+        chosen(Machine(1), t=None)
+    chosen(Machine(1), t=None, lossfun=F.average)
+
+
+def test_a_directory_that_cannot_be_written(tmp_path):
+    """It is refused before anything is measured."""
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ValueError, match="cannot have the plan's file: .* Give a"):
+            known_plan(model(), 2, path, {})
 
 
 def test_a_plan_is_kept_for_the_next_run(tmp_path):
