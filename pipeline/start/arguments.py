@@ -7,7 +7,7 @@ import math
 import operator
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import chainer
 import numpy as np
@@ -196,7 +196,13 @@ def count_microbatches(schedule: str | Schedule, n_microbatches: int | None) -> 
     """Returns the number of microbatches; refuses a schedule that cannot train."""
     if not isinstance(schedule, Schedule):
         if n_microbatches is None:
-            raise ValueError("n_microbatches is missing")
+            raise ValueError(
+                "n_microbatches is missing: give it, or a Schedule or plan with it"
+            )
+        if not isinstance(n_microbatches, SupportsIndex):
+            raise TypeError(f"n_microbatches must be an int, not {n_microbatches!r}")
+        if n_microbatches < 1:
+            raise ValueError(f"n_microbatches must be at least 1, not {n_microbatches}")
         return operator.index(n_microbatches)
     if n_microbatches not in (None, schedule.n_microbatches):
         raise ValueError(

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from divisible.planning.network import Network
 from divisible.planning.plan import Plan
+from divisible.planning.units import count
 from divisible.schedules.actions import ScheduleError
 from divisible.schedules.automatic import AUTO
 from divisible.schedules.catalogue import CATALOGUE, Placement, create
@@ -168,9 +169,9 @@ def _placed(
         made = create(schedule, plan.n_stages, n_microbatches, n_ranks)
     except ScheduleError as error:
         raise ValueError(
-            f"the plan {plan.cuts} has {plan.stages_per_rank} stages on each of"
-            f" {n_ranks} ranks, and does not go with schedule={schedule!r}: {error}."
-            f" Leave schedule out, or make a plan for it"
+            f"the plan {plan.cuts} has {count(plan.stages_per_rank, 'stage')} on each"
+            f" of {count(n_ranks, 'rank')}, and does not go with schedule={schedule!r}:"
+            f" {error}. Leave schedule out, or make a plan for it"
         ) from None
     return tuple(made.stage_ranks)
 

@@ -72,7 +72,7 @@ def test_the_same_besides_is_no_change():
 @pytest.mark.parametrize(
     "plan, given, words",
     [
-        (PLAN, {"schedule": "zb_v"}, "has 1 stages on each of 2 ranks"),
+        (PLAN, {"schedule": "zb_v"}, "has 1 stage on each of 2 ranks"),
         (PLAN, {"schedule": create("1f1b", 3, 4)}, "has 3 stages on 3 ranks, but"),
         (PLAN, {"schedule": "2f2b"}, "there is no schedule '2f2b'"),
         (Plan([0, 3, 5]), {}, "n_microbatches is missing, and the plan"),

@@ -124,6 +124,20 @@ def another_machine(comm):
     )
 
 
+def no_directory(comm):
+    words, own = "directory must be a path, not int", {0: TypeError, 1: TypeError}
+    refused(comm, words, own, plan="auto", directory=3)
+
+
+def no_microbatches(comm):
+    words = "n_microbatches must be at least 1, not 0"
+    refused(comm, words, BOTH, plan=PLAN, n_microbatches=0)
+    refused(comm, words, BOTH, n_microbatches=0)
+    words, own = "must be an int, not '4'", {0: TypeError, 1: TypeError}
+    refused(comm, words, own, n_microbatches="4")
+    refused(comm, "is missing: give it, or a Schedule", BOTH)
+
+
 def no_minibatch(comm):
     refused(
         comm,
@@ -184,6 +198,8 @@ def test_refusals():
         "arguments_of_another_plan",
         "arguments_of_a_plan_that_is_not_given",
         "another_machine",
+        "no_directory",
+        "no_microbatches",
         "no_minibatch",
         "a_layer_that_fails",
         "a_grid_of_another_plan",
