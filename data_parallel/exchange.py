@@ -23,6 +23,7 @@ from divisible.communication.aborting import abort_on_error
 from divisible.communication.collectives import as_mpi
 from divisible.communication.errors import TIMEOUT
 from divisible.communication.wire import BLOCK
+from divisible.keywords import names_keywords
 
 
 class Exchange(OneByOne):
@@ -97,6 +98,7 @@ class Exchange(OneByOne):
         True
     """
 
+    @names_keywords
     def __init__(
         self,
         comm: Any,

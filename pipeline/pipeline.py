@@ -15,6 +15,7 @@ from divisible import Divisible, Machine, Plan
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.errors import TIMEOUT
 from divisible.communication.waiting import never_free
+from divisible.keywords import names_keywords
 from divisible.schedules.schedule import Schedule
 from pipeline.between_steps import BetweenSteps
 from pipeline.calls.ranks import Ranks
@@ -167,6 +168,7 @@ class Pipeline(BetweenSteps):
     See section 3 of Takisawa et al. (2022).
     """
 
+    @names_keywords
     def __init__(
         self,
         stage: Divisible | Sequence[Divisible],

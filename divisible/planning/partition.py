@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from divisible.keywords import names_keywords
 from divisible.planning.conditions import Conditions
 from divisible.planning.cost_model import CostModel
 from divisible.planning.cuts import METHODS, check_cuts, find_cuts, stage_plans
@@ -20,6 +21,7 @@ from divisible.schedules.catalogue import CATALOGUE, ONE_PER_RANK, create
 from divisible.schedules.schedule import Schedule
 
 
+@names_keywords
 def partition(
     profile: Profile,
     n_stages: int,

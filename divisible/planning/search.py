@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 
 from divisible.communication.wire import check_wire_dtype
+from divisible.keywords import names_keywords
 from divisible.planning.alternatives import RefusedPlan, alternatives
 from divisible.planning.coding import CodingRate
 from divisible.planning.cut_plan import CutPlan, UncutPlan
@@ -42,6 +43,7 @@ _IMPROVED, _NEAR = 5, 1.1
 _EFFORT = 2 * 10**6
 
 
+@names_keywords
 def best_plan(
     profile: Profile | Sequence[Profile],
     machine: Machine,

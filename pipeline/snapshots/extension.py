@@ -16,6 +16,7 @@ from typing import Any, Callable
 
 from chainer import training
 
+from divisible.keywords import names_keywords
 from divisible.planning.units import count
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots.background import settle
@@ -28,6 +29,7 @@ from pipeline.snapshots.saving import save
 from pipeline.trainer_lines import say
 
 
+@names_keywords
 def snapshot(
     filename: str | Callable[[Any], str] = "snapshot_iter_{.updater.iteration}",
     *,
