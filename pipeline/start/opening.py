@@ -33,7 +33,15 @@ from pipeline.start.plan_agreement import (
     agree_on_plan,
     from_rank_0,
 )
-from pipeline.start.plan_choice import AUTO, Chosen, Wish, choose, known_plan, save
+from pipeline.start.plan_choice import (
+    AUTO,
+    VARIABLE,
+    Chosen,
+    Wish,
+    choose,
+    known_plan,
+    save,
+)
 from pipeline.start.plans import Given, InForce, put_together
 from pipeline.start.starting import refusing
 from pipeline.start.undivided import (
@@ -122,6 +130,11 @@ def open_plan(comm: Any, arguments: Arguments, wish: PlanWish) -> Opening:
         arguments.recompute,
         arguments.fuse,
     )
+    if not wish.is_auto and VARIABLE in os.environ and world_of(comm).rank == 0:
+        warn_user(
+            f"divisible run --plan is given {os.environ[VARIABLE]}, which this pipeline"
+            f" does not use: give it plan='auto' in the script"
+        )
     if wish.plan is not None:
         return _by_plan(comm, arguments, wish, given)
     with refusing(world_of(comm)):

@@ -1,5 +1,7 @@
 """Plans that ranks do not agree on are refused on all of them, and nobody waits."""
 
+import warnings
+
 import chainer
 import chainer.functions as F
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from data_parallel import Grid
 from divisible import Machine, Plan
 from pipeline import DisagreementError, Pipeline
+from pipeline.start.plan_choice import VARIABLE
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.planned_runs import make_minibatch, make_model
 
@@ -215,6 +218,25 @@ def a_file(comm, path):
     mine = path if comm.rank == 0 else "/nowhere/plan.json"
     with Pipeline(make_model(), comm, plan=mine, timeout=20) as pipe:
         assert pipe.plan == PLAN
+
+
+def a_plan_of_the_command_line(comm):
+    """A script that does not ask for it is told so, by rank 0."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        warnings.catch_warnings(record=True) as w,
+    ):
+        warnings.simplefilter("always")
+        patch.setenv(VARIABLE, "own.json")
+        for given in ({"plan": PLAN}, {"n_microbatches": 2}):
+            Pipeline(make_model(), comm, timeout=20, **given).close()
+    words = [str(each.message) for each in w if "run --plan" in str(each.message)]
+    assert len(words) == 2 * (comm.rank == 0)
+    assert all("give it plan='auto'" in each for each in words)
+
+
+def test_a_plan_of_the_command_line():
+    assert_on_ranks(2, a_plan_of_the_command_line)
 
 
 def test_a_file(tmp_path):
