@@ -14,8 +14,10 @@ From :func:`begin` to :func:`end` every read of the array of a
 are let pass. Those on behalf of functions are counted, and whoever computes with the
 array counts as well: the numbers are equal if nobody else was given it. An array that
 anybody else has read, or has a reference to, is *exposed*: it may change at any time.
+So is an array that another thread has read.
 
-Chainer's private attributes, such as ``Parameter._data``, are not watched.
+``VariableNode.data`` and private attributes, such as ``Parameter._data``, are not
+watched.
 """
 
 from __future__ import annotations
@@ -74,6 +76,12 @@ class Watch:
         elif not frame.f_globals.get("__name__", "").startswith(_READERS):
             watched.is_exposed = True
 
+    def see_elsewhere(self, array: np.ndarray) -> None:
+        """Records a read by another thread."""
+        watched = self.arrays.get(id(array))
+        if watched is not None:
+            watched.is_exposed = True
+
 
 class _Here(threading.local):
     """The watch of this thread."""
@@ -83,8 +91,8 @@ class _Here(threading.local):
 
 _here = _Here()
 _lock = threading.Lock()
-#: How many threads watch.
-_n_watching = 0
+#: The watches of all threads.
+_watches: tuple[Watch, ...] = ()
 _raw_array = chainer.Variable.raw_array.fget
 
 
@@ -106,25 +114,25 @@ def begin() -> Watch:
         >>> [watched.is_exposed for watched in watch.arrays.values()]
         [True]
     """
-    global _n_watching
+    global _watches
+    _here.watch = watch = Watch()
     with _lock:
-        _n_watching += 1
+        _watches = (*_watches, watch)
         chainer.Parameter.raw_array = property(_seen)
         if Watch.usual is None:
             parameter = chainer.Parameter(0, (SMALLEST, 1))
-            _here.watch = Watch()
             parameter.raw_array  # noqa: B018
-    _here.watch = watch = Watch()
+            watch.arrays.clear()
     return watch
 
 
 def end() -> None:
     """Ends what :func:`begin` began."""
-    global _n_watching
-    _here.watch = None
+    global _watches
+    watch, _here.watch = _here.watch, None
     with _lock:
-        _n_watching -= 1
-        if not _n_watching:
+        _watches = tuple(each for each in _watches if each is not watch)
+        if not _watches:
             del chainer.Parameter.raw_array
 
 
@@ -133,17 +141,20 @@ def _seen(parameter: chainer.Parameter) -> Any:
     if parameter._has_chainerx_array:
         return _raw_array(parameter)
     array = parameter._data[0]
-    watch = _here.watch
     if (
-        watch is not None
-        and type(array) is np.ndarray
+        type(array) is np.ndarray
         and are_weights(array.shape)
         # A parameter in slower memory, or not there yet, has a class of its own.
         and type(parameter) is chainer.Parameter
         # A parameter without a node is being made, and nobody computes with it yet.
         and hasattr(parameter, "_node")
     ):
-        watch.see(parameter, array)
+        own = _here.watch
+        for watch in _watches:
+            if watch is own:
+                watch.see(parameter, array)
+            else:
+                watch.see_elsewhere(array)
     return array
 
 

@@ -204,6 +204,12 @@ def _later(link, n):
         np.copyto(link.W.array, 3)
 
 
+def _scale_in_a_thread(link, n):
+    thread = threading.Thread(target=_scale, args=(link, n))
+    thread.start()
+    thread.join()
+
+
 def _update(link, n):
     link.W.grad = np.ones_like(link.W.array)
     link.W.update_rule = chainer.optimizers.SGD(0.5).create_update_rule()
@@ -219,6 +225,7 @@ def _update(link, n):
         _replace_parameter,
         _copy,
         _later,
+        _scale_in_a_thread,
         _update,
     ],
 )
