@@ -55,11 +55,11 @@ class Weights:
         """Counts one use, before it; forgets what was made of other values."""
         watched = self._watched
         self._n_used += 1
-        if (
-            watched.is_exposed
-            or watched.n_applied != self._n_used
-            or self._scope.are_inputs_seen()
-        ):
+        if watched.n_applied > self._n_used or self._scope.are_inputs_seen():
+            # A function or a hook that was given the array may keep it, and write to
+            # it at any later time.
+            watched.is_exposed = True
+        if watched.is_exposed or watched.n_applied != self._n_used:
             self._n_used = watched.n_applied
             if self._sum is not None and self._sum != _checksum(watched.array):
                 self.forget()

@@ -305,6 +305,40 @@ def test_a_function_that_writes_to_its_inputs():
     check_equal(seeded(lambda: Changing(change)), images())
 
 
+def test_a_function_that_keeps_its_input():
+    kept = []
+
+    def change(link, n):
+        if n == 0:
+            kept[:] = [F.transpose(link.W).array]
+        else:
+            kept[0][...] *= 1.5
+
+    check_equal(seeded(lambda: Changing(change, L.Linear(6, 5))), rows())
+
+
+@pytest.mark.parametrize("when", ["while it is there", "afterwards"])
+def test_a_function_hook_that_ends_before_the_weights_are_used(when):
+    class Keeping(chainer.FunctionHook):
+        name = "keeping"
+
+        def forward_postprocess(self, function, in_data):
+            self.kept = in_data[1]
+            if when == "while it is there":
+                self.kept[...] *= 1.5
+
+    hook = Keeping()
+
+    def change(link, n):
+        if n < 2:
+            with hook:
+                link(rows())
+        elif when == "afterwards":
+            hook.kept[...] *= 1.5
+
+    check_equal(seeded(lambda: Changing(change, L.Linear(6, 5))), rows())
+
+
 def test_a_function_hook_that_writes():
     class Writing(chainer.FunctionHook):
         name = "writing"
