@@ -181,6 +181,8 @@ class Watch(chainer.FunctionHook):
     """
 
     name = "divisible.Watch"
+    # The hook changes no array that it sees, so prepared weights need no checks.
+    only_reads = True
 
     def __init__(self, ignores: Collection[type] = ()) -> None:
         self._ignores = ignores

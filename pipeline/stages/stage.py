@@ -366,6 +366,8 @@ class _FirstLook(FunctionHook):
     """
 
     name = "pipeline.FirstLook"
+    # The hook changes no array that it sees, so prepared weights need no checks.
+    only_reads = True
     # Layers may run fused: this hook does not need to see each of their functions.
     minds_fusion = False
 

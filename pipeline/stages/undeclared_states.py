@@ -255,6 +255,8 @@ class _Reads(chainer.FunctionHook):
     """
 
     name = "pipeline.UndeclaredStates"
+    # The hook changes no array that it sees, so prepared weights need no checks.
+    only_reads = True
     # Layers may run fused: this hook does not need to see each of their functions.
     minds_fusion = False
 

@@ -115,14 +115,15 @@ def test_one_microbatch_needs_no_scope(n, is_kept):
     assert set(seen) == {is_kept}
 
 
-def test_a_step_needs_no_checksums(monkeypatch):
+@pytest.mark.parametrize("middle", ["convolution", "batch normalization"])
+def test_a_step_needs_no_checksums(middle, monkeypatch):
     sums = []
     checksum = kept_weights._checksum
     monkeypatch.setattr(
         kept_weights, "_checksum", lambda a: sums.append(id(a)) or checksum(a)
     )
     np.random.seed(0)
-    model = Divisible(*layers(L.BatchNormalization(8)))
+    model = Divisible(*layers(MIDDLES[middle]()))
     pipe = Pipeline(
         model, MPI.COMM_SELF, n_microbatches=4, lossfun=F.softmax_cross_entropy
     )
