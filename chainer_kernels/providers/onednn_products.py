@@ -69,10 +69,11 @@ def product(a: np.ndarray, W: np.ndarray, is_transposed: bool) -> np.ndarray | N
     """
     m, k = a.shape
     n = W.shape[0 if is_transposed else 1]
-    if not 1 < m <= _MOST_ROWS[is_transposed] or n == 1 or m * n * k < SMALLEST_PRODUCT:
-        return None
+    # A use that gains nothing counts as well, or it would look like one by others.
     weights = kept_weights.of(W)
-    if weights is None:
+    if weights is None or n == 1 or m * n * k < SMALLEST_PRODUCT:
+        return None
+    if not 1 < m <= _MOST_ROWS[is_transposed]:
         return None
     return _computed(a, weights, is_transposed, n, "product", lambda: W)
 
