@@ -6,7 +6,9 @@ here depends on Chainer.
 
 from __future__ import annotations
 
+import functools
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
@@ -22,16 +24,19 @@ COPIES = 2
 
 
 class WatchedArray:
-    """The array of a parameter, and who has read it.
+    """The reads of the array of a parameter.
+
+    Args:
+        array: The array. It is not kept, for a layer may replace it in each forward.
+        forget: Called when it is freed, before another array can have its ``id``.
 
     Attributes:
-        array: The array. It is kept, so that no other has its ``id``.
         n_applied: How often a function was applied to it.
         is_exposed: Whether other code may hold the array, and write to it.
     """
 
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
+    def __init__(self, array: np.ndarray, forget: Callable[[Any], Any]) -> None:
+        self._reference = weakref.ref(array, forget)
         self.n_applied = 0
         self.is_exposed = False
 
@@ -40,11 +45,20 @@ class Weights:
     """A parameter's array in a scope, and the arrays that were made of it.
 
     Args:
-        watched: The array.
+        array: The array.
+        watched: Its reads.
         scope: The scope in which it was read.
+        free: Called when it is freed, before another array can have its ``id``.
     """
 
-    def __init__(self, watched: WatchedArray, scope: Scope) -> None:
+    def __init__(
+        self,
+        array: np.ndarray,
+        watched: WatchedArray,
+        scope: Scope,
+        free: Callable[[Any], Any],
+    ) -> None:
+        self._array = weakref.ref(array, free)
         self._watched, self._scope = watched, scope
         self._n_used = 0
         self._sum: int | None = None
@@ -61,7 +75,7 @@ class Weights:
             watched.is_exposed = True
         if watched.is_exposed or watched.n_applied != self._n_used:
             self._n_used = watched.n_applied
-            if self._sum is not None and self._sum != _checksum(watched.array):
+            if self._sum is not None and self._sum != _checksum(self._array()):
                 self.forget()
 
     def kept(self, key: Hashable, n_bytes: int, make: Callable[[], Any]) -> Any:
@@ -78,7 +92,7 @@ class Weights:
         made = self._made.get(key)
         if made is None and self._scope.has_room(n_bytes):
             if self._sum is None:
-                self._sum = _checksum(self._watched.array)
+                self._sum = _checksum(self._array())
             made = self._made[key] = make()
             self._n_bytes += n_bytes
             self._scope.n_bytes += n_bytes
@@ -133,8 +147,15 @@ class Scope:
             watched = self._arrays.get(key)
             if watched is None or not array.flags.c_contiguous:
                 return None
-            weights = self._weights[key] = Weights(watched, self)
+            free = functools.partial(self._free, key)
+            weights = self._weights[key] = Weights(array, watched, self, free)
         return weights
+
+    def _free(self, key: int, reference: Any) -> None:
+        """Drops what was made of an array that is freed."""
+        weights = self._weights.pop(key, None)
+        if weights is not None:
+            weights.forget()
 
 
 class _Here(threading.local):

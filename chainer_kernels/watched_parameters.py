@@ -60,7 +60,8 @@ class Watch:
 
     def see(self, parameter: chainer.Parameter, array: np.ndarray) -> None:
         """Counts one read; the caller of the caller has asked for the array."""
-        watched = self.arrays.get(id(array))
+        key = id(array)
+        watched = self.arrays.get(key)
         if watched is None:
             found = sys.getrefcount(array)
             # Its node has it too, once a function has retained it.
@@ -68,13 +69,17 @@ class Watch:
                 found -= 1
             if Watch.usual is None:
                 Watch.usual = found
-            watched = self.arrays[id(array)] = WatchedArray(array)
+            forget = functools.partial(self._forget, key)
+            watched = self.arrays[key] = WatchedArray(array, forget)
             watched.is_exposed = found > Watch.usual or array.base is not None
         frame = _asking(sys._getframe(2))
         if frame.f_code in _applying():
             watched.n_applied += 1
         elif not frame.f_globals.get("__name__", "").startswith(_READERS):
             watched.is_exposed = True
+
+    def _forget(self, key: int, reference: Any) -> None:
+        self.arrays.pop(key, None)
 
     def see_elsewhere(self, array: np.ndarray) -> None:
         """Records a read by another thread."""
@@ -110,9 +115,9 @@ def begin() -> Watch:
         >>> W = chainer.Parameter(np.zeros((128, 128), 'f'))
         >>> watch = begin()
         >>> W.array[...] = 1
-        >>> end()
         >>> [watched.is_exposed for watched in watch.arrays.values()]
         [True]
+        >>> end()
     """
     global _watches
     _here.watch = watch = Watch()
@@ -134,6 +139,8 @@ def end() -> None:
         _watches = tuple(each for each in _watches if each is not watch)
         if not _watches:
             del chainer.Parameter.raw_array
+    # Objects that refer to each other would stay a while.
+    watch.arrays.clear()
 
 
 def _seen(parameter: chainer.Parameter) -> Any:

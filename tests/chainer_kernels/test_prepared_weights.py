@@ -459,6 +459,23 @@ def test_unchanged_weights_cost_no_checksum(make, x, provider, monkeypatch):
     assert len(sums) == (x.ndim > 2 or provider == "onednn")
 
 
+def test_replaced_arrays_are_freed():
+    freed = []
+
+    def change(link, n):
+        _replace(link, n)
+        weakref.finalize(link.W.array, freed.append, n)
+
+    model = seeded(lambda: Changing(change))()
+    n_kept = set()
+    with chainer_kernels.unchanged_weights(), chainer.no_backprop_mode():
+        for _ in range(4):
+            model(images())
+            n_kept.add(kept_weights.n_bytes())
+    assert freed == [0, 1, 2]
+    assert len(n_kept) == 1 and n_kept != {0}
+
+
 def test_nothing_is_left_when_a_scope_ends():
     model = seeded(lambda: L.Convolution2D(4, 6, 3, pad=1))()
     with chainer_kernels.unchanged_weights():
