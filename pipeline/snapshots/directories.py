@@ -23,6 +23,7 @@ import secrets
 import shutil
 import socket
 import stat
+import threading
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -54,6 +55,9 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _locks: weakref.WeakValueDictionary[tuple[int, int, int], Lock] = (
     weakref.WeakValueDictionary()
 )
+# Two files that two threads open would not exclude each other, and closing either one
+# would release both locks.
+_one_thread = threading.Lock()
 # Drafts that this process writes; it may have several runs.
 _being_written: set[Path] = set()
 # Directories whose parents' entries have been flushed to disk.
@@ -102,7 +106,7 @@ def locked(folder: Path) -> Lock | None:
         SnapshotError: If another process has the lock, or locking fails.
     """
     file = folder / LOCK
-    with naming(file, "lock"):
+    with _one_thread, naming(file, "lock"):
         lock = _locks.get(_identity(file))
         if lock is None:
             # A link could lead to another user's file, which would be overwritten.

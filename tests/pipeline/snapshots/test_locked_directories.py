@@ -6,6 +6,8 @@ import gc
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -77,6 +79,19 @@ def test_runs_of_one_process_share_the_lock(tmp_path):
     del second
     tried = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, input="x")
     assert tried.stdout == "locked\n"
+
+
+def test_threads_of_one_process_share_the_lock(tmp_path, monkeypatch):
+    lockf = fcntl.lockf
+
+    def slowly(*arguments):
+        time.sleep(0.1)
+        lockf(*arguments)
+
+    monkeypatch.setattr(fcntl, "lockf", slowly)
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(locked, [tmp_path] * 2)
+    assert first is second
 
 
 def test_a_closed_pipeline_saves_no_more(tmp_path, save):
