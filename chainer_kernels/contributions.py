@@ -57,8 +57,12 @@ class InOtherOrder(Protocol):
     def add(self, out: Array, is_first: bool) -> None:
         """Adds to an array in the other order, or overwrites it."""
 
-    def bring_in_order(self, out: Array) -> None:
-        """Brings a sum of such shares into the order of the gradient."""
+    @staticmethod
+    def bring_in_order(out: Array) -> None:
+        """Brings a sum of such shares into the order of the gradient.
+
+        Whoever adds up the shares keeps this function, and so no arrays of a share.
+        """
 
 
 class Whole(NamedTuple):

@@ -85,7 +85,8 @@ class TurnedWeights(NamedTuple):
         """Adds to an array as (O, taps, C / groups), or overwrites it."""
         providers.active().add_turned_weights(*self, out, is_first)
 
-    def bring_in_order(self, out: Array) -> None:
+    @staticmethod
+    def bring_in_order(out: Array) -> None:
         """Brings a sum into the order (O, C / groups, *kernel)."""
         providers.active().turn_weights_back(out)
 

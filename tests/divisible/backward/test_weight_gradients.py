@@ -2,6 +2,7 @@
 
 import doctest
 import warnings
+import weakref
 
 import chainer
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 from chainer import functions as F
 from chainer import links as L
 
+from chainer_kernels.functions.weight_gradients import ConvolutionWeights
+from chainer_kernels.geometry import Geometry
 from divisible.backward import weight_gradients
 from divisible.backward.backprop import backward
 from divisible.backward.weight_gradients import WeightGradients
@@ -287,6 +290,20 @@ def test_nothing_may_be_added_to_what_is_taken(link, gradients):
     link.W.grad = ones(2, 3)
     with pytest.raises(RuntimeError, match="something adds to it by itself"):
         gradients.finish()
+
+
+def test_gradients_that_are_not_turned_back_yet_keep_no_activations():
+    link = L.Convolution2D(4, 6, 3, pad=1)
+    gradients = WeightGradients(link.params)
+    gradients.begin()
+    geometry = Geometry((3, 3), (1, 1), (1, 1), (1, 1), 1)
+    freed = []
+    arrays = [ones(2, 2, 2, n) for n in (4, 6)]
+    for array in arrays:
+        weakref.finalize(array, freed.append, array.shape)
+    gradients.accumulate(link.W, ConvolutionWeights(*arrays, geometry))
+    del array, arrays
+    assert len(freed) == 2
 
 
 @pytest.mark.parametrize("order", ["ccc", "ccwc", "wcc", "cccw"])
