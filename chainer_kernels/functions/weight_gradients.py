@@ -72,18 +72,14 @@ class TurnedWeights(NamedTuple):
     """The gradient of a convolution's weights, whose microbatches are turned but once.
 
     Attributes:
-        x: The input, (N, *sizes, C) and contiguous.
-        gy: The output gradient, (N, *sizes, O) and contiguous.
-        geometry: The convolution's.
+        weights: The gradient.
     """
 
-    x: Array
-    gy: Array
-    geometry: Geometry
+    weights: ConvolutionWeights
 
     def add(self, out: Array, is_first: bool) -> None:
         """Adds to an array as (O, taps, C / groups), or overwrites it."""
-        providers.active().add_turned_weights(*self, out, is_first)
+        providers.active().add_turned_weights(*self.weights, out, is_first)
 
     @staticmethod
     def bring_in_order(out: Array) -> None:
@@ -109,7 +105,7 @@ class ConvolutionWeights(NamedTuple):
         """The same in the order in which it is made, where that is another one."""
         x, gy = self.x.shape, self.gy.shape
         is_turned = providers.active().turns_weights(x, gy, self.geometry)
-        return TurnedWeights(*self) if is_turned else None
+        return TurnedWeights(self) if is_turned else None
 
     def write(self, out: Array) -> None:
         """Overwrites an array."""
