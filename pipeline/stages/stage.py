@@ -366,10 +366,8 @@ class _FirstLook(FunctionHook):
     """
 
     name = "pipeline.FirstLook"
-    # The hook changes no array that it sees, so prepared weights need no checks.
-    only_reads = True
-    # Layers may run fused: this hook does not need to see each of their functions.
-    minds_fusion = False
+    # The hook changes no array, and need not see each function of fused layers.
+    only_reads, minds_fusion = True, False
 
     def __init__(self, statistics: BatchStatistics) -> None:
         self._statistics = statistics

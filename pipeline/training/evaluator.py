@@ -12,7 +12,7 @@ from chainer.dataset import convert
 from chainer.training.extensions import Evaluator
 from chainer.training.extensions.evaluator import _IteratorProgressBar
 
-from chainer_kernels.prepared_weights import unchanged_weights
+from chainer_kernels.prepared_weights import scope_for
 from data_parallel import ReplicaIterator
 from divisible.minibatch import concatenate
 from divisible.weighted_means import RunningMeans
@@ -222,8 +222,10 @@ def predict(
 
 def _unchanged(pipeline: Pipeline) -> AbstractContextManager[None]:
     """Returns the scope of a data set, where each minibatch would have one itself."""
-    is_cut = pipeline.schedule.n_microbatches > 1
-    return unchanged_weights() if is_cut else nullcontext()
+    if pipeline.schedule.n_microbatches == 1:
+        return nullcontext()
+    stages = pipeline.stages.values()
+    return scope_for(param for stage in stages for param in stage.params())()
 
 
 def _check_has_end(iterator: Any, what: str) -> None:
