@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from chainer_kernels.loops.checksums import checksum
-from chainer_kernels.memory import free_bytes
+from chainer_kernels.memory_limits import free_bytes
 
 #: How much is kept, as a part of the memory that is free.
 SHARE = 0.25

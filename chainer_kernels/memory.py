@@ -1,11 +1,9 @@
-"""Memory that the C library keeps after a step, and memory that is free."""
+"""Memory that the C library keeps after a step."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-from pathlib import Path
 
 # From malloc.h of the GNU C library.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
@@ -28,33 +26,3 @@ def keep_freed() -> bool:
         return False
     # No array is mapped on its own; the end of the heap is never given back.
     return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, -1))
-
-
-def free_bytes(
-    proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")
-) -> int:
-    """Returns how much memory this process may take, without pushing others out.
-
-    The result is 0 where the operating system does not report its free memory.
-
-    Args:
-        proc: Folder in which the system describes its memory and this process.
-        groups: Folder of the control groups, of version 1 or 2.
-    """
-    try:
-        fields = dict(s.split(":", 1) for s in (proc / "meminfo").open())
-        free = int(fields["MemAvailable"].split()[0]) << 10
-        lines = (proc / "self/cgroup").read_text().splitlines()
-    except (OSError, KeyError, ValueError):
-        return 0
-    for line in lines:
-        _, kinds, path = (line.split(":", 2) + ["", ""])[:3]
-        if kinds and "memory" not in kinds.split(","):
-            continue
-        group = groups / ("memory" if kinds else "") / path.lstrip("/")
-        names = ("limit_in_bytes", "usage_in_bytes") if kinds else ("max", "current")
-        # Without a limit the first is no number, or a very large one.
-        with contextlib.suppress(OSError, ValueError):
-            limit, used = (int((group / f"memory.{n}").read_text()) for n in names)
-            free = min(free, max(0, limit - used))
-    return free

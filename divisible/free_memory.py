@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import resource
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from chainer_kernels.memory_limits import fields_of, groups_of, left_in, text_of
 
 # Share of the free memory that may be used; the rest is for unknown needs.
 _SHARE = 0.9
@@ -90,24 +92,24 @@ def claims(
         peaks: The peaks of this process.
     """
     found = {}
-    own = _fields(proc / "self/status")
+    own = fields_of(proc / "self/status")
     now = own.get("VmRSS", 0)
     taken = n_bytes + peaks.beyond("resident", own.get("VmHWM", 0), now)
-    boot = _text(proc / "sys/kernel/random/boot_id")
-    machine = _fields(proc / "meminfo")
+    boot = text_of(proc / "sys/kernel/random/boot_id")
+    machine = fields_of(proc / "meminfo")
     if "MemAvailable" in machine:
         found[f"machine {boot}"] = Claim("the machine", taken, machine["MemAvailable"])
     # Some processes may not read the data of a group.
     with contextlib.suppress(OSError):
-        for group in _groups_of(proc, groups):
-            left, name = _left_in(group), f"group {boot} {group.stat().st_ino}"
+        for group in groups_of(proc, groups):
+            left, name = left_in(group), f"group {boot} {group.stat().st_ino}"
             if left is not None:
                 found[name] = Claim(f"the control group {group}", taken, left)
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and "VmSize" in own:
         now = own["VmSize"]
         taken = n_bytes + peaks.beyond("addresses", own.get("VmPeak", 0), now)
-        pid = _fields(proc / "self/status", 1).get("Pid", 0)
+        pid = fields_of(proc / "self/status", 1).get("Pid", 0)
         words = "its limit of addresses (ulimit -v)"
         found[f"process {boot} {pid}"] = Claim(words, taken, limit - now)
     return found
@@ -130,55 +132,3 @@ def refusal(everyone: Sequence[Mapping[str, Claim]]) -> str | None:
                     f" {max(left, 0) / 2**20:.0f} MiB are left of {claim.where}"
                 )
     return None
-
-
-def _groups_of(proc: Path, root: Path) -> Iterator[Path]:
-    """Yields the control groups that may limit this process, and those above them."""
-    for line in _text(proc / "self/cgroup").splitlines():
-        _, kinds, path = (line.split(":", 2) + ["", ""])[:3]
-        if kinds and "memory" not in kinds.split(","):
-            continue
-        top = root / "memory" if kinds else root
-        group = top / path.lstrip("/")
-        # In a container the path may be the one on its host.
-        while True:
-            if group.is_dir():
-                yield group
-            if group == top or top not in group.parents:
-                break
-            group = group.parent
-
-
-def _left_in(group: Path) -> int | None:
-    """Returns how many more bytes a control group may use; ``None`` without a limit.
-
-    The group's cache of files counts as free.
-    """
-    for limit, usage, cache in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        with contextlib.suppress(ValueError):
-            most, now = int(_text(group / limit)), int(_text(group / usage))
-            # The kernel shows a huge number if there is no limit.
-            if most < 2**60:
-                return most - now + _fields(group / "memory.stat", 1).get(cache, 0)
-    return None
-
-
-def _fields(file: Path, unit: int = 1024) -> dict[str, int]:
-    """Returns numbers by name, as the system writes them line by line."""
-    found = {}
-    for line in _text(file).splitlines():
-        words = line.replace(":", " ").split()
-        if len(words) > 1 and words[1].isascii() and words[1].isdecimal():
-            found[words[0]] = int(words[1]) * unit
-    return found
-
-
-def _text(file: Path) -> str:
-    # Names of processes and groups may have any bytes, so errors are replaced.
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").strip()
-    except (OSError, ValueError):
-        return ""

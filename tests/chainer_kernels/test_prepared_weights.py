@@ -17,7 +17,6 @@ from chainer.link_hooks import SpectralNormalization
 import chainer_kernels
 from chainer_kernels import (
     kept_weights,
-    memory,
     prepared_weights,
     providers,
     watched_parameters,
@@ -530,25 +529,6 @@ def test_a_lazy_import_stays_lazy():
         " 'chainer_kernels.prepared_weights' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
-
-
-def test_free_bytes(tmp_path):
-    proc, groups = tmp_path / "proc", tmp_path / "groups"
-    assert memory.free_bytes(proc, groups) == 0
-    (proc / "self").mkdir(parents=True)
-    (proc / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:   8 kB\n")
-    (proc / "self/cgroup").write_text("4:cpu:/a\n3:memory:/a\n0::/b\n")
-    assert memory.free_bytes(proc, groups) == 8 << 10
-    (groups / "memory/a").mkdir(parents=True)
-    (groups / "memory/a/memory.limit_in_bytes").write_text("5000\n")
-    (groups / "memory/a/memory.usage_in_bytes").write_text("1000\n")
-    assert memory.free_bytes(proc, groups) == 4000
-    (groups / "b").mkdir()
-    (groups / "b/memory.max").write_text("max\n")
-    (groups / "b/memory.current").write_text("1000\n")
-    assert memory.free_bytes(proc, groups) == 4000
-    (groups / "b/memory.max").write_text("1500\n")
-    assert memory.free_bytes(proc, groups) == 500
 
 
 @pytest.mark.parametrize("size, is_kept", [(4, False), (64, True), (None, True)])
