@@ -38,12 +38,16 @@ def test_a_loss_whose_parameters_no_stage_has():
     F.softmax_cross_entropy(expected(serial(X)), T).backward()
     for _ in range(2):
         pipe.step(X, T)
-        np.testing.assert_allclose(head.W.grad, 8 * expected.W.grad, rtol=1e-5)
+        np.testing.assert_allclose(
+            head.W.grad, 8 * expected.W.grad, rtol=1e-5, atol=1e-6
+        )
     # The scale goes with the gradients: the optimizer divides by it.
     optimizer = chainer.optimizers.SGD(1.0).setup(head)
     before = head.W.array.copy()
     optimizer.update()
-    np.testing.assert_allclose(before - head.W.array, expected.W.grad, rtol=1e-4)
+    np.testing.assert_allclose(
+        before - head.W.array, expected.W.grad, rtol=1e-4, atol=1e-6
+    )
 
 
 def test_the_number_of_classes_may_vary():
