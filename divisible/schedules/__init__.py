@@ -14,6 +14,7 @@
     zero_bubble         schedules that split the backward, and run W where others wait
     catalogue           schedules by name, with all that is known of each
     list_scheduling     a schedule made for given costs
+    groups              a schedule with groups of weight gradients
     recomputation       a schedule in which forwards run again
     lowering            the sends and receives between the actions
     rank_program        the actions and messages of one rank
@@ -39,6 +40,7 @@ _MODULES = {
     "divisible.schedules.actions": ["Action", "ScheduleError", "Transfer"],
     "divisible.schedules.catalogue": ["NAMES", "create"],
     "divisible.schedules.costs": ["Costs"],
+    "divisible.schedules.groups": ["group_weights"],
     "divisible.schedules.list_scheduling": ["list_schedule"],
     "divisible.schedules.schedule": ["Schedule"],
     "divisible.schedules.timeline": ["Timeline"],

@@ -6,6 +6,10 @@ message carries the result of an action to or from another rank, written ``2F0>3
 has its name: with ``0F0.a>3`` stage 0 sends tensor ``a`` to rank 3, past other stages.
 Code, logs, tests, error messages and pictures share this notation.
 
+A *group* is one action on consecutive microbatches: ``2W0-3`` computes the weight
+gradients of the microbatches 0 to 3 as one product. Messages never join: each carries
+the result of one microbatch.
+
 ====  =======================================================================
 kind  what is computed
 ====  =======================================================================
@@ -29,7 +33,7 @@ FORWARD, BACKWARD, INPUT, WEIGHT, RECOMPUTE = range(len(KINDS))
 #: A stage, a microbatch or a rank, as a regular expression; all fit into 32 bits.
 NUMBER = "[0-9]{1,9}"
 _WORD = f"{NUMBER}[{KINDS}]{NUMBER}"
-_ACTION = re.compile(f"({NUMBER})([{KINDS}])({NUMBER})")
+_ACTION = re.compile(f"({NUMBER})([{KINDS}])({NUMBER})(?:-({NUMBER}))?")
 _MESSAGE = re.compile(rf"({_WORD})(?:\.([^\s<>.]+))?([<>])({NUMBER})")
 
 
@@ -38,33 +42,56 @@ class ScheduleError(ValueError):
 
 
 class Action(NamedTuple):
-    """One computation of one stage on one microbatch.
+    """One computation of one stage on one microbatch, or on several consecutive ones.
 
     Attributes:
         stage: Position of the stage in the pipeline, from 0.
         kind: ``'F'``, ``'B'``, ``'I'``, ``'W'`` or ``'R'`` (see the module).
-        microbatch: Position of the microbatch in the minibatch, from 0.
+        microbatch: Position of the microbatch in the minibatch, from 0. The range of
+            them for a group, with a step of 1.
 
     Example:
-        >>> str(Action(2, "F", 0))
-        '2F0'
+        >>> str(Action(2, "F", 0)), str(Action(2, "W", range(4)))
+        ('2F0', '2W0-3')
         >>> Action.parse("2F0")
         Action(stage=2, kind='F', microbatch=0)
+        >>> Action.parse("2W0-3")
+        Action(stage=2, kind='W', microbatch=range(0, 4))
     """
 
     stage: int
     kind: str
-    microbatch: int
+    microbatch: int | range
+
+    @classmethod
+    def of(cls, stage: int, kind: str, first: int, count: int) -> Action:
+        """Returns an action on some consecutive microbatches, or on one.
+
+        Args:
+            stage: See the class.
+            kind: See the class.
+            first: Position of the first microbatch.
+            count: Number of microbatches.
+        """
+        return cls(stage, kind, first if count == 1 else range(first, first + count))
+
+    @property
+    def microbatches(self) -> range:
+        """The microbatches of the action, also where there is one."""
+        there = self.microbatch
+        return there if isinstance(there, range) else range(there, there + 1)
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.microbatch}"
+        there = self.microbatch
+        shown = f"{there[0]}-{there[-1]}" if isinstance(there, range) else there
+        return f"{self.stage}{self.kind}{shown}"
 
     @classmethod
     def parse(cls, text: str) -> Action:
         """Reads the notation that ``str`` writes.
 
         Args:
-            text: For example ``'2F0'``.
+            text: For example ``'2F0'`` or ``'2W0-3'``.
 
         Returns:
             The action.
@@ -73,12 +100,15 @@ class Action(NamedTuple):
             ScheduleError: If ``text`` is anything else.
         """
         match = _ACTION.fullmatch(text.strip())
-        if match is None:
+        first, last = (int(match[3]), match[4]) if match else (0, None)
+        count = 1 if last is None else int(last) - first + 1
+        if match is None or count < 1 + (last is not None):
             raise ScheduleError(
                 f"{text!r} is not an action; write stage, one kind of {KINDS} and "
-                "microbatch, such as 2F0"
+                "microbatch, such as 2F0, or the first and last microbatch of several, "
+                "such as 2W0-3"
             )
-        return cls(int(match[1]), match[2], int(match[3]))
+        return cls.of(int(match[1]), match[2], first, count)
 
 
 class Transfer(NamedTuple):

@@ -151,7 +151,7 @@ def measured_costs(timelines: Iterable[Timeline], n_stages: int) -> Costs:
         computes = timeline.category < len(KINDS)
         where = timeline.category[computes], timeline.stage[computes]
         np.add.at(seconds, where, (timeline.end - timeline.start)[computes])
-        np.add.at(counts, where, 1)
+        np.add.at(counts, where, timeline.count[computes])
         _add_delays(timeline, delays)
     means = seconds / np.maximum(counts, 1)
     known = [delay for edge in delays for delay in edge]
@@ -171,18 +171,20 @@ def _add_delays(timeline: Timeline, delays: Sequence[list[float]]) -> None:
         timeline.stage.tolist(),
         timeline.kind.tolist(),
         timeline.microbatch.tolist(),
+        timeline.count.tolist(),
         timeline.label.tolist(),
         timeline.start.tolist(),
         timeline.end.tolist(),
     )
     ends, waits = {}, []
-    for category, *what, label, start, end in events:
+    for category, stage, kind, microbatch, count, label, start, end in events:
         if category < len(KINDS):
-            ends[tuple(what)] = end
+            for each in range(microbatch, microbatch + count):
+                ends[stage, kind, each] = end
         # Messages with a label came over skip connections.
         elif category == CATEGORIES.index("wait") and label < 0:
-            waits.append((what, start, end))
-    for (stage, kind, microbatch), start, end in waits:
+            waits.append((stage, kind, microbatch, start, end))
+    for stage, kind, microbatch, start, end in waits:
         sent = ends.get((stage, kind, microbatch), start)
         if sent > start:
             edge = stage if kind == FORWARD else stage - 1

@@ -84,7 +84,8 @@ class Written(NamedTuple):
         for timeline in timelines:
             compute = timeline.category < len(KINDS)
             widths.append(bar_points(timeline, span)[compute])
-            short.append(str(timeline.microbatch[compute].max(initial=0)))
+            last = timeline.microbatch + timeline.count - 1
+            short.append(str(last[compute].max(initial=0)))
             stage = timeline.stage[compute].max(initial=0)
             full.append(f"{stage}F{short[-1]}")
         every = np.concatenate(widths)
@@ -210,7 +211,9 @@ def _write_microbatches(
         return
     several = chunks(timeline).any()
     for k in chosen:
-        text = str(timeline.microbatch[k])
+        text = timeline.microbatches(k)
+        if timeline.count[k] > 1 and points[k] < _room_for([text]):
+            continue
         if several and points[k] >= written.full:
             text = f"{timeline.stage[k]}{CATEGORIES[timeline.category[k]]}{text}"
         axes.text(

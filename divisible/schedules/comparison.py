@@ -141,8 +141,14 @@ def _check_same_work(measured: EventTable, predicted: EventTable) -> None:
 
 def _work(timeline: EventTable) -> set[tuple[int, int, int]]:
     compute = timeline.category < len(KINDS)
-    columns = timeline.rank, timeline.stage, timeline.microbatch
-    return set(zip(*(column[compute].tolist() for column in columns)))
+    columns = timeline.rank, timeline.stage, timeline.microbatch, timeline.count
+    return {
+        (rank, stage, microbatch)
+        for rank, stage, first, count in set(
+            zip(*(column[compute].tolist() for column in columns))
+        )
+        for microbatch in range(first, first + count)
+    }
 
 
 def _stage_seconds(timeline: EventTable) -> dict[tuple[int, int], float]:

@@ -18,6 +18,7 @@ from divisible.schedules.actions import (
     RECOMPUTE,
     WEIGHT,
 )
+from divisible.schedules.table import Table
 
 #: A number for all stages or edges, or one for each.
 Values = Union[float, Sequence[float], np.ndarray]
@@ -46,6 +47,10 @@ class Costs:
             ``write`` or ``read`` is not 0, microbatches wait on the disk for their
             backward.
         read: Time to read the activations of a microbatch again, per stage.
+        forward_saved: Time of F that each microbatch of a group saves but the first,
+            per stage: weights are read once. At most ``forward``.
+        input_saved: Time of I that they save, at most ``backward_input``.
+        weight_saved: Time of W that they save, at most ``backward_weight``.
 
     Raises:
         TypeError: If a value is no number.
@@ -55,6 +60,10 @@ class Costs:
         >>> costs = Costs(forward=[1.0, 1.5], backward_input=1.0, backward_weight=1.0)
         >>> costs.n_stages
         2
+        >>> from divisible.schedules import Schedule
+        >>> costs = Costs(1.0, 1.0, 1.0, weight_saved=0.5)
+        >>> costs.durations_of(Schedule([["0F0", "0F1", "0I0", "0I1", "0W0-1"]]))
+        array([1. , 1. , 1. , 1. , 1.5])
     """
 
     forward: Values
@@ -67,6 +76,9 @@ class Costs:
     checkpoint_bytes: Values = 0
     write: Values = 0.0
     read: Values = 0.0
+    forward_saved: Values = 0.0
+    input_saved: Values = 0.0
+    weight_saved: Values = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -105,6 +117,48 @@ class Costs:
         shape = n_stages, n_microbatches
         first, second, third = (self._spread(name, shape) for name in _PER_STAGE[:3])
         table = np.empty((len(KINDS), *shape))
+        table[FORWARD] = table[RECOMPUTE] = first
+        table[BACKWARD] = second + third
+        table[INPUT] = second
+        table[WEIGHT] = third
+        return table
+
+    def durations_of(self, schedule: Table) -> np.ndarray:
+        """Returns the computation time of each action of a schedule.
+
+        Args:
+            schedule: Any schedule.
+
+        Returns:
+            Seconds of shape ``(n_actions,)``.
+
+        Raises:
+            ValueError: If a value has another shape.
+        """
+        table = self.durations(schedule.n_stages, schedule.n_microbatches)
+        if schedule.count.max(initial=1) == 1:
+            return table[schedule.kind, schedule.stage, schedule.microbatch]
+        action, microbatch = schedule.members
+        kind, stage = schedule.kind, schedule.stage
+        seconds = table[kind[action], stage[action], microbatch]
+        saved = self.saved(schedule.n_stages)[kind, stage] * (schedule.count - 1)
+        return np.maximum(np.bincount(action, seconds) - saved, 0.0)
+
+    def saved(self, n_stages: int) -> np.ndarray:
+        """Returns the time that each microbatch of a group saves but the first.
+
+        Args:
+            n_stages: Number of stages.
+
+        Returns:
+            Seconds of shape ``(5, n_stages)``, the kinds in the order of
+            `divisible.schedules.actions.KINDS`.
+
+        Raises:
+            ValueError: If a value has another shape.
+        """
+        first, second, third = (self._spread(n, (n_stages,)) for n in _PER_STAGE[8:])
+        table = np.empty((len(KINDS), n_stages))
         table[FORWARD] = table[RECOMPUTE] = first
         table[BACKWARD] = second + third
         table[INPUT] = second
@@ -150,7 +204,7 @@ class Costs:
         Returns:
             ``write`` and ``read`` in seconds, of shape ``(n_stages,)``.
         """
-        write, read = (self._spread(name, (n_stages,)) for name in _PER_STAGE[6:])
+        write, read = (self._spread(name, (n_stages,)) for name in _PER_STAGE[6:8])
         return write, read
 
     def _spread(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -175,5 +229,8 @@ _PER_STAGE = (
     "checkpoint_bytes",
     "write",
     "read",
+    "forward_saved",
+    "input_saved",
+    "weight_saved",
 )
 _PER_EDGE = ("transfer", "latency")

@@ -80,7 +80,9 @@ class _Search:
         """Finds the event on another rank that an event waited for."""
         timeline = self._timeline
         category, stage = timeline.category[at], int(timeline.stage[at])
-        microbatch, start = int(timeline.microbatch[at]), float(timeline.start[at])
+        start = float(timeline.start[at])
+        # A group waits longest for its last microbatch.
+        microbatch = int(timeline.microbatch[at] + timeline.count[at]) - 1
         if category in (SEND, RECEIVE):
             # The other rank came later, so the cause is its event before. If it
             # recorded no message, the receiver waited for the computation.
@@ -115,9 +117,11 @@ class _Search:
         """Finds the last event of an action that had started at a given time."""
         timeline = self._timeline
         begin, end = timeline.offsets[rank], timeline.offsets[rank + 1]
+        first = timeline.microbatch[begin:end]
         fits = (
             (timeline.stage[begin:end] == stage)
-            & (timeline.microbatch[begin:end] == microbatch)
+            & (first <= microbatch)
+            & (microbatch < first + timeline.count[begin:end])
             & np.isin(timeline.kind[begin:end], kinds)
             & np.isin(timeline.category[begin:end], categories)
             & (timeline.start[begin:end] <= latest)

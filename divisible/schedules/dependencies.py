@@ -1,9 +1,9 @@
 """The dependencies of actions, and an order in which a schedule can unfold.
 
 Everything here works on a schedule's compact arrays: entry ``k`` of ``stage``,
-``kind`` and ``microbatch`` describes action ``k``, and rank ``r`` runs the actions
-``offsets[r]`` to ``offsets[r + 1]`` in this order. A schedule of millions of actions
-costs a few NumPy calls per step, not one Python object per action.
+``kind``, ``microbatch`` and ``count`` describes action ``k``, and rank ``r`` runs the
+actions ``offsets[r]`` to ``offsets[r + 1]`` in this order. A schedule of millions of
+actions costs a few NumPy calls per step, not one Python object per action.
 """
 
 from __future__ import annotations
@@ -31,9 +31,25 @@ def locate(schedule: Table) -> np.ndarray:
         the last one where there are several, `NONE` where there is none.
     """
     table = np.full((4, schedule.n_stages, schedule.n_microbatches), NONE, np.int64)
-    row = np.array([0, 1, 1, 2, 3])[schedule.kind]
-    table[row, schedule.stage, schedule.microbatch] = np.arange(schedule.stage.size)
+    action, microbatch = schedule.members
+    row = np.array([0, 1, 1, 2, 3])[schedule.kind[action]]
+    table[row, schedule.stage[action], microbatch] = action
     return table
+
+
+def latest(schedule: Table, numbers: np.ndarray) -> np.ndarray:
+    """Returns for each action the largest of the numbers of its microbatches.
+
+    The actions that a group needs are those of one stage, so they are on one rank. The
+    one with the largest number runs last.
+
+    Args:
+        schedule: Any schedule.
+        numbers: A number for each entry of ``schedule.members``.
+    """
+    if numbers.size == schedule.stage.size:
+        return numbers
+    return np.maximum.reduceat(numbers, np.cumsum(schedule.count) - schedule.count)
 
 
 def suppliers(schedule: Table, table: np.ndarray | None = None) -> np.ndarray:
@@ -56,12 +72,28 @@ def suppliers(schedule: Table, table: np.ndarray | None = None) -> np.ndarray:
         table: The result of `locate`, if at hand.
 
     Returns:
-        For each action the number of the action it needs, or `NONE`.
+        For each action the number of the action it needs, or `NONE`. A group needs an
+        action for each of its microbatches; this is the last one of them.
+    """
+    return latest(schedule, member_suppliers(schedule, table))
+
+
+def member_suppliers(schedule: Table, table: np.ndarray | None = None) -> np.ndarray:
+    """Returns `suppliers` for each microbatch of each action.
+
+    Args:
+        schedule: Any schedule, complete or not.
+        table: The result of `locate`, if at hand.
+
+    Returns:
+        For each entry of ``schedule.members`` the number of the action that it needs,
+        or `NONE`.
     """
     if table is None:
         table = locate(schedule)
-    needed = np.full(schedule.stage.size, NONE, np.int64)
-    kind, stage, microbatch = schedule.kind, schedule.stage, schedule.microbatch
+    action, microbatch = schedule.members
+    needed = np.full(action.size, NONE, np.int64)
+    kind, stage = schedule.kind[action], schedule.stage[action]
 
     later = np.flatnonzero((kind == FORWARD) & (stage > 0))
     needed[later] = table[0, stage[later] - 1, microbatch[later]]

@@ -22,6 +22,7 @@ COLUMNS = {
     "stage": np.int32,
     "kind": np.int8,
     "microbatch": np.int32,
+    "count": np.int32,
     "peer": np.int32,
     "direction": np.int8,
     "label": np.int32,
@@ -86,10 +87,11 @@ class EventTable:
         if self.kind[index] == NONE:
             what = label or CATEGORIES[self.category[index]]
         else:
-            what = Action(
+            what = Action.of(
                 int(self.stage[index]),
                 KINDS[self.kind[index]],
                 int(self.microbatch[index]),
+                int(self.count[index]),
             )
             if self.direction[index] != NONE:
                 direction = DIRECTIONS[self.direction[index]]
@@ -101,6 +103,15 @@ class EventTable:
             float(self.end[index]),
             CATEGORIES[self.category[index]],
         )
+
+    def microbatches(self, index: int) -> str:
+        """Returns the microbatches of an event as text, such as ``'4'`` or ``'4-7'``.
+
+        Args:
+            index: The position of the event.
+        """
+        first, count = self.microbatch[index], self.count[index]
+        return str(first) if count == 1 else f"{first}-{first + count - 1}"
 
     def __iter__(self) -> Iterator[Event]:
         return (self[index] for index in range(len(self)))
@@ -159,7 +170,7 @@ class EventTable:
         return self._peak([1, -1, 0, -1, 0])
 
     def _peak(self, change: list[int]) -> np.ndarray:
-        changes = np.array([*change, 0, 0, 0, 0])[self.category]
+        changes = np.array([*change, 0, 0, 0, 0])[self.category] * self.count
         computations = self.category[self.category < len(KINDS)]
         if computations.max(initial=FORWARD) == FORWARD:
             changes[:] = 0  # evaluation holds nothing

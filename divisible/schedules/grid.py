@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from divisible.schedules.actions import KINDS, NUMBER, ScheduleError
+from divisible.schedules.actions import NUMBER, ScheduleError
 from divisible.schedules.dependencies import NONE, unit_steps
 from divisible.schedules.table import Table
 
@@ -51,10 +51,7 @@ def draw(
         row = [_IDLE] * (end - begin)
         for action in range(schedule.offsets[rank], schedule.offsets[rank + 1]):
             if begin <= step[action] < end:
-                text = (
-                    f"{schedule.stage[action]}{KINDS[schedule.kind[action]]}"
-                    f"{schedule.microbatch[action]}"
-                )
+                text = str(schedule.action(action))
                 if action in marked:
                     text = f"!{text}!"
                 row[step[action] - begin] = text

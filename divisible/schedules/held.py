@@ -213,7 +213,7 @@ def _absent(schedule: Table, on_disk: np.ndarray) -> _Absent:
 def _changes(schedule: Table) -> np.ndarray:
     """Returns by how much each action changes the counts, of shape (3, n_actions)."""
     kind, stage, microbatch = schedule.kind, schedule.stage, schedule.microbatch
-    change = _CHANGES[:, kind]
+    change = _CHANGES[:, kind] * schedule.count
     if kind.max(initial=FORWARD) == FORWARD:
         return np.zeros_like(change)
     again = kind == RECOMPUTE

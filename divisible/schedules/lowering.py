@@ -18,18 +18,25 @@ from divisible.schedules.actions import (
     ScheduleError,
     Transfer,
 )
-from divisible.schedules.dependencies import NONE, locate, suppliers, unit_steps
+from divisible.schedules.dependencies import (
+    NONE,
+    locate,
+    member_suppliers,
+    unit_steps,
+)
 from divisible.schedules.table import Table
 
 
 class _Messages(NamedTuple):
     """All messages as arrays of equal length, in the order in which they are sent.
 
-    Messages are sorted by the number of the action that computes them. The one to the
-    neighbouring stage comes before those over skip connections.
+    Messages are sorted by the number of the action that computes them, then by
+    microbatch. The one to the neighbouring stage comes before those over skip
+    connections.
 
     Attributes:
         action: The number of the action whose result travels.
+        microbatch: The microbatch of the result; a group sends one message for each.
         user: The number of the action that needs the result.
         source: The rank that sends the result.
         target: The rank that receives the result.
@@ -37,6 +44,7 @@ class _Messages(NamedTuple):
     """
 
     action: np.ndarray
+    microbatch: np.ndarray
     user: np.ndarray
     source: np.ndarray
     target: np.ndarray
@@ -109,10 +117,16 @@ def lower(
     skips = [*(route.name for route in routes), ""]
 
     def transfers(chosen: np.ndarray, peers: np.ndarray, way: str) -> list[Transfer]:
-        columns = messages.action[chosen], peers[chosen], messages.route[chosen]
+        columns = messages.action, messages.microbatch, messages.route
+        rows = zip(*(column[chosen].tolist() for column in columns))
         return [
-            Transfer(names[action], peer, way, skips[route])
-            for action, peer, route in zip(*(column.tolist() for column in columns))
+            Transfer(
+                names[action]._replace(microbatch=microbatch),
+                peer,
+                way,
+                skips[route],
+            )
+            for (action, microbatch, route), peer in zip(rows, peers[chosen].tolist())
         ]
 
     programs = []
@@ -132,8 +146,8 @@ def lower(
         places = np.concatenate([moment[own], send_moment[out], receive_moment[into]])
         n_own = len(operations) - out.size - into.size
         phase = np.repeat([1, 2, 0], [n_own, out.size, into.size])
-        # In rendezvous order, the messages of one action over skip connections share
-        # its moment, and keep the order of sending.
+        # In rendezvous order, all messages of one action share its moment, and keep the
+        # order of sending.
         order = np.lexsort((phase, places))
         programs.append(tuple(operations[k] for k in order.tolist()))
     return tuple(programs)
@@ -170,24 +184,20 @@ def rendezvous_order(schedule: Table) -> tuple[np.ndarray, np.ndarray]:
 
 def _find_messages(schedule: Table, routes: Sequence[Route]) -> _Messages:
     table = locate(schedule)
-    needed, rank = suppliers(schedule, table), schedule.action_ranks
-    user = np.flatnonzero(needed != NONE)
-    user = user[rank[user] != rank[needed[user]]]
-    parts = [(needed[user], user, np.full(user.size, NONE))]
+    needed, rank = member_suppliers(schedule, table), schedule.action_ranks
+    user, microbatch = schedule.members
+    parts = [(needed, microbatch, user, np.full(user.size, NONE))]
     for number, (_, source, target) in enumerate(routes):
         for row, start, end in ((0, source, target), (1, target, source)):
             action, user = table[row, start], table[row, end]
-            # Evaluation has no backward.
-            is_there = (action != NONE) & (user != NONE)
-            action, user = action[is_there], user[is_there]
-            apart = rank[action] != rank[user]
-            parts.append(
-                (action[apart], user[apart], np.full(apart.sum(), number, np.int64))
-            )
-    action, user, route = map(np.concatenate, zip(*parts))
-    order = np.lexsort((route, action))
-    action, user, route = action[order], user[order], route[order]
-    return _Messages(action, user, rank[action], rank[user], route)
+            route = np.full(action.size, number)
+            parts.append((action, np.arange(action.size), user, route))
+    columns = np.stack([*map(np.concatenate, zip(*parts))])
+    # Evaluation has no backward.
+    columns = columns[:, (columns[0] != NONE) & (columns[2] != NONE)]
+    columns = columns[:, rank[columns[0]] != rank[columns[2]]]
+    action, microbatch, user, route = columns[:, np.lexsort(columns[[3, 1, 0]])]
+    return _Messages(action, microbatch, user, rank[action], rank[user], route)
 
 
 def _latest(messages: _Messages, n_ranks: int) -> np.ndarray:

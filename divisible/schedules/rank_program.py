@@ -44,20 +44,34 @@ class Slot(NamedTuple):
         return Channel(self.stage, self.is_forward, self.skip)
 
 
+class Member(NamedTuple):
+    """One microbatch of a group, and the slots of its tensors.
+
+    Attributes:
+        slot: The slot of the microbatch's result; see `Task`.
+        takes: The slots that the group reads for this microbatch; see `Task`.
+    """
+
+    slot: Slot
+    takes: Mapping[str, Slot]
+
+
 class Task(NamedTuple):
     """An operation of one rank, and the slots of its tensors.
 
     Attributes:
         operation: The action or message.
         slot: The slot into which an action or a receive puts its result, or from which
-            a send removes it.
+            a send removes it. That of the first microbatch of a group.
         takes: The slots that an action reads, by the names of skip connections. The
-            slot of the neighbour has the empty name.
+            slot of the neighbour has the empty name. Those of the first microbatch of a
+            group.
         channel: The channel that carries the result to another rank, if its user is on
             one.
         is_recomputed: Whether the action is a forward that will run again.
         next_action: The next action from here on, for which a receive waits.
         name: The operation in the notation of schedules.
+        group: The microbatches of an action on several; empty for one microbatch.
     """
 
     operation: Operation
@@ -67,6 +81,7 @@ class Task(NamedTuple):
     is_recomputed: bool
     next_action: str
     name: str
+    group: Sequence[Member] = ()
 
 
 class RankProgram(NamedTuple):
@@ -116,12 +131,13 @@ class RankProgram(NamedTuple):
         tasks: list[Task] = []
         next_action = ""
         for operation in reversed(operations):
+            group = ()
             if isinstance(operation, Action):
                 next_action = str(operation)
-                takes = _takes(operation, [*neighbours, *routes])
+                group = _members(operation, [*neighbours, *routes])
+                slot, takes = group[0]
                 place = operation.stage, operation.microbatch
                 is_recomputed = operation.kind == "F" and place in again
-                slot = Slot.of(operation)
             else:
                 takes, is_recomputed = {}, False
                 slot = Slot.of(operation.action, operation.skip)
@@ -136,6 +152,7 @@ class RankProgram(NamedTuple):
                     is_recomputed,
                     next_action,
                     str(operation),
+                    group if len(group) > 1 else (),
                 )
             )
         return cls(
@@ -163,6 +180,12 @@ def _takes(action: Action, routes: Sequence[Route]) -> dict[str, Slot]:
             if here == action.stage:
                 takes[name] = Slot(there, is_forward, action.microbatch, name)
     return takes
+
+
+def _members(action: Action, routes: Sequence[Route]) -> tuple[Member, ...]:
+    """Returns the slots of each microbatch of an action."""
+    each = [action._replace(microbatch=i) for i in action.microbatches]
+    return tuple(Member(Slot.of(one), _takes(one, routes)) for one in each)
 
 
 class Span(NamedTuple):

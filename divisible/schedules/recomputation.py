@@ -63,7 +63,8 @@ def recompute(schedule: Schedule, when: str = "always") -> Schedule:
     )
     chosen = (forward != backward - 1) & (again == NONE)
     if when == "except_last":
-        chosen &= microbatch[backward] != schedule.n_microbatches - 1
+        last = microbatch[backward] + schedule.count[backward] - 1
+        chosen &= last != schedule.n_microbatches - 1
     before = backward[chosen]
     return Schedule.from_arrays(
         np.insert(stage, before, stage[before]),
@@ -73,6 +74,7 @@ def recompute(schedule: Schedule, when: str = "always") -> Schedule:
         schedule.stage_ranks,
         schedule.n_microbatches,
         schedule.name,
+        np.insert(schedule.count, before, schedule.count[before]),
     )
 
 
@@ -90,8 +92,10 @@ def recomputed_share(schedule: Schedule) -> np.ndarray:
         >>> recomputed_share(recompute(one_f_one_b(2, 4), "except_last"))
         array([0.75, 0.  ])
     """
-    again = schedule.stage[schedule.kind == RECOMPUTE]
-    return np.bincount(again, minlength=schedule.n_stages) / schedule.n_microbatches
+    again = schedule.kind == RECOMPUTE
+    stage, count = schedule.stage[again], schedule.count[again]
+    n_recomputed = np.bincount(stage, count, minlength=schedule.n_stages)
+    return n_recomputed / schedule.n_microbatches
 
 
 def check_recomputation(name: str, value: str) -> None:

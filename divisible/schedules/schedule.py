@@ -55,9 +55,10 @@ class Schedule(Table):
         n_stages (int): Number of stages.
         n_microbatches (int): Number of microbatches.
         stage_ranks (tuple of int): For each stage its rank.
-        rank, stage, kind, microbatch (numpy.ndarray): The actions of all ranks, one
-            rank after the other, as read-only integer arrays; ``KINDS[kind[k]]`` is
-            the kind of action ``k``.
+        rank, stage, kind, microbatch, count (numpy.ndarray): The actions of all ranks,
+            one rank after the other, as read-only integer arrays; ``KINDS[kind[k]]`` is
+            the kind of action ``k``, which takes ``count[k]`` microbatches from
+            ``microbatch[k]`` on.
         offsets (numpy.ndarray): Rank ``r`` has the actions ``offsets[r]`` up to
             ``offsets[r + 1]``.
 
@@ -84,14 +85,21 @@ class Schedule(Table):
         stages: list[int] = []
         kinds: list[int] = []
         microbatches: list[int] = []
+        counts: list[int] = []
         offsets = [0]
         for rank, row in enumerate(actions):
             for entry in row:
                 try:
                     action = Action.parse(entry) if isinstance(entry, str) else entry
                     stage, kind, microbatch = action
+                    first, count = microbatch, 1
+                    if isinstance(microbatch, range):
+                        first, count = microbatch.start, len(microbatch)
+                        if microbatch != range(first, first + count):
+                            raise ValueError("microbatches of a group are consecutive")
                     stages.append(index(stage))
-                    microbatches.append(index(microbatch))
+                    microbatches.append(index(first))
+                    counts.append(count)
                     kinds.append(CODES[kind])
                 except (ScheduleError, TypeError, ValueError, KeyError) as error:
                     raise ScheduleError(
@@ -100,7 +108,14 @@ class Schedule(Table):
                     ) from error
             offsets.append(len(stages))
         super().__init__(
-            stages, kinds, microbatches, offsets, stage_ranks, n_microbatches, name
+            stages,
+            kinds,
+            microbatches,
+            offsets,
+            stage_ranks,
+            n_microbatches,
+            name,
+            counts,
         )
 
     @classmethod
@@ -113,18 +128,20 @@ class Schedule(Table):
         stage_ranks: Sequence[int] | None = None,
         n_microbatches: int | None = None,
         name: str = "schedule",
+        count: ArrayLike | None = None,
     ) -> Schedule:
         """Builds a schedule from integers, without one object per action.
 
         Args:
             stage: Integers of shape ``(n_actions,)``, all ranks one after the other.
             kind: Positions in `KINDS`, of the same shape.
-            microbatch: Integers of the same shape.
+            microbatch: The first microbatch of each action; integers of the same shape.
             offsets: Position of the first action of each rank, and the number of
                 actions: integers of shape ``(n_ranks + 1,)``.
             stage_ranks: See the class.
             n_microbatches: See the class.
             name: See the class.
+            count: Number of consecutive microbatches of each action; 1 by default.
 
         Returns:
             The schedule.
@@ -142,6 +159,7 @@ class Schedule(Table):
             stage_ranks,
             n_microbatches,
             name,
+            count,
         )
         return schedule
 
@@ -167,6 +185,7 @@ class Schedule(Table):
             self.stage_ranks,
             self.n_microbatches,
             f"{self.name} forward",
+            self.count[chosen],
         )
 
     def validate(self) -> Report:
@@ -197,7 +216,7 @@ class Schedule(Table):
             and self.n_microbatches == other.n_microbatches
             and all(
                 np.array_equal(getattr(self, column), getattr(other, column))
-                for column in ("offsets", "stage", "kind", "microbatch")
+                for column in ("offsets", "stage", "kind", "microbatch", "count")
             )
         )
 

@@ -1,7 +1,8 @@
 """Predicts the times of a schedule: event simulation from measured times.
 
 The model: a rank runs its actions in order; an action starts when the rank is free
-and the result that it needs has arrived. A message of ``n`` bytes arrives
+and the result that it needs has arrived. A group sends the results of its microbatches
+one after the other, when all are computed. A message of ``n`` bytes arrives
 ``latency + n / bandwidth`` seconds after it was sent, which is equation (1) of
 Takisawa et al. (2022); with ``overlap=False``, GPipe and equal stages the makespan
 is that paper's equation (3) for two stages.
@@ -84,8 +85,7 @@ def simulate(
     if not overlap and on_disk.any():
         raise ValueError("times of a disk need overlap=True: it works meanwhile")
     schedule.validate()
-    table = costs.durations(schedule.n_stages, schedule.n_microbatches)
-    duration = table[schedule.kind, schedule.stage, schedule.microbatch]
+    duration = costs.durations_of(schedule)
     receiver = receivers(schedule)
     # Going back, the edge of a result lies before its stage; going forward, behind it.
     edge = schedule.stage - (schedule.kind != FORWARD)
@@ -100,6 +100,7 @@ def simulate(
         "stage": schedule.stage,
         "kind": schedule.kind,
         "microbatch": schedule.microbatch,
+        "count": schedule.count,
     }
     if not overlap:
         columns = _run_rendezvous(
@@ -158,13 +159,14 @@ def _run_events(
             link,
         )
     )
-    # The extra entry of ``arrival`` is for actions that need no other one (-1).
-    consumer = [NONE] * len(needed)
+    # The actions that need each result. A group needs that of its last microbatch.
+    consumers: list[list[int]] = [[] for _ in needed]
     for action, need in enumerate(needed):
         if need != NONE:
-            consumer[need] = action
+            consumers[need].append(action)
+    first, count = schedule.microbatch.tolist(), schedule.count.tolist()
     start, end = [0.0] * len(needed), [0.0] * len(needed)
-    arrival = [None] * len(needed) + [0.0]
+    arrival = [0.0 if need == NONE else None for need in needed]
     free: list[float | None] = [None] * len(needed)
     link_free: dict[int, float] = {}
     finished: list[tuple[float, int]] = []
@@ -172,7 +174,7 @@ def _run_events(
     lasts = set((schedule.offsets[1:] - 1).tolist())
 
     def start_if_ready(action: int) -> None:
-        since, arrived = free[action], arrival[needed[action]]
+        since, arrived = free[action], arrival[action]
         if since is not None and arrived is not None:
             start[action] = now = max(since, arrived)
             if disks is not None:
@@ -188,11 +190,14 @@ def _run_events(
         start_if_ready(action)
     while finished:
         now, action = heapq.heappop(finished)
-        if consumer[action] != NONE:
-            sent = max(now, link_free.get(link[action], 0.0)) + transfer[action]
-            link_free[link[action]] = sent
-            arrival[action] = sent + latency[action]
-            start_if_ready(consumer[action])
+        if consumers[action]:
+            begin = max(now, link_free.get(link[action], 0.0))
+            link_free[link[action]] = begin + count[action] * transfer[action]
+            for user in consumers[action]:
+                last = min(first[user] + count[user], first[action] + count[action])
+                sent = begin + (last - first[action]) * transfer[action]
+                arrival[user] = sent + latency[action]
+                start_if_ready(user)
         if action not in lasts:
             free[action + 1] = now
             start_if_ready(action + 1)
@@ -217,7 +222,7 @@ def _run_rendezvous(
     # The two ranks that each computation or message occupies, and for how long.
     one = np.concatenate([rank, rank[sent]]).tolist()
     other = np.concatenate([rank, receiver[sent]]).tolist()
-    took = np.concatenate([duration, seconds[sent]])
+    took = np.concatenate([duration, seconds[sent] * schedule.count[sent]])
     place = np.concatenate([compute, message[sent]])
     start, free, lasts = [0.0] * len(one), [0.0] * schedule.n_ranks, took.tolist()
     for number in np.argsort(place, kind="stable").tolist():

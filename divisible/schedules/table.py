@@ -21,8 +21,14 @@ class ActionList(Sequence):
     a schedule of millions of them stays small.
     """
 
-    def __init__(self, stage: np.ndarray, kind: np.ndarray, microbatch: np.ndarray):
-        self._columns = stage, kind, microbatch
+    def __init__(
+        self,
+        stage: np.ndarray,
+        kind: np.ndarray,
+        microbatch: np.ndarray,
+        count: np.ndarray,
+    ) -> None:
+        self._columns = stage, kind, microbatch, count
 
     def __len__(self) -> int:
         return len(self._columns[0])
@@ -30,14 +36,14 @@ class ActionList(Sequence):
     def __getitem__(self, at):
         if isinstance(at, slice):
             return ActionList(*(column[at] for column in self._columns))
-        stage, kind, microbatch = (column[at] for column in self._columns)
-        return Action(int(stage), KINDS[kind], int(microbatch))
+        stage, kind, *microbatches = (int(column[at]) for column in self._columns)
+        return Action.of(stage, KINDS[kind], *microbatches)
 
     def __iter__(self) -> Iterator[Action]:
-        for stage, kind, microbatch in zip(
+        for stage, kind, *microbatches in zip(
             *(column.tolist() for column in self._columns)
         ):
-            yield Action(stage, KINDS[kind], microbatch)
+            yield Action.of(stage, KINDS[kind], *microbatches)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, ActionList):
@@ -61,12 +67,13 @@ class Table:
     Args:
         stage: Integers of shape ``(n_actions,)``, all ranks one after the other.
         kind: Positions in `KINDS`, of the same shape.
-        microbatch: Integers of the same shape.
+        microbatch: The first microbatch of each action; integers of the same shape.
         offsets: Position of the first action of each rank, and the number of actions:
             integers of shape ``(n_ranks + 1,)``.
         stage_ranks: For each stage its rank. Left out, it is read from the actions.
         n_microbatches: Number of microbatches. Left out, it is read from the actions.
         name: Label of the table in logs and errors.
+        count: Number of consecutive microbatches of each action; 1 by default.
 
     Raises:
         ScheduleError: If an action names a stage, a kind or a microbatch that does not
@@ -82,17 +89,20 @@ class Table:
         stage_ranks: Iterable[int] | None = None,
         n_microbatches: int | None = None,
         name: str = "schedule",
+        count: ArrayLike | None = None,
     ) -> None:
         self.stage = np.array(stage, np.int32)
         self.kind = np.array(kind, np.int8)
         self.microbatch = np.array(microbatch, np.int32)
+        if count is None:
+            count = np.ones_like(self.microbatch)
+        self.count = np.array(count, np.int32)
         self.offsets = np.array(offsets, np.int64)
-        for array in (self.stage, self.kind, self.microbatch, self.offsets):
+        columns = self.stage, self.kind, self.microbatch, self.count
+        for array in (*columns, self.offsets):
             array.flags.writeable = False
         self.actions = tuple(
-            ActionList(
-                self.stage[begin:end], self.kind[begin:end], self.microbatch[begin:end]
-            )
+            ActionList(*(column[begin:end] for column in columns))
             for begin, end in zip(self.offsets[:-1], self.offsets[1:])
         )
         self.name = str(name)
@@ -104,7 +114,7 @@ class Table:
         self.stage_ranks = tuple(int(rank) for rank in stage_ranks)
         self.n_stages = len(self.stage_ranks)
         if n_microbatches is None:
-            n_microbatches = self.microbatch.max(initial=-1) + 1
+            n_microbatches = (self.microbatch + self.count).max(initial=0)
         self.n_microbatches = int(n_microbatches)
         for stage_number, rank in enumerate(self.stage_ranks):
             if not 0 <= rank < self.n_ranks:
@@ -116,14 +126,24 @@ class Table:
             ("stage", self.stage, self.n_stages),
             ("kind", self.kind, len(KINDS)),
             ("microbatch", self.microbatch, self.n_microbatches),
+            ("microbatch", self.microbatch + self.count - 1, self.n_microbatches),
         ):
             wrong = np.flatnonzero((column < 0) | (column >= bound))
             if wrong.size:
-                rank = int(np.searchsorted(self.offsets, wrong[0], "right")) - 1
                 raise ScheduleError(
-                    f"rank {rank}, position {wrong[0] - self.offsets[rank]}: {what} "
-                    f"{column[wrong[0]]} does not exist; there are {bound}"
+                    f"{self._position(wrong[0])}: {what} {column[wrong[0]]} does not "
+                    f"exist; there are {bound}"
                 )
+        empty = np.flatnonzero(self.count < 1)
+        if empty.size:
+            raise ScheduleError(
+                f"{self._position(empty[0])}: an action on {self.count[empty[0]]} "
+                f"microbatches; each action takes at least one"
+            )
+
+    def _position(self, number: int) -> str:
+        rank = int(np.searchsorted(self.offsets, number, "right")) - 1
+        return f"rank {rank}, position {number - self.offsets[rank]}"
 
     @cached_property
     def action_ranks(self) -> np.ndarray:
@@ -131,6 +151,17 @@ class Table:
         rank = np.repeat(np.arange(self.n_ranks), np.diff(self.offsets))
         rank.flags.writeable = False
         return rank
+
+    @cached_property
+    def members(self) -> tuple[np.ndarray, np.ndarray]:
+        """For each microbatch of each action, the action's number and the microbatch.
+
+        The microbatches of one action lie together, in ascending order.
+        """
+        action = np.repeat(np.arange(self.stage.size), self.count)
+        first = np.cumsum(self.count) - self.count
+        within = np.arange(action.size) - first[action]
+        return action, self.microbatch[action] + within
 
     def _infer_stage_ranks(self) -> np.ndarray:
         stages, first = np.unique(self.stage, return_index=True)
@@ -167,8 +198,9 @@ class Table:
 
     def action(self, number: int) -> Action:
         """Returns an action by its number among those of all ranks."""
-        return Action(
+        return Action.of(
             int(self.stage[number]),
             KINDS[self.kind[number]],
             int(self.microbatch[number]),
+            int(self.count[number]),
         )

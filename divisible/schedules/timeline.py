@@ -38,9 +38,9 @@ class Timeline(EventTable):
     Attributes:
         name (str): The label.
         n_ranks (int): Number of ranks.
-        rank, category, stage, kind, microbatch, peer, start, end (numpy.ndarray):
-            The columns, sorted by rank and start; ``CATEGORIES[category[k]]`` is the
-            category of event ``k``, and -1 stands for "none".
+        rank, category, stage, kind, microbatch, count, peer, start, end:
+            The columns as arrays, sorted by rank and start; ``CATEGORIES[category[k]]``
+            is the category of event ``k``, and -1 stands for "none".
         direction (numpy.ndarray): Another column: 0 for sent messages and waits to
             send, 1 for received messages and waits for them.
         offsets (numpy.ndarray): Rank ``r`` has the events ``offsets[r]`` up to
@@ -87,9 +87,12 @@ class Timeline(EventTable):
                     f"{', '.join(CATEGORIES)}"
                 )
             stage, kind, microbatch = action
+            count = 1
+            if isinstance(microbatch, range):
+                microbatch, count = microbatch.start, len(microbatch)
             kind = NONE if kind == NONE else KINDS.index(kind)
             category = CATEGORIES.index(category)
-            place = stage, kind, microbatch, peer, direction, label
+            place = stage, kind, microbatch, count, peer, direction, label
             rows.append((rank, category, *place, start, end))
         columns = dict(zip(COLUMNS, zip(*rows) if rows else [()] * len(COLUMNS)))
         super().__init__(columns, n_ranks, name, labels)
@@ -114,8 +117,9 @@ class Timeline(EventTable):
             end: End of each event, in seconds.
             n_ranks: See the class.
             name: See the class.
-            columns: Any of ``stage``, ``kind``, ``microbatch`` and ``peer``; -1
-                stands for "none", and so does leaving out the column.
+            columns: Any of ``stage``, ``kind``, ``microbatch``, ``count`` and ``peer``.
+                -1 stands for "none", and so does leaving out the column. Without
+                ``count`` each event has one microbatch.
 
         Returns:
             The timeline.
@@ -127,7 +131,7 @@ class Timeline(EventTable):
         joined = {
             column: np.array(given[column], dtype)
             if column in given
-            else np.full(len(rank), NONE, dtype)
+            else np.full(len(rank), 1 if column == "count" else NONE, dtype)
             for column, dtype in COLUMNS.items()
         }
         for direction, category in enumerate((SEND, RECEIVE)):

@@ -16,7 +16,13 @@ from divisible.schedules.actions import (
     Action,
     ScheduleError,
 )
-from divisible.schedules.dependencies import NONE, locate, suppliers, unit_steps
+from divisible.schedules.dependencies import (
+    NONE,
+    latest,
+    locate,
+    suppliers,
+    unit_steps,
+)
 from divisible.schedules.grid import draw, grid_steps
 from divisible.schedules.held import Report, report
 from divisible.schedules.table import Table
@@ -34,6 +40,8 @@ def validate(schedule: Table) -> Report:
     - Every action is on the rank that holds its stage.
     - Every stage runs every microbatch exactly once forward, and backward either as one
       B or as I and W. A schedule for evaluation has no backward at all.
+    - On each stage F, R and B or I take the same groups of microbatches, since a group
+      has one graph. A group of W takes whole groups of I.
     - On each rank F comes before R, R before B or I, and I before W. If one stage needs
       a result of another stage on the same rank, it runs later.
     - No ranks wait for each other in a circle.
@@ -68,6 +76,7 @@ def validate(schedule: Table) -> Report:
     _check_ranks(schedule)
     table = locate(schedule)
     _check_complete(schedule, table)
+    _check_groups(schedule, table)
     needed = suppliers(schedule, table)
     _check_rank_order(schedule, table, needed)
     _check_progress(schedule, needed)
@@ -89,19 +98,21 @@ def _check_ranks(schedule: Table) -> None:
 
 def _check_complete(schedule: Table, table: np.ndarray) -> None:
     n_stages, n_microbatches = schedule.n_stages, schedule.n_microbatches
+    action, microbatch = schedule.members
     # One number per (stage, kind, microbatch).
     number = (
-        schedule.stage.astype(np.int64) * len(KINDS) + schedule.kind
-    ) * n_microbatches + schedule.microbatch
+        schedule.stage[action].astype(np.int64) * len(KINDS) + schedule.kind[action]
+    ) * n_microbatches + microbatch
     count = np.bincount(number, minlength=n_stages * len(KINDS) * n_microbatches)
     twice = np.flatnonzero(count > 1)
     if twice.size:
-        found = np.flatnonzero(number == twice[0])
+        found = action[number == twice[0]]
         raise _fault(
             schedule,
             found,
-            f"rank {schedule.action_ranks[found[0]]}: {schedule.action(found[0])} is "
-            f"there {found.size} times; each action runs once",
+            f"rank {schedule.action_ranks[found[0]]}: "
+            f"{_single(schedule, twice[0])} is there {found.size} times; each action "
+            f"runs once",
         )
     done = count.reshape(n_stages, len(KINDS), n_microbatches).astype(bool)
     whole, first, second = done[:, BACKWARD], done[:, INPUT], done[:, WEIGHT]
@@ -109,10 +120,12 @@ def _check_complete(schedule: Table, table: np.ndarray) -> None:
     if mixed.size:
         stage, microbatch = mixed[0]
         rank = schedule.stage_ranks[stage]
-        same = (schedule.stage == stage) & (schedule.microbatch == microbatch)
+        first, number = schedule.microbatch, schedule.count
+        same = (first <= microbatch) & (microbatch < first + number)
+        same &= (schedule.stage == stage) & (schedule.kind != FORWARD)
         raise _fault(
             schedule,
-            np.flatnonzero(same & (schedule.kind != FORWARD)),
+            np.flatnonzero(same),
             f"rank {rank}: stage {stage} runs microbatch {microbatch} backward both "
             "whole (B) and in halves (I, W); use B alone, or I and W",
         )
@@ -148,14 +161,56 @@ def _require(schedule: Table, table: np.ndarray, done: np.ndarray, kind: str) ->
         )
 
 
+def _single(schedule: Table, number: int) -> Action:
+    """Returns the action of a number per (stage, kind, microbatch)."""
+    place, microbatch = divmod(int(number), schedule.n_microbatches)
+    stage, kind = divmod(place, len(KINDS))
+    return Action(stage, KINDS[kind], microbatch)
+
+
+def _check_groups(schedule: Table, table: np.ndarray) -> None:
+    """Checks that groups of one stage fit together; all actions are there."""
+    if schedule.count.max(initial=1) == 1:
+        return
+    forward, backward, weight, again = table
+    first, count = schedule.microbatch, schedule.count
+    for other in (backward, again):
+        differs = (first[forward] != first[other]) | (count[forward] != count[other])
+        wrong = np.argwhere((other != NONE) & differs)
+        if wrong.size:
+            stage, microbatch = wrong[0]
+            one, two = forward[stage, microbatch], other[stage, microbatch]
+            raise _fault(
+                schedule,
+                [one, two],
+                f"rank {schedule.stage_ranks[stage]}: {schedule.action(one)} and "
+                f"{schedule.action(two)} take other groups of microbatches; a group is "
+                f"one graph, so F, R and B or I of a stage take the same ones",
+            )
+    found = np.flatnonzero(schedule.kind == WEIGHT)
+    stage, last = schedule.stage[found], first[found] + count[found] - 1
+    begin, end = backward[stage, first[found]], backward[stage, last]
+    cuts_first = first[begin] < first[found]
+    wrong = np.flatnonzero(cuts_first | (first[end] + count[end] - 1 > last))
+    if wrong.size:
+        at = wrong[0]
+        one, two = found[at], begin[at] if cuts_first[at] else end[at]
+        raise _fault(
+            schedule,
+            [one, two],
+            f"rank {schedule.action_ranks[one]}: {schedule.action(one)} takes a part "
+            f"of the group {schedule.action(two)}; a W takes whole groups of I",
+        )
+
+
 def _check_rank_order(schedule: Table, table: np.ndarray, needed: np.ndarray) -> None:
     rank = schedule.action_ranks
-    backward = (schedule.kind == BACKWARD) | (schedule.kind == INPUT)
-    own = np.full((2, needed.size), NONE, np.int64)
-    own[:, backward] = table[(0, 3), :, :][
-        :, schedule.stage[backward], schedule.microbatch[backward]
-    ]
-    for need in (*own, needed):
+    action, microbatch = schedule.members
+    kind, stage = schedule.kind[action], schedule.stage[action]
+    backward = (kind == BACKWARD) | (kind == INPUT)
+    own = np.full((2, action.size), NONE, np.int64)
+    own[:, backward] = table[(0, 3), :, :][:, stage[backward], microbatch[backward]]
+    for need in (*(latest(schedule, each) for each in own), needed):
         here = (need != NONE) & (rank[need] == rank)
         wrong = np.flatnonzero(here & (need > np.arange(need.size)))
         if wrong.size:

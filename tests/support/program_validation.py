@@ -134,7 +134,21 @@ def _compute(
     rank: int,
     routes: Sequence[Route],
 ) -> None:
-    """Checks an action's inputs on its rank and adds its result."""
+    """Checks an action's inputs on its rank and adds its results."""
+    each = [action._replace(microbatch=i) for i in action.microbatches]
+    for one in each:
+        _check_inputs(one, results, last, rank, routes)
+    if action.kind != "R":
+        results.update(map(_result, each))
+
+
+def _check_inputs(
+    action: Action,
+    results: set[_Result],
+    last: int,
+    rank: int,
+    routes: Sequence[Route],
+) -> None:
     stage, kind, microbatch = action
     inputs = []
     if kind == "F":
@@ -167,5 +181,3 @@ def _compute(
                 f"rank {rank}: {action} runs before the rank has the result of "
                 f"{name} of microbatch {microbatch}"
             )
-    if kind != "R":
-        results.add(_result(action))

@@ -18,6 +18,7 @@ def columns(**given):
         stage=[0, 0, 1],
         kind=[0, 0, 0],
         microbatch=[0, 0, 0],
+        count=[1, 1, 1],
         peer=[NONE, 1, NONE],
         direction=[NONE, 0, NONE],
         start=[0, 2, 3],
