@@ -235,6 +235,11 @@ class Segment:
             name: in_places(values) for name, values in graph.skipped.items()
         }
 
+    def pending_arrays(self) -> Iterator[Any]:
+        """Yields the arrays held for weight gradients, some twice, with parameters."""
+        for walk in self._pending.values():
+            yield from walk.held_arrays()
+
     def backward_weight(self, microbatch: int) -> None:
         """Adds the weight gradients that a split backward left out."""
         # A microbatch without samples has none.

@@ -23,14 +23,13 @@ from typing import Any
 
 import chainer
 import numpy as np
-from chainer.function_hook import FunctionHook
 
 from chainer_kernels.fusion.folding import folded_once
 from divisible import Divisible, RandomKey, keyed_random_state
 from divisible.backward.completion import Completion
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors, check_plain
-from pipeline.stages.batch_statistics import NORMALIZING, BatchStatistics, discarded
+from pipeline.stages.batch_statistics import BatchStatistics, FirstLook, discarded
 from pipeline.stages.carried_rows import CarriedRows
 from pipeline.stages.held import Graph, Inputs
 from pipeline.stages.loss import Loss
@@ -90,7 +89,7 @@ class Stage:
         self._statistics: BatchStatistics | None = None
         if defer_batch_statistics:
             self._statistics = BatchStatistics(layers.links, gather)
-            self._first_look = _FirstLook(self._statistics)
+            self._first_look = FirstLook(self._statistics)
         # Whether the next forward is the first one of its minibatch.
         self._is_first = True
         self.reports = Reports(self._observers())
@@ -318,6 +317,13 @@ class Stage:
         for segment in self._from_last(is_last=not self._n_backwards):
             segment.backward_weight(microbatch)
 
+    def pending_bytes(self) -> int:
+        """Returns the bytes that microbatches hold for their weight gradients (W)."""
+        weights = {id(param.array) for param in self.params()}
+        arrays = itertools.chain(*(each.pending_arrays() for each in self._segments))
+        found = {id(array): array.nbytes for array in arrays}
+        return sum(n for key, n in found.items() if key not in weights)
+
     def _from_last(self, is_last: bool) -> Iterable[Segment]:
         """Returns the segments in the order of a backward.
 
@@ -356,33 +362,6 @@ class Stage:
         key = RandomKey(self._seed, self._step, number, chainer.config.train)
         unsized = self._uncalled.sized_now() if self._uncalled.places else ()
         return keyed_random_state(key, self.layers.device, unsized)
-
-
-class _FirstLook(FunctionHook):
-    """Searches for running averages in the first microbatch of a minibatch.
-
-    Args:
-        statistics (BatchStatistics): Collects their statistics from then on.
-    """
-
-    name = "pipeline.FirstLook"
-    # The hook changes no array, and need not see each function of fused layers.
-    only_reads, minds_fusion = True, False
-
-    def __init__(self, statistics: BatchStatistics) -> None:
-        self._statistics = statistics
-
-    def forward_preprocess(self, function: Any, in_data: tuple) -> None:
-        """Is called by every function."""
-        if isinstance(function, NORMALIZING):
-            if not self._statistics.is_needed:
-                self._statistics.added()
-            self._statistics.forward_preprocess(function, in_data)
-
-    def forward_postprocess(self, function: Any, in_data: tuple) -> None:
-        """Is called by every function."""
-        if isinstance(function, NORMALIZING):
-            self._statistics.forward_postprocess(function, in_data)
 
 
 def _nothing(param: chainer.Parameter) -> None:
