@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from divisible.schedules.automatic import Trial
+from divisible.schedules.group_trial import GroupTrial
 from divisible.schedules.rank_program import Record
 from pipeline.calls.ranks import Ranks
 from pipeline.calls.tie_exchange import TieExchange
@@ -39,8 +40,8 @@ class Internals:
         self.step: Step = pipeline._step
 
     @property
-    def trial(self) -> Trial | None:
-        """The trial of schedules that ``'auto'`` has not finished yet."""
+    def trial(self) -> Trial | GroupTrial | None:
+        """The trial of schedules or groups that ``'auto'`` has not finished yet."""
         return self.step.current.trial
 
     @property

@@ -43,29 +43,27 @@ class Pipeline(BetweenSteps):
 
     Args:
         stage (Divisible or list of Divisible): The undivided model, built alike on all
-            ranks. Each rank keeps its own layers, which the plan names; without a plan,
-            stages have equally many layers. In :func:`~divisible.deferred_init` a rank
-            makes only its own layers. Or this rank's stage, divided by hand; or a list
-            of stages, for a schedule with several stages per rank. The stages of all
-            ranks must then make up the model, one after the other.
+            ranks. Each rank keeps its own layers, by the plan or in equal numbers. In
+            :func:`~divisible.deferred_init` a rank makes only its own layers. Or this
+            rank's stage, divided by hand; or a list of stages, for a schedule with
+            several per rank. The stages of all ranks then make up the model in order.
         comm: A ChainerMN communicator, or one of mpi4py. Or a
             :class:`~data_parallel.Grid` of replicas, which begin with equal parameters.
             Each replica reads its part of a minibatch and has its own gradients, until
             the optimizer exchanges them.
         n_microbatches (int): Number of microbatches to cut a minibatch into. A
             minibatch with fewer samples is cut into single samples. This argument,
-            ``schedule``, ``recompute``, ``hold_in`` and ``fuse`` come from the plan if
-            they are not given. Given values take precedence, with a warning if the plan
-            has others.
+            ``schedule``, ``recompute``, ``hold_in``, ``fuse`` and ``weight_groups``
+            come from the plan unless given, with a warning if they differ.
         schedule (str or Schedule): One of ``divisible.schedules.NAMES``, by default
             ``'1f1b'``; the name determines on which ranks the stages lie. Or
             ``'auto'``, for any placement: the first four minibatches measure the
             stages, and the schedule that is then the fastest by simulation runs the
             others. No rank holds more microbatches than the first one holds with
             ``'1f1b'``.
-        lossfun: Function of the loss, ``lossfun(*outputs, *targets)``, which the last
-            stage calls. It returns the mean over the samples; or this mean, and the
-            number of samples that count.
+        lossfun: Function of the loss, ``lossfun(*outputs, *targets)``, on the last
+            stage. It returns the mean over the samples; or this mean, and the number of
+            samples that count.
         accfun: Function of the accuracy, with the same arguments and results; ``None``
             for no accuracy.
         transport (str): ``'mpi'``; or, to measure against, ``'chainermn'`` for its
@@ -76,25 +74,25 @@ class Pipeline(BetweenSteps):
             :mod:`divisible.schedules.recomputation`. Layers appended with
             ``recompute=True`` are always recomputed. Other effects of a layer's forward
             then happen twice.
-        seed (int): Seed of the layers' random numbers, and of weights that layers draw
-            at their first call. Replicas on a grid number their microbatches together.
-            Of the global generators, only NumPy's and CuPy's are seeded. A thread that
-            draws from NumPy's during a step gets numbers of the layers.
+        seed (int): Seed of the layers' random numbers, and of weights drawn at their
+            first call. Replicas number their microbatches together. Of the global
+            generators, only NumPy's and CuPy's are seeded. A thread that draws from
+            NumPy's during a step gets numbers of the layers.
         deferred_batch_norm (bool): Whether running averages of batch normalization move
             once per minibatch, rather than once per microbatch. Averages of
             ``DecorrelatedBatchNormalization`` cannot be joined from parts, and always
             move per microbatch.
         message_dtype (str or None): Dtype in which wider floating-point arrays travel
-            between the stages, only with ``'mpi'``: ``'fp16'``, or ``'fp32'``, which
-            changes nothing for a float32 model; ``None`` for their own dtypes.
+            between the stages, only with ``'mpi'``: ``'fp16'`` or ``'fp32'``; ``None``
+            for their own dtypes.
         timeout (float): Seconds to wait for another rank before giving up.
         loss_scale: Factor by which gradients are multiplied until the optimizer divides
             them: a number, or the ``loss_scale`` of a
             :class:`~mixed_precision.MixedPrecision`, read in every step. It must be
             equal on all ranks.
-        hold_in (str or path): Place in which this rank's microbatches wait for their
+        hold_in (str or path): Place where this rank's microbatches wait for their
             backward: ``'memory'``; a directory, for a file in it; or ``'disk'``, for
-            the directory of temporary files. See :mod:`pipeline.stages.held_elsewhere`.
+            that of temporary files. See :mod:`pipeline.stages.held_elsewhere`.
             With a plan, a directory is the place of everything that the plan has on
             disk, weights included. ``'memory'`` and ``'disk'`` take precedence over the
             plan.
@@ -106,14 +104,17 @@ class Pipeline(BetweenSteps):
             stage. They do so within layers marked :func:`~chainer_kernels.fusible`,
             too. Folding rounds differently, so results may differ in the last bits
             between cuts that separate the two layers and cuts that do not.
+        weight_groups (int or 'auto'): Number of microbatches whose weight gradients are
+            one product, by default 1; see :mod:`divisible.schedules.groups`. Other
+            groups round differently. ``'auto'`` times groups of 1, 2, 4 and so on in
+            the first minibatches, as long as they are faster and fit into memory.
         plan (Plan, path or 'auto'): Cuts of the model and all other choices for a run:
             a plan, the path of its file, which rank 0 reads, or ``'auto'``. A plan with
             replicas makes a grid of ``comm``. With ``'auto'``, rank 0 measures the
             layers and chooses by :func:`~divisible.best_plan` among plans that use all
             ranks and keep the other arguments given. If memory does not suffice,
             microbatches wait on disk, and so do weights of deferred layers. ``divisible
-            run --plan FILE`` replaces ``'auto'`` by the plan in a file. See
-            :doc:`/howto/cut`.
+            run --plan FILE`` replaces ``'auto'`` by a file. See :doc:`/howto/cut`.
         x (array or tuple of arrays): Inputs of a first minibatch, for ``'auto'``; read
             on rank 0.
         t (array or tuple of arrays): Targets of a first minibatch, for ``'auto'``; read
@@ -122,9 +123,8 @@ class Pipeline(BetweenSteps):
             default the ranks measure them: the free memory, shared by the ranks of a
             host, and the times of a product and of messages. Memory of a GPU is not
             measured.
-        directory: Directory for the file ``plan.json``, for ``'auto'``, such as that of
-            the run's snapshots. A run that finds the file uses its plan, if it fits the
-            model and the number of ranks.
+        directory: Directory for the file ``plan.json``, for ``'auto'``. A run that
+            finds the file uses its plan, if it fits the model and the number of ranks.
 
     A model with float16 parameters gets its floating-point inputs in float16, and its
     outputs are cast to float32 for ``lossfun``. Gradients of microbatches are added up
@@ -187,6 +187,7 @@ class Pipeline(BetweenSteps):
         loss_scale: Any = None,
         hold_in: str | os.PathLike | None = None,
         fuse: str | Sequence[tuple[int, int]] | None = None,
+        weight_groups: int | str | None = None,
         plan: Plan | str | os.PathLike | None = None,
         x: Any = None,
         t: Any = None,
@@ -210,6 +211,7 @@ class Pipeline(BetweenSteps):
             loss_scale=loss_scale,
             hold_in=hold_in,
             fuse=fuse,
+            weight_groups=weight_groups,
         )
         wish = PlanWish(plan, x, t, machine, directory)
         opening = open_plan(comm, arguments, wish)

@@ -89,6 +89,7 @@ class Plan:
             backward, ``'memory'`` or ``'disk'``, for ``Pipeline(hold_in=)``.
         streamed: Positions of layers whose weights are on disk, for
             ``divisible.streaming.stream(model, plan=plan)``.
+        weight_groups: Number of microbatches whose weight gradients are one product.
         conditions: The machine, the samples and the profiles that the plan was made
             for, which predictions from the plan use; ``None`` if they are not known.
 
@@ -129,6 +130,7 @@ class Plan:
     fusion: Sequence[tuple[int, int]] = ()
     hold_in: Sequence[str] = ()
     streamed: Sequence[int] = ()
+    weight_groups: int = 1
     scatter: float | None = dataclasses.field(default=None, compare=False)
     conditions: Conditions | None = dataclasses.field(
         default=None, repr=False, compare=False
@@ -137,7 +139,7 @@ class Plan:
     def __post_init__(self) -> None:
         cuts = fields.positions_of_cuts(self.cuts)
         self._set(cuts=cuts)
-        for name in ("n_microbatches", "replicas", "stages_per_rank"):
+        for name in ("n_microbatches", "replicas", "stages_per_rank", "weight_groups"):
             value = getattr(self, name)
             if value is not None or name != "n_microbatches":
                 self._set(**{name: fields.positive_count(name, value)})
@@ -355,6 +357,8 @@ class Plan:
             words.append(f"{self.replicas} replicas")
         if self.recompute != "never":
             words.append(f"recomputation {self.recompute}")
+        if self.weight_groups > 1:
+            words.append(f"W in groups of {self.weight_groups}")
         return ", ".join(words)
 
     @property
@@ -369,6 +373,8 @@ class Plan:
             words.append(count(self.n_microbatches, "microbatch"))
         if self.recompute != "never":
             words.append(f"recomputation {self.recompute}")
+        if self.weight_groups > 1:
+            words.append(f"W in groups of {self.weight_groups}")
         if "disk" in self.hold_in:
             ranks = [i for i, place in enumerate(self.hold_in) if place == "disk"]
             words.append(f"held on disk by the ranks {', '.join(map(str, ranks))}")

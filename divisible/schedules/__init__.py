@@ -27,6 +27,7 @@
     comparison          where a measured step lost time against its prediction
     trace               timelines as files
     plot, bars          timelines as pictures, and the bars in them
+    group_trial         the size of groups that is chosen by the first minibatches
     automatic           the schedule that is chosen by the first minibatches
     paper_model         the paper's equations
 

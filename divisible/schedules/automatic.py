@@ -30,6 +30,7 @@ from divisible.schedules.actions import (
 from divisible.schedules.catalogue import NAMES, create
 from divisible.schedules.costs import Costs
 from divisible.schedules.events import CATEGORIES
+from divisible.schedules.groups import group_weights
 from divisible.schedules.list_scheduling import list_schedule
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
@@ -63,11 +64,17 @@ class Trial:
         n_microbatches: Number of microbatches.
         when: The microbatches that are recomputed, one of
             `divisible.schedules.recomputation.RECOMPUTATIONS`.
+        weight_groups: Number of microbatches in a group of weight gradients.
     """
 
     def __init__(
-        self, stage_ranks: Sequence[int], n_microbatches: int, when: str
+        self,
+        stage_ranks: Sequence[int],
+        n_microbatches: int,
+        when: str,
+        weight_groups: int = 1,
     ) -> None:
+        self._weight_groups = weight_groups
         self._stage_ranks = tuple(stage_ranks)
         self._n_microbatches = n_microbatches
         self._when = when
@@ -103,10 +110,11 @@ class Trial:
         candidates.append(_list_schedule(costs, *where))
         if self._when != "never":
             candidates.append(_list_schedule(_recomputing(costs), *where))
-        limit = _limit(*where)
+        # A group holds the W of all its microbatches.
+        limit = _limit(*where) + self._weight_groups - 1
         best, least = None, np.inf
         for plain in candidates:
-            schedule = recompute(plain, self._when)
+            schedule = group_weights(recompute(plain, self._when), self._weight_groups)
             timeline = simulate(schedule, costs)
             fits = np.all(timeline.peak_held <= limit)
             if fits and timeline.makespan < least * (1 - 1e-9):

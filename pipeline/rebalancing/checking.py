@@ -48,7 +48,8 @@ def check_moment(pipeline: Pipeline, optimizers: Iterable[Any]) -> None:
     """
     if pipeline.internals.trial is not None:
         raise RuntimeError(
-            "the first minibatches choose the schedule 'auto': move layers after them"
+            "the first minibatches choose the schedule 'auto', or the groups of weight"
+            " gradients 'auto': move layers after them"
         )
     if pipeline.internals.step.updates.are_awaited and not any(
         map(has_skipped, optimizers)

@@ -23,13 +23,13 @@ from typing import Any
 
 import chainer
 import numpy as np
+from chainer.function_hook import FunctionHook
 
-from chainer_kernels.fusion.folding import folded_once
 from divisible import Divisible, RandomKey, keyed_random_state
 from divisible.backward.completion import Completion
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors, check_plain
-from pipeline.stages.batch_statistics import BatchStatistics, FirstLook, discarded
+from pipeline.stages.batch_statistics import NORMALIZING, BatchStatistics, discarded
 from pipeline.stages.carried_rows import CarriedRows
 from pipeline.stages.held import Graph, Inputs
 from pipeline.stages.loss import Loss
@@ -89,7 +89,7 @@ class Stage:
         self._statistics: BatchStatistics | None = None
         if defer_batch_statistics:
             self._statistics = BatchStatistics(layers.links, gather)
-            self._first_look = FirstLook(self._statistics)
+            self._first_look = _FirstLook(self._statistics)
         # Whether the next forward is the first one of its minibatch.
         self._is_first = True
         self.reports = Reports(self._observers())
@@ -364,16 +364,32 @@ class Stage:
         return keyed_random_state(key, self.layers.device, unsized)
 
 
+class _FirstLook(FunctionHook):
+    """Searches for running averages in the first microbatch of a minibatch.
+
+    Args:
+        statistics (BatchStatistics): Collects their statistics from then on.
+    """
+
+    name = "pipeline.FirstLook"
+    # The hook changes no array, and need not see each function of fused layers.
+    only_reads, minds_fusion = True, False
+
+    def __init__(self, statistics: BatchStatistics) -> None:
+        self._statistics = statistics
+
+    def forward_preprocess(self, function: Any, in_data: tuple) -> None:
+        """Is called by every function."""
+        if isinstance(function, NORMALIZING):
+            if not self._statistics.is_needed:
+                self._statistics.added()
+            self._statistics.forward_preprocess(function, in_data)
+
+    def forward_postprocess(self, function: Any, in_data: tuple) -> None:
+        """Is called by every function."""
+        if isinstance(function, NORMALIZING):
+            self._statistics.forward_postprocess(function, in_data)
+
+
 def _nothing(param: chainer.Parameter) -> None:
     """Ignores a complete gradient: the default if nobody asks for it."""
-
-
-@contextmanager
-def evaluating() -> Iterator[None]:
-    """Returns a context for forwards without a backward or a change of parameters."""
-    with (
-        chainer.using_config("train", False),
-        chainer.no_backprop_mode(),
-        folded_once(),
-    ):
-        yield

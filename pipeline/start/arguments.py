@@ -47,6 +47,7 @@ class Arguments(NamedTuple):
     loss_scale: Any
     hold_in: str | os.PathLike
     fuse: str | Sequence[Span]
+    weight_groups: int | str
 
     def checked(self) -> Arguments:
         """Returns the arguments with a list of stages, and with plain numbers.
@@ -67,6 +68,7 @@ class Arguments(NamedTuple):
             n_microbatches=count_microbatches(self.schedule, self.n_microbatches),
             seed=check_seed(self.seed),
             fuse=check_fuse(self.fuse),
+            weight_groups=check_groups(self.weight_groups),
         )
 
     def to_compare(self, loss_names: Sequence[str]) -> dict[str, str]:
@@ -87,6 +89,7 @@ class Arguments(NamedTuple):
             "what lossfun and accfun give": ", ".join(loss_names),
             "loss_scale": str(scale and float(scale)),
             "fuse": str(self.fuse),
+            "weight_groups": str(self.weight_groups),
         }
 
 
@@ -253,3 +256,24 @@ def check_fuse(fuse: Any) -> str | tuple[Span, ...]:
         f"fuse must be 'auto', 'none' or chains as a plan has them, each (first, after"
         f" the last), not {fuse!r}"
     )
+
+
+def check_groups(weight_groups: Any) -> int | str:
+    """Returns the number of microbatches in a group of weight gradients, or 'auto'.
+
+    Raises:
+        TypeError: If it is neither.
+        ValueError: If the number is less than 1.
+    """
+    if isinstance(weight_groups, str) and weight_groups == AUTO:
+        return AUTO
+    if isinstance(weight_groups, (str, bool)) or not isinstance(
+        weight_groups, SupportsIndex
+    ):
+        raise TypeError(
+            f"weight_groups must be 'auto' or an int, not {weight_groups!r}"
+        )
+    number = operator.index(weight_groups)
+    if number < 1:
+        raise ValueError(f"weight_groups must be at least 1, not {number}")
+    return number

@@ -129,6 +129,11 @@ def _besides(plan: Plan | None, changes: Sequence[str]) -> list[str]:
         )
     if plan.recompute != "never":
         words.append(f"microbatches are recomputed: {plan.recompute}")
+    if plan.weight_groups > 1:
+        words.append(
+            f"weight gradients of {count(plan.weight_groups, 'microbatch')} are one"
+            f" product"
+        )
     if "disk" in plan.hold_in:
         holding = [str(i) for i, place in enumerate(plan.hold_in) if place == "disk"]
         words.append(f"microbatches wait on disk on the ranks {', '.join(holding)}")

@@ -59,6 +59,7 @@ DEFAULTS = {
     "recompute": "never",
     "fuse": "none",
     "hold_in": "memory",
+    "weight_groups": 1,
 }
 
 
@@ -129,6 +130,7 @@ def open_plan(comm: Any, arguments: Arguments, wish: PlanWish) -> Opening:
         arguments.schedule,
         arguments.recompute,
         arguments.fuse,
+        arguments.weight_groups,
     )
     if not wish.is_auto and VARIABLE in os.environ and world_of(comm).rank == 0:
         warn_user(
@@ -215,6 +217,7 @@ def _options(
         schedule=found.schedule,
         recompute=plan.recompute,
         fuse=found.fuse,
+        weight_groups=found.weight_groups,
         hold_in=hold_in,
     )
 

@@ -39,12 +39,15 @@ class Given(NamedTuple):
         schedule: Name of the schedule, or the schedule itself.
         recompute: Microbatches that are recomputed.
         fuse: Chains of layers that run as one function, or the way to find them.
+        weight_groups: Number of microbatches in a group of weight gradients, or the way
+            to find it.
     """
 
     n_microbatches: int | None = None
     schedule: str | Schedule | None = None
     recompute: str | None = None
     fuse: Any = None
+    weight_groups: int | str | None = None
 
 
 class InForce(NamedTuple):
@@ -55,13 +58,15 @@ class InForce(NamedTuple):
         schedule: Name of the schedule, or the schedule itself.
         stage_ranks: Rank of each stage, within its pipeline.
         fuse: Argument ``fuse`` of a pipeline.
+        weight_groups: Argument ``weight_groups`` of a pipeline.
         changes: Texts about the differences from the original plan.
     """
 
     plan: Plan
     schedule: str | Schedule
     stage_ranks: tuple[int, ...]
-    fuse: Any
+    fuse: Any = None
+    weight_groups: int | str = 1
     changes: tuple[str, ...] = ()
 
     @property
@@ -118,11 +123,13 @@ def put_together(
     n_ranks = plan.n_stages // plan.stages_per_rank
     held = held or [None] * n_ranks
     fuse, fusion = _fused(plan, given.fuse)
+    weight_groups = given.weight_groups or plan.weight_groups
     wanted = {
         "n_microbatches": n_microbatches,
         "schedule": schedule if isinstance(schedule, str) else schedule.name,
         "recompute": given.recompute or plan.recompute,
         "hold_in": tuple(there or says for there, says in zip(held, plan.hold_in)),
+        "weight_groups": 1 if weight_groups == AUTO else weight_groups,
     }
     changes = tuple(
         f"{name} is {value!r} ({says!r} in the plan)"
@@ -133,7 +140,7 @@ def put_together(
         changes += (f"fuse is {given.fuse!r} ({plan.fusion!r} in the plan)",)
     predicted = dict.fromkeys(PREDICTIONS) if changes else {}
     in_force = dataclasses.replace(plan, **wanted, fusion=fusion, **predicted)
-    return InForce(in_force, schedule, stage_ranks, fuse, changes)
+    return InForce(in_force, schedule, stage_ranks, fuse, weight_groups, changes)
 
 
 def _fused(plan: Plan, fuse: Any) -> tuple[Any, Any]:

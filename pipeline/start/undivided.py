@@ -87,7 +87,7 @@ def equal_stages(model: Divisible, schedule: str | Schedule, n_ranks: int) -> In
         entry = CATALOGUE[schedule]
         stage_ranks = entry.placement.ranks(n_ranks, entry.stages_per_rank * n_ranks)
     plan = Plan.uniform(len(model), len(stage_ranks))
-    return InForce(plan, schedule, stage_ranks, None)
+    return InForce(plan, schedule, stage_ranks)
 
 
 def divided(

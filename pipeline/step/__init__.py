@@ -13,6 +13,7 @@ and features that only some runs use::
     refusals         objects that may refuse to train
     carried_counts   number of samples that the states of layers belong to
     empty_replicas   replicas that have no samples in a minibatch
+    evaluating       the context of forwards without a backward
     fused_layers     chains of layers that run as one function
     early_exchanges  gradients that replicas exchange while a step computes
     early_updates    streamed layers that are updated while a step computes

@@ -6,6 +6,8 @@
     schedule='1f1b'     1f1b --------------------------->
     schedule='auto'     for equal stages    the fastest >
                         '--- the trial ---'
+
+With ``weight_groups='auto'`` a trial of the size of groups comes after that.
 """
 
 from __future__ import annotations
@@ -13,8 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Callable
 
+from divisible.free_memory import claims, refusal
 from divisible.schedules.automatic import AUTO, Trial, first_schedule
 from divisible.schedules.catalogue import create
+from divisible.schedules.group_trial import GroupTrial
+from divisible.schedules.groups import group_weights, weight_group_sizes
 from divisible.schedules.rank_program import RankProgram
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
@@ -34,7 +39,7 @@ class CurrentSchedule:
 
     Attributes:
         schedule (Schedule): The schedule of training now.
-        trial (Trial or None): Trial of schedules that ``'auto'`` has not finished yet.
+        trial (Trial, GroupTrial or None): Trial that ``'auto'`` has not finished yet.
         training (RankProgram): This rank's part of the schedule; set by
             :meth:`prepare`.
         evaluation (RankProgram): This rank's part of the first schedule's forwards.
@@ -49,17 +54,25 @@ class CurrentSchedule:
 
     def __init__(self, arguments: Arguments, stage_ranks: Sequence[int]) -> None:
         n_microbatches, when = arguments.n_microbatches, arguments.recompute
-        self.trial: Trial | None = None
+        self.trial: Trial | GroupTrial | None = None
+        groups = arguments.weight_groups
+        self._tries_groups = groups == AUTO
+        groups = 1 if self._tries_groups else groups
         if isinstance(arguments.schedule, Schedule):
             schedule = arguments.schedule
         elif arguments.schedule == AUTO:
             schedule = first_schedule(stage_ranks, n_microbatches)
-            self.trial = Trial(stage_ranks, n_microbatches, when)
+            self.trial = Trial(stage_ranks, n_microbatches, when, groups)
         else:
             n_stages, n_ranks = len(stage_ranks), len(set(stage_ranks))
             schedule = create(arguments.schedule, n_stages, n_microbatches, n_ranks)
         check_placement(schedule, stage_ranks)
         self.schedule: Schedule = recompute(schedule, when)
+        # Groups that a user wrote into a schedule stay as they are.
+        if groups > 1:
+            self.schedule = group_weights(self.schedule, groups)
+        if self.trial is None and self._tries_groups:
+            self._try_groups()
 
     def prepare(self, runner: Runner) -> None:
         """Makes the programs of a runner; once more when layers have moved.
@@ -68,8 +81,7 @@ class CurrentSchedule:
             runner (Runner): Runner of the programs; in a trial, it waits for the
                 device.
         """
-        runner.waits_for_device = self.trial is not None
-        self.training = runner.program(self.schedule)
+        self._prepare_training(runner)
         self.evaluation = runner.program(self.schedule.forward_only())
 
     def note(
@@ -77,16 +89,53 @@ class CurrentSchedule:
     ) -> None:
         """Records a training minibatch in the trial, if there is one.
 
-        When the trial is over, training goes on with the schedule that was the fastest.
-        All ranks must call it.
+        When the trial is over, training goes on with what was the fastest. All ranks
+        must call it.
 
         Args:
             timeline: Returns the measured timeline of the minibatch.
             ranks (Ranks): All ranks of the pipeline; rank 0 chooses for all.
             runner (Runner): Runner of the schedule.
         """
-        if self.trial is None or not self.trial.note(timeline):
+        trial = self.trial
+        if trial is None or not trial.note(timeline):
             return
-        self.schedule = ranks.choose(self.trial.choose)
-        self.trial, runner.waits_for_device = None, False
+        if isinstance(trial, GroupTrial):
+            if not _has_larger_groups(trial, ranks, runner):
+                self.trial = None
+            self.schedule = trial.schedule
+        else:
+            self.trial = None
+            self.schedule = ranks.choose(trial.choose)
+            if self._tries_groups:
+                self._try_groups()
+        self._prepare_training(runner)
+
+    def _prepare_training(self, runner: Runner) -> None:
+        runner.waits_for_device = self.trial is not None
+        runner.measures_pending = isinstance(self.trial, GroupTrial)
         self.training = runner.program(self.schedule)
+
+    def _try_groups(self) -> None:
+        """Begins the trial of sizes of groups, if the schedule has no groups yet."""
+        self._tries_groups = False
+        if max(weight_group_sizes(self.schedule)) == 1:
+            self.trial = GroupTrial(self.schedule)
+
+
+def _has_larger_groups(trial: GroupTrial, ranks: Ranks, runner: Runner) -> bool:
+    """Continues a trial with larger groups, or with the fastest size at the end.
+
+    Returns:
+        Whether there are larger groups to try, for which all ranks have memory.
+    """
+    larger, fastest = ranks.choose(lambda: (trial.next_size(), trial.fastest()))
+    trial.size, goes_on = fastest, larger is not None
+    if goes_on:
+        more = float(trial.pending_more(larger)[ranks.rank])
+        mine = claims(int(more * runner.pending_bytes))
+        with ranks.calls.made("agree"):
+            goes_on = refusal(ranks.all_gather(mine, "to weigh groups")) is None
+    if goes_on:
+        trial.size = larger
+    return goes_on

@@ -64,6 +64,7 @@ class Runner:
         record (Record or None): Times of the last run.
         waits_for_device (bool): Whether each action waits for the GPU, so that its
             times are those of the computation, not of the launch.
+        measures_pending (bool): Whether to measure :attr:`pending_bytes`.
     """
 
     def __init__(
@@ -97,7 +98,13 @@ class Runner:
         is_alone = not (self._senders or self._receivers)
         self._looks = [] if is_alone else [transport.look]
         self.record: Record | None = None
-        self.waits_for_device = False
+        self.waits_for_device = self.measures_pending = False
+        self._pending: dict[int, float] = {}
+
+    @property
+    def pending_bytes(self) -> float:
+        """The most bytes that a microbatch held for its W, in all stages."""
+        return sum(self._pending.values())
 
     def program(self, schedule: Schedule) -> RankProgram:
         """Returns this rank's part of a schedule, for :meth:`run`."""
@@ -198,7 +205,10 @@ class Runner:
             for name, slot in task.takes.items():
                 skips[name] = results.pop(slot)
             if action.kind == "W":
-                stage.backward_weight(microbatch)
+                if self.measures_pending:
+                    self._measure_pending(stage, action)
+                for each in action.microbatches:
+                    stage.backward_weight(each)
             elif action.kind == "R":
                 stage.recompute(microbatch)
             else:
@@ -223,6 +233,12 @@ class Runner:
             raise ActionError(self._where(action, error)) from error
         if self.waits_for_device:
             _synchronize(stage.layers.device)
+
+    def _measure_pending(self, stage: Stage, action: Action) -> None:
+        """Measures what waits for a W; the group has most of it."""
+        n_bytes = stage.pending_bytes() / len(action.microbatches)
+        known = self._pending.get(action.stage, 0)
+        self._pending[action.stage] = max(known, n_bytes)
 
     def _where(self, action: Action, error: Exception) -> str:
         stage = self._stages[action.stage]

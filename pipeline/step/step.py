@@ -38,13 +38,14 @@ from pipeline.calls.tie_exchange import TieExchange
 from pipeline.hooks.optimizers import check_optimizers
 from pipeline.hooks.update_agreement import UpdateAgreement
 from pipeline.stages.reports import PendingReports
-from pipeline.stages.stage import Stage, evaluating
+from pipeline.stages.stage import Stage
 from pipeline.start.agreement import Start
 from pipeline.step import empty_replicas, results
 from pipeline.step.carried_counts import CarriedCounts
 from pipeline.step.current_schedule import CurrentSchedule
 from pipeline.step.early_exchanges import EarlyExchanges
 from pipeline.step.early_updates import EarlyUpdates
+from pipeline.step.evaluating import evaluating
 from pipeline.step.making import (
     make_runner,
     make_stages,
@@ -387,8 +388,7 @@ class Step:
     @property
     def n_samples(self) -> int | None:
         """Number of this replica's samples in the last loss; see :mod:`.results`."""
-        replica = self._ranks.replica
-        return results.whole_samples(self.n_counted, self.n_own, replica)
+        return results.whole_samples(self.n_counted, self.n_own, self._ranks.replica)
 
     def _size_alike(self, inputs: Sequence[Tensors]) -> None:
         """Calls layers without sizes in replicas that have no samples."""

@@ -41,6 +41,7 @@ DEFAULTS = Arguments(
     loss_scale=None,
     hold_in="memory",
     fuse="none",
+    weight_groups=1,
 )
 
 

@@ -33,7 +33,7 @@ def test_a_plan_as_it_is():
     found = put_together(PLAN, Given())
     assert found.plan == PLAN and found.plan.step_seconds == 2.0
     assert found.plan.stages == tuple(STAGES)
-    assert found[1:] == ("1f1b", (0, 1), ((0, 2),), ())
+    assert found[1:] == ("1f1b", (0, 1), ((0, 2),), 1, ())
     assert found.warning == ""
     assert [found.stages_of(rank) for rank in (0, 1)] == [[(0, 3)], [(3, 5)]]
 
