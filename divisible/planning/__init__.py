@@ -18,6 +18,7 @@
     network            links between ranks, and between the stages on them
     machine            ranks, links and disks that a plan is made for
     conditions         the machine, samples and profiles that a plan was made for
+    joint_weights      costs of weight gradients in groups
     disk               a disk, and the costs of layers with weights on it
     gradient_exchange  the exchange between replicas: bytes, start, seconds
     unequal_replicas   parts of a minibatch for replicas of unequal speed

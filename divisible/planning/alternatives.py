@@ -106,4 +106,7 @@ def _kinds(uncut: UncutPlan) -> list[tuple[str, object]]:
     return [
         (name, getattr(uncut, name))
         for name in ("replicas", "n_ranks", "schedule", "recompute", "hold_in")
-    ] + [("streams", bool(uncut.streamed))]
+    ] + [
+        ("streams", bool(uncut.streamed)),
+        ("has groups", uncut.weight_groups > 1),
+    ]

@@ -77,9 +77,10 @@ def _durations(model: CostModel, cuts: Sequence[int]) -> np.ndarray:
 def _busy_seconds(model: CostModel, durations: np.ndarray) -> np.ndarray:
     """Returns the seconds that each rank computes in a step."""
     schedule = model.schedule
+    action, microbatch = schedule.members
     return np.bincount(
-        np.array(schedule.stage_ranks)[schedule.stage],
-        weights=durations[schedule.kind, schedule.stage, schedule.microbatch],
+        np.array(schedule.stage_ranks)[schedule.stage[action]],
+        weights=durations[schedule.kind[action], schedule.stage[action], microbatch],
     )
 
 

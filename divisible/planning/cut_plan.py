@@ -24,6 +24,7 @@ class UncutPlan(NamedTuple):
         hold_in: Where microbatches wait for their backward, ``'memory'`` or ``'disk'``,
             on ranks that have no room for them.
         streamed: Positions of layers whose weights are on disk.
+        weight_groups: Number of microbatches whose weight gradients are one product.
     """
 
     replicas: int
@@ -34,6 +35,7 @@ class UncutPlan(NamedTuple):
     recompute: str
     hold_in: str = "memory"
     streamed: tuple[int, ...] = ()
+    weight_groups: int = 1
 
     @property
     def n_stages(self) -> int:
@@ -49,6 +51,8 @@ class UncutPlan(NamedTuple):
         words += [count(self.n_microbatches, "microbatch"), self.schedule]
         if self.recompute != "never":
             words.append(f"recomputation {self.recompute}")
+        if self.weight_groups > 1:
+            words.append(f"W in groups of {self.weight_groups}")
         if self.hold_in != "memory":
             words.append(f"held on {self.hold_in}")
         if self.streamed:

@@ -84,6 +84,7 @@ def simulate_plan(
         plan.n_microbatches,
         plan.recompute,
         streamed=plan.streamed,
+        weight_groups=plan.weight_groups,
     )
     model = Workload(profiles, machine, batch, wire).cost_model(uncut, parts)
     if holds:

@@ -54,6 +54,7 @@ def best_plan(
     recompute: Sequence[str] = RECOMPUTATIONS,
     pipeline_ranks: Sequence[int] | None = None,
     replicas: tuple[int, int] = (1, 1),
+    weight_groups: Sequence[int] | None = None,
     exchange_dtype: str = "fp32",
     error_feedback: bool = False,
     coding: CodingRate | None = None,
@@ -93,6 +94,9 @@ def best_plan(
         pipeline_ranks: The numbers of ranks of a pipeline to try; by default all up to
             the machine's.
         replicas: The fewest and the most replicas to try, ``(least, most)``.
+        weight_groups: The numbers of microbatches whose weight gradients are one
+            product to try. By default 1, 4 and all, if there are profiles at several
+            sizes, which show what groups gain.
         exchange_dtype: The dtype in which replicas exchange gradients, such as
             ``'fp32'`` or ``'int8'``: a name in `divisible.communication.wire.WIRE`.
         error_feedback: Whether replicas keep the losses of encodings, which takes
@@ -135,6 +139,7 @@ def best_plan(
         recompute,
         pipeline_ranks,
         replicas,
+        _groups(profiles, batch) if weight_groups is None else weight_groups,
     )
     check_wire_dtype("exchange_dtype", exchange_dtype)
     _check_size(profiles[-1], batch)
@@ -159,6 +164,11 @@ def best_plan(
         alternatives=alternatives(workload, best, fitting, refused, scatter),
         scatter=scatter,
     )
+
+
+def _groups(profiles: Sequence[Profile], batch: int) -> Sequence[int]:
+    """Returns the sizes of groups of weight gradients to try by default."""
+    return (1,) if len(profiles) == 1 else (1, *{min(4, batch), batch} - {1})
 
 
 def _check_size(profile: Profile, batch: int) -> None:
@@ -210,6 +220,7 @@ def _thrift(refused: RefusedPlan) -> tuple:
         uncut.n_ranks,
         -uncut.stages_per_rank,
         uncut.n_microbatches,
+        uncut.weight_groups,
         RECOMPUTATIONS.index(uncut.recompute),
         -NAMES.index(uncut.schedule),
     )
@@ -257,6 +268,7 @@ def _frugality(plan: CutPlan) -> tuple:
         len(uncut.streamed),
         step.held,
         uncut.stages_per_rank,
+        uncut.weight_groups,
         uncut.n_microbatches,
         step.in_flight,
     )

@@ -36,6 +36,8 @@ class SearchSpace:
         recompute: The ways to recompute to try.
         pipeline_ranks: The numbers of ranks of a pipeline to try; ``None`` for all.
         replicas: The fewest and the most replicas to try.
+        weight_groups: The numbers of microbatches in a group of weight gradients to
+            try.
 
     Raises:
         TypeError: If numbers of something are not integers.
@@ -50,6 +52,7 @@ class SearchSpace:
     recompute: Sequence[str]
     pipeline_ranks: Sequence[int] | None
     replicas: tuple[int, int]
+    weight_groups: Sequence[int] = (1,)
 
     def __post_init__(self) -> None:
         _check_numbers(self.ranks, self.batch, self.replicas)
@@ -61,7 +64,7 @@ class SearchSpace:
                     f"{name} must be some of {', '.join(known)}, not {list(values)}"
                 )
             object.__setattr__(self, name, values)
-        for name in ("microbatches", "pipeline_ranks"):
+        for name in ("microbatches", "pipeline_ranks", "weight_groups"):
             values = getattr(self, name)
             if values is not None:
                 object.__setattr__(self, name, _integers(name, values))
@@ -109,19 +112,32 @@ class SearchSpace:
         fewest, most = self.replicas
         for replicas in range(fewest, min(most, self.ranks) + 1):
             most_ranks = min(self.ranks // replicas, self.n_layers)
-            for n_ranks, m, name, recompute in itertools.product(
+            for n_ranks, m, name, recompute, size in itertools.product(
                 range(1, most_ranks + 1),
                 numbers(-(-self.batch // replicas)),
                 self.schedules,
                 self.recompute,
+                self.weight_groups,
             ):
                 per_rank = CATALOGUE[name].stages_per_rank
                 if n_ranks == 1 and name != serial:
                     continue
-                if n_ranks * per_rank <= self.n_layers and not (
-                    recompute == "except_last" and m == 1
-                ):
-                    yield UncutPlan(replicas, n_ranks, per_rank, name, m, recompute)
+                is_another = recompute != "except_last" or m > 1
+                is_another &= self._is_another_group(size, m)
+                if is_another and n_ranks * per_rank <= self.n_layers:
+                    yield UncutPlan(
+                        replicas,
+                        n_ranks,
+                        per_rank,
+                        name,
+                        m,
+                        recompute,
+                        weight_groups=min(size, m),
+                    )
+
+    def _is_another_group(self, size: int, m: int) -> bool:
+        """Returns whether no smaller size makes the same groups of m microbatches."""
+        return not any(m <= smaller < size for smaller in self.weight_groups)
 
 
 def _numbers(n_samples: int) -> Sequence[int]:

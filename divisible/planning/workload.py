@@ -22,12 +22,14 @@ from divisible.planning.cuts import stage_plans
 from divisible.planning.disk import segment_bytes, streamed_profile
 from divisible.planning.gradient_exchange import GradientExchange, Wire
 from divisible.planning.interpolation import interpolate
+from divisible.planning.joint_weights import with_joint_weights
 from divisible.planning.machine import Machine
 from divisible.planning.network import Links
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, named_files
 from divisible.planning.unequal_replicas import microbatches_of_largest, relative_loads
 from divisible.schedules.catalogue import create
+from divisible.schedules.groups import group_weights
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
 
@@ -78,11 +80,14 @@ class Workload:
         Raises:
             ValueError: If there are fewer samples than microbatches.
         """
-        replicas, n_ranks, _, name, m, when, hold_in, _ = uncut
-        schedule = _schedule(name, uncut.n_stages, m, n_ranks, when)
+        n_ranks, m = uncut.n_ranks, uncut.n_microbatches
+        schedule = _schedule(
+            uncut.schedule, uncut.n_stages, m, n_ranks, uncut.recompute
+        )
+        schedule = group_weights(schedule, uncut.weight_groups)
         links, exchange = self._pipeline(uncut)
         # The first microbatches are the largest.
-        sizes = microbatches_of_largest(parts, self.batch, replicas, m)
+        sizes = microbatches_of_largest(parts, self.batch, uncut.replicas, m)
 
         def sized(n_samples: int) -> Profile:
             return self._profile(n_samples, uncut, exchange)
@@ -100,7 +105,8 @@ class Workload:
             exchange,
             self.machine.disk,
         )
-        return model.waiting_on((True,) * n_ranks) if hold_in == "disk" else model
+        holds = uncut.hold_in == "disk"
+        return model.waiting_on((True,) * n_ranks) if holds else model
 
     def cost_model_of(self, cut: CutPlan) -> CostModel:
         """Returns the costs of a plan that is cut."""
@@ -132,6 +138,7 @@ class Workload:
                 "disk" if is_there else "memory" for is_there in cut.on_disk or ()
             ),
             streamed=uncut.streamed,
+            weight_groups=uncut.weight_groups,
             step_seconds=None if step is None else step.seconds,
             bubble=None if step is None else step.bubble,
             conditions=Conditions(
@@ -161,13 +168,18 @@ class Workload:
     ) -> Profile:
         """Returns the profile of a microbatch, with the costs of replicas and disks."""
         has_replicas = exchange is not None
-        key: tuple = n_samples, has_replicas
+        key: tuple = n_samples, has_replicas, uncut.weight_groups
         segment = segment_bytes(float(self.memory(uncut).min()))
         if uncut.streamed:
             key += uncut.streamed, uncut.n_microbatches, segment
         if key not in self._sized:
+            profile = interpolate(self.profiles, n_samples)
+            if uncut.weight_groups > 1:
+                size = uncut.weight_groups
+                together = interpolate(self.profiles, size * n_samples)
+                profile = with_joint_weights(profile, together, size)
             profile = streamed_profile(
-                interpolate(self.profiles, n_samples),
+                profile,
                 uncut.streamed,
                 self.machine.disk,
                 uncut.n_microbatches,

@@ -76,6 +76,12 @@ _OF_A_MACHINE = ("memory", "network", "speeds", "disk")
     " Give several to try with --ranks.  [default: all; never with --stages]",
 )
 @click.option(
+    "--weight-groups",
+    type=options.NUMBERS,
+    help="With --ranks, the numbers of microbatches whose weight gradients are one"
+    " product to try.  [default: 1, 4 and all, with several profiles]",
+)
+@click.option(
     "--replicas",
     type=options.NUMBER,
     default=1,
@@ -156,8 +162,9 @@ def _cut(profiles, stages, given) -> Plan:
         wrong.append("--batch goes with --ranks: here it is what the profile has")
     if given.pop("replicas") != 1:
         wrong.append("--replicas goes with --ranks")
-    if "disk" in given:
-        wrong.append("--disk goes with --ranks")
+    for name in ("disk", "weight_groups"):
+        if name in given:
+            wrong.append(f"--{name.replace('_', '-')} goes with --ranks")
     if len(profiles) > 1:
         wrong.append(f"there are {len(profiles)} profiles: give one")
     if wrong:

@@ -47,6 +47,12 @@ _ROUNDING = 1e-6
     help="Recomputation instead of the plan's.",
 )
 @click.option(
+    "--weight-groups",
+    type=options.NUMBER,
+    help="Number of microbatches whose weight gradients are one product instead of the"
+    " plan's.",
+)
+@click.option(
     "--exchange-dtype",
     type=click.Choice(list(WIRE)),
     help="Dtype between replicas instead of the plan's.",

@@ -322,10 +322,12 @@ def _constraints(given: Given) -> dict[str, Any]:
     if schedule is not None and schedule != AUTO_SCHEDULE:
         schedules = (schedule,)
     recompute, m = given.recompute, given.n_microbatches
+    groups = given.weight_groups
     return {
         "schedules": schedules,
         "recompute": RECOMPUTATIONS if recompute is None else (recompute,),
         "microbatches": None if m is None else [m],
+        "weight_groups": [groups] if isinstance(groups, int) else None,
     }
 
 

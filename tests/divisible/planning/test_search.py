@@ -354,7 +354,7 @@ def test_what_is_slower_by_less_than_timings_scatter_is_said_to_be_as_good(tmp_p
     # The largest counts of those that are known.
     scatters = {12: None, 6: 0.01, 3: 0.075}
     profiles = [replace(uneven(n_samples=n), scatter=s) for n, s in scatters.items()]
-    plan = best_plan(profiles, machine)
+    plan = best_plan(profiles, machine, weight_groups=[1])
     assert plan.scatter == 0.075
     assert str(plan).splitlines()[1] == (
         "the timings of the layers scattered by 7.5%: plans within that are as good"
@@ -385,6 +385,50 @@ def test_memory_forces_recomputation():
     assert tight.step_seconds > free.step_seconds
     with pytest.raises(MemoryLimitError, match="none of .* configurations fits"):
         best_plan(profile, Machine(2, memory=300), **options)
+
+
+def small_are_slow(pending=0):
+    """Returns profiles of layers whose W hardly depends on the size of a microbatch."""
+    return [
+        Profile(
+            [
+                LayerCost(0.1 * n, 0.1 * n, 0.5 + 0.05 * n, pending_bytes=pending * n)
+                for _ in range(4)
+            ],
+            n_samples=n,
+        )
+        for n in (1, 4, 16)
+    ]
+
+
+def test_groups_of_weight_gradients_where_small_ones_are_slow():
+    options = {"microbatches": [16], "batch": 16, "schedules": ["gpipe", "1f1b"]}
+    machine = Machine(2)
+    alone = best_plan(small_are_slow(), machine, weight_groups=[1], **options)
+    plan = best_plan(small_are_slow(), machine, **options)
+    assert (alone.weight_groups, plan.weight_groups) == (1, 16)
+    # Each rank computes the W of its two layers once, at 16 samples.
+    assert plan.step_seconds < alone.step_seconds - 2 * (16 * 0.55 - 1.3) + 2.5
+    timeline = simulate_plan(plan, small_are_slow())
+    assert timeline.makespan == pytest.approx(plan.step_seconds)
+    # One profile in proportion shows no gain, so nothing is tried.
+    assert best_plan(small_are_slow()[:1], machine, **options).weight_groups == 1
+
+
+def test_memory_limits_groups_of_weight_gradients():
+    options = {"microbatches": [16], "batch": 16, "schedules": ["1f1b"]}
+    profiles = small_are_slow(pending=1000)
+    sizes = [1, 2, 4, 8, 16]
+    chosen = [
+        best_plan(profiles, Machine(2, memory=m), weight_groups=sizes, **options)
+        for m in (10**6, 20_000, 10_000, 100)
+    ]
+    groups = [plan.weight_groups for plan in chosen]
+    assert groups[0] == 16 and groups[-1] == 1
+    assert groups == sorted(groups, reverse=True) and len(set(groups)) == 4
+    for plan in chosen[1:3]:
+        memory = simulate_plan(plan, profiles).peak_memory
+        assert memory.max() == max(stage.memory for stage in plan.stages)
 
 
 def test_replicas_where_stages_are_few():

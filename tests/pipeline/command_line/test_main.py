@@ -253,6 +253,7 @@ def test_a_plan_is_simulated_for_what_it_was_made_for(folder, monkeypatch):
     files = profiles(folder)
     machine = ("--speeds", "1,0.5,1", "--bandwidth", "50kB/s", "--latency", "20ms")
     many = ("--batch", 48, "--memory", "1GiB", "--schedule", "1f1b")
+    many += ("--weight-groups", 1)
     (folder / "plans").mkdir()
     output = run(
         *("plan", *files, "--ranks", 3, *machine, *many, "-o", "plans/plan.json")
@@ -278,6 +279,17 @@ def test_a_plan_is_simulated_for_what_it_was_made_for(folder, monkeypatch):
     assert "speeds 1, 0.5, 1, links of 50 kB/s 1f1b, 12 mi" in output
     output = run("simulate", "plan.json", "--batch", 24, "--microbatches", 2)
     assert "unlike what the plan was made for (n_microbatches, batch)" in output
+
+
+def test_groups_of_weight_gradients(folder):
+    files = profiles(folder)
+    run("plan", *files, "--ranks", 2, "--batch", 64, "--weight-groups", "1,2")
+    assert Plan.load("plan.json").weight_groups in (1, 2)
+    output = run("simulate", "plan.json", "--microbatches", 8, "--weight-groups", 8)
+    assert "W in groups of 8" in " ".join(output.split())
+    run("simulate", "plan.json", "--weight-groups", 0, code=2)
+    output = run("plan", files[0], "--stages", 2, "--weight-groups", "2", code=2)
+    assert "--weight-groups goes with --ranks" in " ".join(output.split())
 
 
 def test_profiles_that_a_plan_names_may_have_changed_or_gone(folder):
