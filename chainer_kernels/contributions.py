@@ -7,6 +7,7 @@ the gradient of a weight matrix is told as the product that it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy
@@ -35,10 +36,57 @@ class Scratch:
         return array[:size].reshape(shape)
 
 
+class Rows:
+    """Arrays of several microbatches, joined along the first axis.
+
+    An array that is asked for twice is joined once.
+    """
+
+    def __init__(self) -> None:
+        self._joined: dict[tuple[int, ...], Array] = {}
+
+    def of(self, arrays: Sequence[Array]) -> Array:
+        """Returns one array of all rows; a view where they lie one behind the other.
+
+        Args:
+            arrays: C contiguous arrays of one dtype, and of one shape but for the
+                first axis.
+        """
+        key = tuple(map(id, arrays))
+        if key not in self._joined:
+            first = arrays[0]
+            joined = _adjacent(arrays) if type(first) is numpy.ndarray else None
+            if joined is None:
+                joined = backend.get_array_module(first).concatenate(arrays)
+            # The arrays live as long as their identities are keys.
+            self._joined[key] = joined, arrays
+        return self._joined[key][0]
+
+
+def _adjacent(arrays: Sequence[numpy.ndarray]) -> numpy.ndarray | None:
+    """Returns a view of arrays that are neighbours in one array, or ``None``."""
+    first, n_rows = arrays[0], 0
+    at = first.ctypes.data
+    for array in arrays:
+        if (
+            array.base is None
+            or array.base is not first.base
+            or not array.flags.c_contiguous
+            or array.ctypes.data != at
+        ):
+            return None
+        at += array.nbytes
+        n_rows += len(array)
+    shape = n_rows, *first.shape[1:]
+    return numpy.lib.stride_tricks.as_strided(first, shape)
+
+
 class Contribution(Protocol):
     """A share of a gradient: it overwrites what is there, or is added to it.
 
-    One may have an attribute ``turned``, an :class:`InOtherOrder` or ``None``.
+    One may have an attribute ``turned``, an :class:`InOtherOrder` or ``None``. One that
+    can be computed together with those of other microbatches has a method ``joined``,
+    which gets these and a :class:`Rows`, and returns the contribution of all.
     """
 
     def write(self, out: Array) -> None:
@@ -110,6 +158,12 @@ class Product(NamedTuple):
             product = scratch.empty(out.shape, out.dtype)
             with threads.all_blas_threads():
                 out += numpy.dot(self.a, self.b, out=product)
+
+    def joined(self, others: Sequence[Product], rows: Rows) -> Product:
+        """Returns the product of all rows; ``a`` has them as columns."""
+        every = [self, *others]
+        a = rows.of([each.a.T for each in every]).T
+        return Product(a, rows.of([each.b for each in every]))
 
     def _matrix(self, out: Array) -> Array:
         return out.reshape(self.a.shape[0], self.b.shape[1])

@@ -7,14 +7,14 @@ gradients. Inputs that it leaves out are left to the node's own ``backward``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import chainer
 import numpy
 
 from chainer_kernels import providers, switch
-from chainer_kernels.contributions import Contribution, Product, Scratch
+from chainer_kernels.contributions import Contribution, Product, Rows, Scratch
 from chainer_kernels.functions.convolution import is_covered
 from chainer_kernels.functions.sums import total
 from chainer_kernels.geometry import Geometry, geometry_of
@@ -67,6 +67,10 @@ class Sum(NamedTuple):
         """Adds to an array."""
         out += total(self.array, self.axis)
 
+    def joined(self, others: Sequence[Sum], rows: Rows) -> Sum:
+        """Returns the sum over all microbatches."""
+        return Sum(rows.of([each.array for each in (self, *others)]), self.axis)
+
 
 class TurnedWeights(NamedTuple):
     """The gradient of a convolution's weights, whose microbatches are turned but once.
@@ -114,6 +118,17 @@ class ConvolutionWeights(NamedTuple):
     def add(self, out: Array, scratch: Scratch) -> None:
         """Adds to an array."""
         providers.active().convolution_weights(*self, out=out, accumulate=True)
+
+    def joined(
+        self, others: Sequence[ConvolutionWeights], rows: Rows
+    ) -> ConvolutionWeights:
+        """Returns the gradient for the images of all microbatches."""
+        every = [self, *others]
+        return ConvolutionWeights(
+            rows.of([each.x for each in every]),
+            rows.of([each.gy for each in every]),
+            self.geometry,
+        )
 
 
 def convolution(

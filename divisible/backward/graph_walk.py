@@ -11,7 +11,7 @@ import heapq
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 from chainer import _backprop_utils, backend, variable
@@ -23,6 +23,22 @@ from divisible.backward.weight_gradients import WeightGradients
 Array = Any
 
 _NOTHING = nullcontext()
+
+
+class WeightStep(NamedTuple):
+    """A function that a backward left out; equal ones can be computed together.
+
+    Attributes:
+        kind: The type of the function.
+        parameters: Identities of the parameters whose gradients it computes.
+        targets: The positions of its inputs whose gradients it computes.
+        layer_position: Position of its layer in the undivided model.
+    """
+
+    kind: type
+    parameters: tuple[int, ...]
+    targets: tuple[int, ...]
+    layer_position: int | None
 
 
 class GraphWalk:
@@ -68,8 +84,10 @@ class GraphWalk:
 
         self._inputs = frozenset([x.node for x in inputs])
         self._weight_functions = weight_functions(outputs)
-        if not self._defer and self._weight_gradients.completion is not None:
-            self._expect((f, _targets(f)) for f in functions_behind(outputs))
+        completion = self._weight_gradients.completion
+        if not self._defer and completion is not None:
+            steps = [(f, _targets(f)) for f in functions_behind(outputs)]
+            completion.expect(self._parameters_of(steps))
         with chainer.using_config("enable_backprop", False):
             for y, gy in zip(outputs, output_gradients):
                 if gy is not None and y.requires_grad:
@@ -91,15 +109,47 @@ class GraphWalk:
 
     def run_weights(self) -> None:
         """Runs the functions that were left out, and those between weights."""
-        if self._defer:
-            deferred = [(f, weights) for f, weights, _ in self._deferred]
-            between = [(f, _targets(f)) for f in self._weight_functions]
-            self._expect([*deferred, *between])
+        completion = self._weight_gradients.completion
+        if self._defer and completion is not None:
+            completion.expect(self.expected_parameters())
         with chainer.using_config("enable_backprop", False):
             while self._deferred:
                 self._step(*self._deferred.popleft())
             while self._weights.heap:
                 self._run_next(self._weights, defers=False)
+
+    def run_next_weights(self) -> None:
+        """Runs the first of the functions that were left out."""
+        with chainer.using_config("enable_backprop", False):
+            self._step(*self._deferred.popleft())
+
+    def run_between_weights(self) -> None:
+        """Runs the functions between weights, after all that were left out."""
+        with chainer.using_config("enable_backprop", False):
+            while self._weights.heap:
+                self._run_next(self._weights, defers=False)
+
+    def expected_parameters(self) -> Iterator[chainer.Parameter]:
+        """Yields the parameters to which :meth:`run_weights` adds, some twice."""
+        deferred = [(f, weights) for f, weights, _ in self._deferred]
+        between = [(f, _targets(f)) for f in self._weight_functions]
+        return self._parameters_of([*deferred, *between])
+
+    def weight_steps(self) -> list[WeightStep]:
+        """Returns descriptions of the functions that were left out, in order."""
+        return [
+            WeightStep(
+                type(function),
+                tuple([id(_parameter(function.inputs[i])) for i in weights]),
+                weights,
+                getattr(function, "layer_position", None),
+            )
+            for function, weights, _ in self._deferred
+        ]
+
+    def add_to(self, weight_gradients: Any) -> None:
+        """Replaces the object to which gradients of parameters are added."""
+        self._weight_gradients = weight_gradients
 
     def held_arrays(self) -> Iterator[Array]:
         """Yields the arrays that the deferred functions hold, some twice."""
@@ -161,14 +211,6 @@ class GraphWalk:
         if completion is not None:
             for parameter in parameters.values():
                 completion.add(parameter)
-
-    def _expect(
-        self, steps: Iterable[tuple[chainer.FunctionNode, tuple[int, ...]]]
-    ) -> None:
-        """Reports to the completion, if there is one, the targets of coming steps."""
-        completion = self._weight_gradients.completion
-        if completion is not None:
-            completion.expect(self._parameters_of(steps))
 
     def _parameters_of(
         self, steps: Iterable[tuple[chainer.FunctionNode, tuple[int, ...]]]

@@ -11,6 +11,7 @@ import chainer
 
 from divisible import Divisible
 from divisible.backward.graph_walk import GraphWalk
+from divisible.backward.joint_weights import run_weights_together
 from divisible.backward.tensors import attached, copied, detached, leaves, to_message
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensor, Tensors
@@ -240,11 +241,14 @@ class Segment:
         for walk in self._pending.values():
             yield from walk.held_arrays()
 
-    def backward_weight(self, microbatch: int) -> None:
-        """Adds the weight gradients that a split backward left out."""
+    def backward_weight(self, microbatches: Sequence[int]) -> None:
+        """Adds the weight gradients that split backwards left out."""
         # A microbatch without samples has none.
-        if microbatch in self._pending:
-            self._pending.pop(microbatch).run_weights()
+        walks = [self._pending.pop(i) for i in microbatches if i in self._pending]
+        if len(walks) == 1:
+            walks[0].run_weights()
+        elif walks:
+            run_weights_together(walks, self._weight_gradients)
 
 
 def segments_of(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -311,11 +311,11 @@ class Stage:
                 check_plain(gradient, "plain gradients pass between stages, but one is")
         return gradients, skip_gradients
 
-    def backward_weight(self, microbatch: int) -> None:
-        """Adds the weight gradients of one microbatch (W)."""
-        self._n_backwards -= 1
+    def backward_weight(self, microbatches: Sequence[int]) -> None:
+        """Adds the weight gradients of some microbatches (W), in their order."""
+        self._n_backwards -= len(microbatches)
         for segment in self._from_last(is_last=not self._n_backwards):
-            segment.backward_weight(microbatch)
+            segment.backward_weight(microbatches)
 
     def pending_bytes(self) -> int:
         """Returns the bytes that microbatches hold for their weight gradients (W)."""

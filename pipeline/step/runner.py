@@ -207,8 +207,7 @@ class Runner:
             if action.kind == "W":
                 if self.measures_pending:
                     self._measure_pending(stage, action)
-                for each in action.microbatches:
-                    stage.backward_weight(each)
+                stage.backward_weight(action.microbatches)
             elif action.kind == "R":
                 stage.recompute(microbatch)
             else:
