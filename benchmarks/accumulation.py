@@ -5,7 +5,8 @@
 A pipeline of one stage on one rank makes steps, forward and backward, undivided and in
 microbatches. Nothing travels and no rank waits, so additional time is the cost of the
 microbatches alone. They read and prepare weights for fewer rows, add up gradients of
-weights, and run more Python.
+weights, and run more Python. Weight gradients are computed for each microbatch, and
+together for some or all of them.
 
 Each provider of products has a process of its own. In it the numbers of microbatches
 take turns, and ratios are taken within a round. Times are CPU times of the one thread,
@@ -18,7 +19,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,27 @@ from examples.train.models.vgg16 import VGG16
 from pipeline import Pipeline
 
 PROVIDERS = ("onednn", "blas")
+
+
+class Way(NamedTuple):
+    """A way to make a step.
+
+    Attributes:
+        n_microbatches: Number of microbatches.
+        group: Number of microbatches whose weight gradients are computed together.
+    """
+
+    n_microbatches: int
+    group: int
+
+    @classmethod
+    def all_of(cls, workload: Workload, groups: Sequence[int]) -> dict[str, Way]:
+        """Returns the ways of a workload by name, the undivided step first."""
+        ways = [cls(1, 1)]
+        for m in workload.microbatches:
+            # A group of 0 is the whole minibatch.
+            ways += [cls(m, size or m) for size in groups if size <= m]
+        return {f"{way.n_microbatches:>13}{way.group:>9}": way for way in ways}
 
 
 class Workload(NamedTuple):
@@ -119,16 +141,17 @@ class Steps:
         workload = _workloads(quick)[name]
         self._model = workload.build()
         self._x, self._t = workload.batch()
-        self._pipelines: dict[int, Pipeline] = {}
+        self._pipelines: dict[Way, Pipeline] = {}
 
-    def seconds(self, n_microbatches: int) -> float:
+    def seconds(self, way: Way) -> float:
         """Makes a step and returns its CPU seconds."""
-        pipe = self._pipelines.get(n_microbatches)
+        pipe = self._pipelines.get(way)
         if pipe is None:
-            pipe = self._pipelines[n_microbatches] = Pipeline(
+            pipe = self._pipelines[way] = Pipeline(
                 self._model.divide(None, None),
                 MPI.COMM_SELF,
-                n_microbatches=n_microbatches,
+                n_microbatches=way.n_microbatches,
+                weight_groups=way.group,
                 lossfun=_loss,
                 accfun=None,
             )
@@ -150,9 +173,11 @@ def measure(
     """Measures a workload by each provider, and writes its part of the result."""
     result.write(
         f"{workload.title}",
-        f"  {'':<10}{'microbatches':>13}{'CPU ms':>9}  ratio to the undivided step",
+        f"  {'':<10}{'microbatches':>13}{'W groups':>9}{'CPU ms':>9}"
+        f"  ratio to the undivided step",
     )
-    counts = {str(m): m for m in (1, *workload.microbatches)}
+    ways = Way.all_of(workload, arguments.groups)
+    undivided = next(iter(ways))
     for provider in arguments.providers:
         worker = Worker(
             f"{name} by {provider}",
@@ -162,13 +187,13 @@ def measure(
         )
         try:
             step = partial(worker.call, "seconds")
-            seconds = alternate(counts, arguments.rounds, step)
+            seconds = alternate(ways, arguments.rounds, step)
         finally:
             worker.close()
-        for m, values in seconds.items():
+        for name_of_way, values in seconds.items():
             result.write(
-                f"  {provider:<10}{m:>13}{1e3 * statistics.median(values):9.0f}"
-                f"  {ratios(values, seconds['1'])}"
+                f"  {provider:<10}{name_of_way}{1e3 * statistics.median(values):9.0f}"
+                f"  {ratios(values, seconds[undivided])}"
             )
     result.write()
 
@@ -179,6 +204,14 @@ def main() -> None:
     add = parser.add_argument
     add("--models", nargs="+", choices=_workloads(False), default=None)
     add("--providers", nargs="+", choices=PROVIDERS, default=list(PROVIDERS))
+    add(
+        "--groups",
+        nargs="+",
+        type=int,
+        default=[1, 0],
+        help="numbers of microbatches whose weight gradients are computed together; 0"
+        " for all",
+    )
     add("--rounds", type=int, default=3)
     add("--quick", action="store_true", help="small sizes, to see whether it runs")
     add("--output", type=Path)

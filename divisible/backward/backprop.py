@@ -32,6 +32,7 @@ from typing import Any
 import chainer
 
 from divisible.backward.graph_walk import GraphWalk
+from divisible.backward.joint_weights import run_weights_together
 from divisible.backward.weight_gradients import WeightGradients
 
 Array = Any
@@ -54,12 +55,20 @@ class PendingWeightGradients:
         Raises:
             RuntimeError: If they have been computed before.
         """
+        self.take().run_weights()
+
+    def take(self) -> GraphWalk:
+        """Returns the backward, which then belongs to the caller.
+
+        Raises:
+            RuntimeError: If the weight gradients have been computed before.
+        """
         if self._walk is None:
             raise RuntimeError(
                 "the weight gradients of this microbatch have been computed already"
             )
         walk, self._walk = self._walk, None
-        walk.run_weights()
+        return walk
 
     def arrays(self) -> Iterator[Array]:
         """Yields the arrays that this object holds, parameters included, some twice."""
@@ -164,3 +173,38 @@ def backward_input(
     walk = GraphWalk(weight_gradients, defer=True)
     gradients = walk.run_activations(inputs, outputs, output_gradients)
     return gradients, PendingWeightGradients(walk)
+
+
+def run_together(
+    pending: Sequence[PendingWeightGradients], weight_gradients: WeightGradients
+) -> None:
+    """Computes the weight gradients of several microbatches as one product each.
+
+    Gradients differ from those of :meth:`PendingWeightGradients.run` for one microbatch
+    after the other by the order of additions.
+
+    Args:
+        pending: What :func:`backward_input` returned for the microbatches, in order.
+        weight_gradients: The object that was passed to all of these calls.
+
+    Raises:
+        RuntimeError: If the weight gradients of a microbatch have been computed before.
+        Exception: An error of a function, with its layer's ``layer_position``.
+
+    Example:
+        >>> import chainer, numpy as np
+        >>> link = chainer.links.Linear(2, 1, initialW=3)
+        >>> gradients, pending = WeightGradients(link.params), []
+        >>> gradients.begin()
+        >>> for microbatch in np.ones((5, 4, 2), 'f'):
+        ...     x = chainer.Variable(microbatch)
+        ...     _, one = backward_input(
+        ...         [x], [link(x)], [np.ones((4, 1), 'f')], gradients
+        ...     )
+        ...     pending.append(one)
+        >>> run_together(pending, gradients)
+        >>> gradients.finish()
+        >>> link.W.grad
+        array([[20., 20.]], dtype=float32)
+    """
+    run_weights_together([each.take() for each in pending], weight_gradients)
