@@ -49,8 +49,7 @@ class Rows:
         """Returns one array of all rows; a view where they lie one behind the other.
 
         Args:
-            arrays: C contiguous arrays of one dtype, and of one shape but for the
-                first axis.
+            arrays: C contiguous arrays of one dtype, whose axes but the first agree.
         """
         key = tuple(map(id, arrays))
         if key not in self._joined:

@@ -184,7 +184,7 @@ def run_together(
     after the other by the order of additions.
 
     Args:
-        pending: What :func:`backward_input` returned for the microbatches, in order.
+        pending: The results of :func:`backward_input` for the microbatches, in order.
         weight_gradients: The object that was passed to all of these calls.
 
     Raises:
