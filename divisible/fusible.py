@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -54,13 +55,20 @@ class Fusible(LayerList):
             )
         return y
 
-    def run(self, x: Any, skipped: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def run(
+        self,
+        x: Any,
+        skipped: Mapping[str, Any],
+        call: Callable[[int, Layer, Callable, tuple], Any] | None = None,
+    ) -> tuple[Any, dict[str, Any]]:
         """Passes ``x`` through the layers of a stage with skip connections.
 
         Args:
             x: The output of the layer before the first one.
             skipped: Tensors from layers of earlier stages, by the name of the skip
                 connection.
+            call: Function that calls a layer, for its position, the layer, a function
+                of its inputs and the inputs; layers then run one by one.
 
         Returns:
             The output of the last layer, and tensors for later stages, by name.
@@ -74,10 +82,21 @@ class Fusible(LayerList):
         if self._deferred.waiting:
             self._deferred.check(self._layers, type(self).__name__)
         skipped = dict(skipped)
+        if call is not None:
+            whole = functools.partial(self._called_by, call)
+            return pass_through(self._layers, self._start, x, skipped, whole), skipped
         own = self._transposes.paths or self._deferred.first_calls
         calls = self._call if own else None, self._fusion, self._is_plain
         x = pass_through(self._layers, self._start, x, skipped, *calls)
         return x, skipped
+
+    def _called_by(
+        self, call: Callable, position: int, layer: Layer, inputs: tuple
+    ) -> Any:
+        def run(*inputs: Any) -> Any:
+            return self._call(position, layer, inputs)
+
+        return call(position, layer, run, inputs)
 
     def _call(self, position: int, layer: Layer, inputs: tuple) -> Any:
         weights: AbstractContextManager = nullcontext()

@@ -199,6 +199,22 @@ class LayerStreams:
         _seed([*_words(key), position])
 
 
+def begin_stream(key: RandomKey, position: int) -> None:
+    """Begins the stream of a layer with another key, within its pass.
+
+    Args:
+        key (RandomKey): The key, such as that of another microbatch.
+        position (int): Position of the layer in the undivided model.
+    """
+    if _active.seeds is not None:
+        _seed([*_words(key), position])
+
+
+def has_drawn() -> bool:
+    """Returns whether NumPy's generator was drawn from since the stream began."""
+    return _active.seeds is not None and _active.seeds.waiting is None
+
+
 def drawing_layer() -> int | None:
     """Returns the position of the layer that draws from its stream, if one did.
 

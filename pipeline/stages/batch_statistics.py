@@ -128,13 +128,30 @@ class BatchStatistics(function_hook.FunctionHook):
             if {"N", "avg_mean"} <= link._persistent
         ]
         self._n_microbatches = 0
+        self._calls: dict[int, int] = {}
         self.is_needed = self.is_needed or bool(self._counts)
 
     def added(self, function: None = None) -> None:
         """Begins a microbatch."""
-        self._calls: dict[int, int] = {}
+        self._calls = {}
         self._lent: tuple[_Average, tuple[Array, Array]] | None = None
         self._n_microbatches += 1
+
+    def calls(self) -> dict[int, int]:
+        """Returns how many calls of this microbatch there were, by their averages."""
+        return dict(self._calls)
+
+    def begin_part(self, calls: dict[int, int]) -> None:
+        """Continues with another microbatch of a group.
+
+        Args:
+            calls: The calls of that microbatch so far; see :meth:`calls`.
+        """
+        self._calls = dict(calls)
+
+    def count_parts(self, n_more: int) -> None:
+        """Counts the microbatches of a group, of which one is counted already."""
+        self._n_microbatches += n_more
 
     def finish(self) -> None:
         """Ends a minibatch: moves the running averages."""

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import chainer
+import numpy as np
 
 from divisible.carried_state import is_place
 from divisible.communication.signatures import Tensors
@@ -79,6 +80,14 @@ class Persistents:
             yield
         finally:
             present._restore()
+
+    def are_there(self) -> bool:
+        """Returns whether the links have the copied values."""
+        return all(
+            type(there := vars(link)[name]) is type(value)
+            and bool(np.all(there == value))
+            for link, name, value in self._values
+        )
 
     def _restore(self) -> None:
         for link, name, value in self._values:

@@ -16,6 +16,7 @@ from divisible.backward.tensors import attached, copied, detached, leaves, to_me
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensor, Tensors
 from divisible.random_streams import LayerStreams
+from pipeline.stages.groups import Group
 from pipeline.stages.held import Graph, Inputs, Persistents
 from pipeline.stages.loss import Loss
 
@@ -166,7 +167,9 @@ class Segment:
     ) -> Graph:
         values = attached(tuple(inputs))
         skips = {name: attached(tuple(skipped[name])) for name in self.takes}
-        y, stashed = self.layers.run(values, skips)
+        is_group = isinstance(microbatch, Group)
+        call = microbatch.call if is_group else None
+        y, stashed = self.layers.run(values, skips, call)
         outputs = _as_tuple(y)
         if self._ends_stage and not outputs:
             # An empty message stands for a microbatch without samples.
@@ -178,7 +181,11 @@ class Segment:
             with LayerStreams() as streams:
                 # The random stream of the loss follows the last layer's.
                 streams.enter(self._n_model_layers)
-                outputs = (self.loss(microbatch, outputs),)
+                if is_group:
+                    place = self._n_model_layers
+                    outputs = microbatch.losses(self.loss, outputs, place)
+                else:
+                    outputs = (self.loss(microbatch, outputs),)
         handed_over = {name: _as_tuple(value) for name, value in stashed.items()}
         return Graph(values, skips, outputs, handed_over)
 
@@ -207,7 +214,10 @@ class Segment:
         self.recompute(microbatch)
         graph = self.held.pop(microbatch)
         if self.loss is not None:
-            gradients = (Tensor(self.loss.gradient(microbatch, graph.outputs[0])),)
+            is_group = isinstance(microbatch, Group)
+            each = microbatch.numbers if is_group else (microbatch,)
+            pairs = zip(each, graph.outputs)
+            gradients = tuple([Tensor(self.loss.gradient(*pair)) for pair in pairs])
         variables = [
             x
             for x in leaves([graph.inputs, *graph.skipped.values()])

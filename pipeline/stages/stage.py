@@ -63,6 +63,7 @@ class Stage:
     Attributes:
         reports (Reports): Values that the layers reported in the last minibatch.
         carried (CarriedRows): The states that layers carry from minibatch to minibatch.
+        statistics (BatchStatistics or None): The deferred running averages, if any.
     """
 
     def __init__(
@@ -86,10 +87,10 @@ class Stage:
         self._is_told = False
         # Number of backwards that still add to gradients in this minibatch.
         self._n_backwards = 0
-        self._statistics: BatchStatistics | None = None
+        self.statistics: BatchStatistics | None = None
         if defer_batch_statistics:
-            self._statistics = BatchStatistics(layers.links, gather)
-            self._first_look = _FirstLook(self._statistics)
+            self.statistics = BatchStatistics(layers.links, gather)
+            self._first_look = _FirstLook(self.statistics)
         # Whether the next forward is the first one of its minibatch.
         self._is_first = True
         self.reports = Reports(self._observers())
@@ -142,8 +143,7 @@ class Stage:
             # stay.
             return
         self._weight_gradients.begin()
-        known = self._statistics
-        if known is not None and (known.is_needed or known.is_shared):
+        if (known := self.statistics) and (known.is_needed or known.is_shared):
             known.begin()
         for segment in self._segments:
             segment.begin()
@@ -182,8 +182,7 @@ class Stage:
             correction (float): Factor by which to multiply the gradients now.
         """
         self._weight_gradients.finish(correction, loss_scale)
-        known = self._statistics
-        if known is not None and (known.is_needed or known.is_shared):
+        if (known := self.statistics) and (known.is_needed or known.is_shared):
             known.finish()
         if self.carried.is_used:
             self.carried.finish()
@@ -195,7 +194,7 @@ class Stage:
         skipped: Mapping[str, Tensors],
         is_recomputed: bool = False,
     ) -> tuple[Tensors, dict[str, Tensors]]:
-        """Runs the layers on one microbatch (F).
+        """Runs the layers on one microbatch (F), or on a :class:`.groups.Group`.
 
         Args:
             microbatch (int): Position of the microbatch in the minibatch.
@@ -215,7 +214,7 @@ class Stage:
         n_samples = shape[0] if shape else 1
         is_first, self._is_first = self._is_first, False
         statistics = states = carried = _NOTHING
-        trains, known = chainer.config.enable_backprop, self._statistics
+        trains, known = chainer.config.enable_backprop, self.statistics
         if known is not None and trains and (is_first or known.is_needed):
             statistics = known if known.is_needed else self._first_look
         undeclared = self._undeclared
@@ -278,6 +277,7 @@ class Stage:
         gradients: Tensors,
         skip_gradients: Mapping[str, Tensors],
         split: bool = False,
+        n_microbatches: int = 1,
     ) -> tuple[Tensors, dict[str, Tensors]]:
         """Runs the backward of one microbatch: whole (B), or input gradients only (I).
 
@@ -289,13 +289,14 @@ class Stage:
                 name.
             split (bool): Whether to leave the weight gradients to
                 :meth:`backward_weight`, and to hold what they need.
+            n_microbatches (int): Number of microbatches, more than 1 for a group.
 
         Returns:
             One tensor per input: its gradient, or ``None`` as its array where there is
             none; and the gradients of the tensors that skip connections brought, by
             name.
         """
-        self._n_backwards -= not split
+        self._n_backwards -= 0 if split else n_microbatches
         if not self._segments[0].holds(microbatch):
             return (), dict.fromkeys(self._takes, ())
         skip_gradients = dict(skip_gradients)
@@ -348,7 +349,7 @@ class Stage:
     @contextmanager
     def _again(self, microbatch: int) -> Iterator[None]:
         """Returns the context in which a forward runs again, as it ran before."""
-        known = self._statistics
+        known = self.statistics
         statistics = discarded() if known is not None and known.is_needed else _NOTHING
         states, carried = self._undeclared.watched_again(), _NOTHING
         if self.carried.is_used:
@@ -357,10 +358,14 @@ class Stage:
         with random, reports({}), statistics, states, carried:
             yield
 
-    def _random_state(self, microbatch: int) -> AbstractContextManager:
+    def random_key(self, microbatch: int) -> RandomKey:
+        """Returns the key of a microbatch's random numbers."""
         number = self._n_microbatches_before + microbatch
-        key = RandomKey(self._seed, self._step, number, chainer.config.train)
+        return RandomKey(self._seed, self._step, number, chainer.config.train)
+
+    def _random_state(self, microbatch: int) -> AbstractContextManager:
         unsized = self._uncalled.sized_now() if self._uncalled.places else ()
+        key = self.random_key(microbatch)
         return keyed_random_state(key, self.layers.device, unsized)
 
 
@@ -376,19 +381,19 @@ class _FirstLook(FunctionHook):
     only_reads, minds_fusion = True, False
 
     def __init__(self, statistics: BatchStatistics) -> None:
-        self._statistics = statistics
+        self.statistics = statistics
 
     def forward_preprocess(self, function: Any, in_data: tuple) -> None:
         """Is called by every function."""
         if isinstance(function, NORMALIZING):
-            if not self._statistics.is_needed:
-                self._statistics.added()
-            self._statistics.forward_preprocess(function, in_data)
+            if not self.statistics.is_needed:
+                self.statistics.added()
+            self.statistics.forward_preprocess(function, in_data)
 
     def forward_postprocess(self, function: Any, in_data: tuple) -> None:
         """Is called by every function."""
         if isinstance(function, NORMALIZING):
-            self._statistics.forward_postprocess(function, in_data)
+            self.statistics.forward_postprocess(function, in_data)
 
 
 def _nothing(param: chainer.Parameter) -> None:

@@ -28,6 +28,7 @@ from divisible.schedules.rank_program import Channel, RankProgram, Record, Slot,
 from divisible.schedules.schedule import Schedule
 from pipeline.stages.held_elsewhere import HeldElsewhere
 from pipeline.stages.stage import Stage
+from pipeline.stages.stage_groups import StageGroups
 
 # Number of receives that a channel has posted ahead of the one it waits for.
 RECEIVES_AHEAD = 2
@@ -100,6 +101,7 @@ class Runner:
         self.record: Record | None = None
         self.waits_for_device = self.measures_pending = False
         self._pending: dict[int, float] = {}
+        self._groups: dict[int, StageGroups] = {}
 
     @property
     def pending_bytes(self) -> float:
@@ -202,12 +204,18 @@ class Runner:
             if self._elsewhere is not None:
                 self._elsewhere.before()
             skips = {}
-            for name, slot in task.takes.items():
-                skips[name] = results.pop(slot)
+            if task.group:
+                microbatch = microbatch[0]
+            else:
+                for name, slot in task.takes.items():
+                    skips[name] = results.pop(slot)
             if action.kind == "W":
                 if self.measures_pending:
                     self._measure_pending(stage, action)
-                stage.backward_weight(action.microbatches)
+                each = action.microbatch if task.group else (microbatch,)
+                stage.backward_weight(each)
+            elif task.group:
+                self._compute_group(task, results)
             elif action.kind == "R":
                 stage.recompute(microbatch)
             else:
@@ -233,6 +241,29 @@ class Runner:
         if self.waits_for_device:
             _synchronize(stage.layers.device)
 
+    def _compute_group(self, task: Task, results: dict[Slot, Tensors]) -> None:
+        """Computes an F, R, B or I of several microbatches."""
+        stage, kind, microbatches = task.operation
+        groups = self._groups.get(stage)
+        if groups is None:
+            groups = self._groups[stage] = StageGroups(self._stages[stage])
+        if kind == "R":
+            groups.recompute(microbatches)
+            return
+        tensors, skips = [], []
+        for _, takes in task.group:
+            mine = {name: results.pop(slot) for name, slot in takes.items()}
+            tensors.append(mine.pop(""))
+            skips.append(mine)
+        if kind == "F":
+            found = groups.forward(microbatches, tensors, skips, task.is_recomputed)
+        else:
+            found = groups.backward(microbatches, tensors, skips, kind == "I")
+        for (slot, _), (result, handed_over) in zip(task.group, found):
+            results[slot] = result
+            for name, tensors in handed_over.items():
+                results[slot._replace(skip=name)] = tensors
+
     def _measure_pending(self, stage: Stage, action: Action) -> None:
         """Measures what waits for a W; the group has most of it."""
         n_bytes = stage.pending_bytes() / len(action.microbatches)
@@ -250,9 +281,15 @@ class Runner:
             layer = ", after the last layer, in lossfun or accfun"
         elif position not in (None, _NOWHERE):
             layer = f", in layer {position}, {title(layers.model_layers[position])}"
+        each = action.microbatches
+        which = (
+            f"microbatch {each[0]}"
+            if len(each) == 1
+            else f"microbatches {each[0]} to {each[-1]}"
+        )
         return (
-            f"{action} failed on {self._title} ({_WORDS[action.kind]} of microbatch"
-            f" {action.microbatch}, stage {action.stage} with the layers {start} to"
+            f"{action} failed on {self._title} ({_WORDS[action.kind]} of {which},"
+            f" stage {action.stage} with the layers {start} to"
             f" {end - 1}){layer}: {type(error).__name__}: {error}"
         )
 
