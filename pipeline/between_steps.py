@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from data_parallel import Grid
 from divisible import Divisible, Plan
-from divisible.schedules.groups import weight_group_sizes
 from divisible.schedules.schedule import Schedule
+from divisible.schedules.stage_groups import stage_group_sizes
 from divisible.schedules.timeline import Timeline
 from pipeline.calls.ranks import Ranks
 from pipeline.calls.replicas import part_of
@@ -90,7 +90,8 @@ class BetweenSteps:
             start.stage_ranks,
             n_microbatches=start.arguments.n_microbatches,
             recompute=start.arguments.recompute,
-            weight_groups=max(weight_group_sizes(self.schedule)),
+            weight_groups=self._step.current.weight_groups,
+            stage_groups=stage_group_sizes(self.schedule),
             replicas=self._ranks.n_replicas,
             shares=grid and grid.shares,
             hold_in=start.hold_in,
@@ -110,7 +111,7 @@ class BetweenSteps:
             with_new_cuts(self._plan, self.cuts),
             schedule=self.schedule.name,
             fusion=self.fusion.chains or self._plan.fusion,
-            weight_groups=max(weight_group_sizes(self.schedule)),
+            weight_groups=self._step.current.weight_groups,
         )
 
     @property

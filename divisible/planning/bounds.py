@@ -16,6 +16,7 @@ from divisible.schedules.actions import (
     RECOMPUTE,
     WEIGHT,
 )
+from divisible.schedules.stage_groups import stage_group_sizes
 
 
 def work_of_ranks(model: CostModel, cuts: Sequence[int]) -> np.ndarray:
@@ -65,7 +66,13 @@ def lower_bound(model: CostModel, cuts: Sequence[int]) -> float:
 
 def _durations(model: CostModel, cuts: Sequence[int]) -> np.ndarray:
     """Returns seconds by kind of action, stage and microbatch."""
-    forward, backward_input, backward_weight = model.phase_seconds(cuts)
+    seconds = model.phase_seconds(cuts)
+    if model.together:
+        sizes = np.array(stage_group_sizes(model.schedule))
+        # All microbatches of a group but the first one save some time.
+        saved = model.saved_seconds(cuts) * ((sizes - 1) / sizes)
+        seconds = np.maximum(seconds - saved[:, :, None], 0.0)
+    forward, backward_input, backward_weight = seconds
     durations = np.empty((len(KINDS), *forward.shape))
     durations[FORWARD] = durations[RECOMPUTE] = forward
     durations[BACKWARD] = backward_input + backward_weight

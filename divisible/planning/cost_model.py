@@ -25,8 +25,8 @@ and most pending weight gradients at another; the worst counts.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -41,7 +41,10 @@ from divisible.schedules.held import Moments, moments, peaks
 from divisible.schedules.recomputation import recomputed_share
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.simulator import simulate
+from divisible.schedules.stage_groups import stage_group_sizes
 from divisible.schedules.timeline import Timeline
+
+_SAVED = ("forward_saved", "input_saved", "weight_saved")
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class CostModel:
         disk: The disk of each rank; ``None`` if there is none to use.
         on_disk: For each stage whether its microbatches wait there, of shape
             (n_stages,); ``None`` if none do.
+        together: The profile at the size of so many microbatches together, by their
+            number, for stages that take them as one.
         spares_none: Whether stages are to be weighed as if every microbatch ran its
             forward again, if any does: among many microbatches, one that is spared does
             not count.
@@ -83,6 +88,7 @@ class CostModel:
     exchange: GradientExchange | None = None
     disk: Disk | None = None
     on_disk: np.ndarray | None = None
+    together: Mapping[int, Profile] = field(default_factory=dict)
     spares_none: bool = False
 
     @classmethod
@@ -94,6 +100,7 @@ class CostModel:
         links: Links,
         exchange: GradientExchange | None = None,
         disk: Disk | None = None,
+        together: Mapping[int, Profile] | None = None,
     ) -> CostModel:
         """Returns the costs on ranks, each of which may have several stages.
 
@@ -104,6 +111,7 @@ class CostModel:
             links: The links between the ranks.
             exchange: The exchange between replicas.
             disk: The disk of each rank.
+            together: The profiles of several microbatches together, by their number.
         """
         ranks = schedule.stage_ranks
         return cls(
@@ -113,6 +121,7 @@ class CostModel:
             links.between_stages(ranks),
             exchange,
             disk,
+            together=together or {},
         )
 
     @property
@@ -214,6 +223,22 @@ class CostModel:
         seconds = np.stack([by_size[size] for size in sizes], axis=2)
         return seconds / self.speeds[:, None]
 
+    def saved_seconds(self, cuts: Sequence[int]) -> np.ndarray:
+        """Returns the seconds that each microbatch of a group saves but the first.
+
+        Returns:
+            Seconds of forward, input gradients and weight gradients, of shape
+            (3, n_stages).
+        """
+        alone = np.stack(self.largest.sums.stages(cuts)[:3])
+        saved = np.zeros_like(alone)
+        sizes = np.array(stage_group_sizes(self.schedule))
+        for size, profile in self.together.items():
+            whole = np.stack(profile.sums.stages(cuts)[:3])
+            each = np.maximum(size * alone - whole, 0.0) / (size - 1)
+            saved[:, sizes == size] = each[:, sizes == size]
+        return saved / self.speeds
+
     def transfer_seconds(self, cuts: Sequence[int]) -> np.ndarray:
         """Returns the seconds of a message of each stage but the last on its link."""
         sums = self.largest.sums.stages(cuts)
@@ -237,6 +262,7 @@ class CostModel:
         """
         sums = self.largest.sums.stages(cuts)
         write, read = self.disk_seconds(cuts)
+        saved = dict(zip(_SAVED, self.saved_seconds(cuts))) if self.together else {}
         return Costs(
             *self.phase_seconds(cuts),
             transfer=self.transfer_seconds(cuts),
@@ -246,6 +272,7 @@ class CostModel:
             pending_bytes=sums.pending_bytes,
             write=write,
             read=read,
+            **saved,
         )
 
     def simulate(self, cuts: Sequence[int]) -> Timeline:

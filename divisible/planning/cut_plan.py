@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from divisible.planning.expected_costs import ExchangePlan
-from divisible.planning.units import count
+from divisible.planning.units import count, words_of_groups
 
 
 class UncutPlan(NamedTuple):
@@ -25,6 +25,7 @@ class UncutPlan(NamedTuple):
             on ranks that have no room for them.
         streamed: Positions of layers whose weights are on disk.
         weight_groups: Number of microbatches whose weight gradients are one product.
+        stage_groups: Number of microbatches that each stage takes as one; none for 1.
     """
 
     replicas: int
@@ -36,6 +37,7 @@ class UncutPlan(NamedTuple):
     hold_in: str = "memory"
     streamed: tuple[int, ...] = ()
     weight_groups: int = 1
+    stage_groups: tuple[int, ...] = ()
 
     @property
     def n_stages(self) -> int:
@@ -51,8 +53,7 @@ class UncutPlan(NamedTuple):
         words += [count(self.n_microbatches, "microbatch"), self.schedule]
         if self.recompute != "never":
             words.append(f"recomputation {self.recompute}")
-        if self.weight_groups > 1:
-            words.append(f"W in groups of {self.weight_groups}")
+        words += words_of_groups(self.weight_groups, self.stage_groups)
         if self.hold_in != "memory":
             words.append(f"held on {self.hold_in}")
         if self.streamed:

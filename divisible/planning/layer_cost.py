@@ -67,6 +67,9 @@ class LayerCost:
             :func:`divisible.streaming.stream`.
         gathered_bytes: The part of ``streamable_bytes`` of which a microbatch needs
             some rows: embeddings.
+        takes_groups: Whether several microbatches may pass through as one: the layer
+            carries no state, and its inputs and outputs have the samples along the
+            first axis. ``False`` if that is not known.
         name: One line or more that describes the layer.
         place: The file and the line of a lambda, which has no name.
 
@@ -91,6 +94,7 @@ class LayerCost:
     n_parameters: int = 0
     streamable_bytes: int = 0
     gathered_bytes: int = 0
+    takes_groups: bool = False
     name: str = ""
     place: str = ""
 
@@ -101,6 +105,11 @@ class LayerCost:
             what = f"{name} of a layer {self.title!r}"
             number = plain_number(what, getattr(self, name), "Measure again")
             object.__setattr__(self, name, number)
+        if not isinstance(self.takes_groups, bool):
+            raise TypeError(
+                f"takes_groups of a layer {self.title!r} must be true or false, not"
+                f" {self.takes_groups!r}"
+            )
         for part, whole in _PARTS:
             if getattr(self, part) > getattr(self, whole):
                 raise ValueError(

@@ -21,6 +21,7 @@ from typing import Any, Callable
 import chainer
 
 from divisible.backward.tensors import to_tensor
+from divisible.carried_state import carrying
 from divisible.communication.signatures import Tensors
 from divisible.dtypes import in_loss_dtype
 from divisible.layer_texts import place_of, title
@@ -60,6 +61,8 @@ class LayerMeter:
         self._inputs = inputs
         self._optimizer = optimizer
         self._repeat = repeat
+        # The first axis of the model's first input; 0 for a single number.
+        self._n_samples = (*inputs[0].array.shape, 0)[0]
         self._costs: list[LayerCost] = []
         #: Bytes that each layer holds while it is run again.
         self._held_again: list[int] = []
@@ -106,6 +109,7 @@ class LayerMeter:
             pending_bytes=pending.nbytes,
             streamable_bytes=streamable_bytes(part.links()),
             gathered_bytes=streamable_bytes(part.links(), GATHERED),
+            takes_groups=self._takes_groups(part, (*inputs, *outputs)),
             name=name,
             place=place_of(part[0]),
         )
@@ -113,6 +117,13 @@ class LayerMeter:
         self.scatter_seconds += runs.scatter_seconds
         self._costs.append(cost)
         self._inputs = outputs
+
+    def _takes_groups(self, part: Divisible, tensors: Tensors) -> bool:
+        """Returns whether a layer may take several microbatches as one."""
+        n = self._n_samples
+        return not any(carrying(part)) and all(
+            n and tensor.array.ndim and not len(tensor.array) % n for tensor in tensors
+        )
 
     def measure_loss(self, lossfun: Callable, targets: tuple) -> LayerCost:
         """Measures the loss, which follows the last layer.

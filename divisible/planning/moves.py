@@ -1,4 +1,4 @@
-"""Simulations of plans, and moves of their cuts as long as the step becomes shorter.
+"""Simulations of plans, and changes as long as the step becomes shorter.
 
 Cuts are found for the slowest stage, but it does not determine the step alone. Until
 the pipeline is full, when it empties, and wherever a rank waits for an answer, messages
@@ -81,6 +81,52 @@ def moved(workload: Workload, cut: CutPlan, effort: int) -> CutPlan:
                 effort -= each
                 cut = _faster(workload, cut, cuts)
     return cut
+
+
+def grouped(workload: Workload, cut: CutPlan) -> CutPlan:
+    """Joins microbatches in stages, as long as that makes a simulated plan faster.
+
+    Sizes double, from the last stage to the first, and once more from the sizes found.
+
+    Args:
+        workload: The minibatch on its machine.
+        cut: The plan, with cuts that stay.
+
+    Returns:
+        CutPlan: The best plan found, simulated.
+    """
+    if cut.uncut.hold_in == "disk" or len(workload.profiles) == 1:
+        return cut
+    n_stages, m = cut.uncut.n_stages, cut.uncut.n_microbatches
+    layers = workload.profiles[0].layers
+    stages = [
+        stage
+        for stage in reversed(range(n_stages))
+        if all(layer.takes_groups for layer in layers[slice(*cut.cuts[stage:][:2])])
+    ]
+    before = None
+    while cut is not before:
+        before = cut
+        for stage in stages:
+            sizes = list(cut.uncut.stage_groups or (1,) * n_stages)
+            while sizes[stage] < m:
+                sizes[stage] = min(2 * sizes[stage], m)
+                other = _regrouped(workload, cut, tuple(sizes))
+                if other is cut:
+                    break
+                cut = other
+    return cut
+
+
+def _regrouped(workload: Workload, cut: CutPlan, sizes: tuple[int, ...]) -> CutPlan:
+    """Returns the plan, or one with other groups if that is faster and fits."""
+    uncut = cut.uncut._replace(stage_groups=sizes)
+    try:
+        other = cut_plan(workload, uncut, cut.cuts, cut.parts)
+    except MemoryLimitError:
+        return cut
+    other = simulated(workload, other)
+    return other if other.step.seconds < cut.step.seconds / SAME else cut
 
 
 def _faster(workload: Workload, cut: CutPlan, cuts: Sequence[int]) -> CutPlan:

@@ -16,7 +16,7 @@ from divisible.planning.expected_costs import ExchangePlan, StagePlan
 from divisible.planning.plan_traffic import traffic_of
 from divisible.planning.profile import check_layers
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
-from divisible.planning.units import count, format_seconds
+from divisible.planning.units import count, format_seconds, words_of_groups
 from divisible.records import (
     from_fields,
     plain_text,
@@ -90,6 +90,7 @@ class Plan:
         streamed: Positions of layers whose weights are on disk, for
             ``divisible.streaming.stream(model, plan=plan)``.
         weight_groups: Number of microbatches whose weight gradients are one product.
+        stage_groups: Number of microbatches that each stage takes as one; none for 1.
         conditions: The machine, the samples and the profiles that the plan was made
             for, which predictions from the plan use; ``None`` if they are not known.
 
@@ -131,6 +132,7 @@ class Plan:
     hold_in: Sequence[str] = ()
     streamed: Sequence[int] = ()
     weight_groups: int = 1
+    stage_groups: Sequence[int] = ()
     scatter: float | None = dataclasses.field(default=None, compare=False)
     conditions: Conditions | None = dataclasses.field(
         default=None, repr=False, compare=False
@@ -160,6 +162,7 @@ class Plan:
             fusion=fields.chains(self.fusion, cuts[-1]),
             hold_in=fields.places(self.hold_in, self.n_stages // self.stages_per_rank),
             streamed=fields.positions(self.streamed, cuts[-1]),
+            stage_groups=fields.sizes_of_groups(self.stage_groups, self.n_stages),
             layers=fields.descriptions("layers", self.layers, cuts[-1], cuts),
             stages=fields.descriptions("stages", self.stages, len(cuts) - 1, cuts),
         )
@@ -347,18 +350,14 @@ class Plan:
     @property
     def title(self) -> str:
         """A short text of the plan, for a picture: schedule, microbatches, cuts."""
-        words = [
-            self.schedule or "plan",
-            f"cut at {shown(self.cuts)}",
-        ]
+        words = [self.schedule or "plan", f"cut at {shown(self.cuts)}"]
         if self.n_microbatches is not None:
             words.insert(1, count(self.n_microbatches, "microbatch"))
         if self.replicas > 1:
             words.append(f"{self.replicas} replicas")
         if self.recompute != "never":
             words.append(f"recomputation {self.recompute}")
-        if self.weight_groups > 1:
-            words.append(f"W in groups of {self.weight_groups}")
+        words += words_of_groups(self.weight_groups, self.stage_groups)
         return ", ".join(words)
 
     @property
@@ -373,8 +372,7 @@ class Plan:
             words.append(count(self.n_microbatches, "microbatch"))
         if self.recompute != "never":
             words.append(f"recomputation {self.recompute}")
-        if self.weight_groups > 1:
-            words.append(f"W in groups of {self.weight_groups}")
+        words += words_of_groups(self.weight_groups, self.stage_groups)
         if "disk" in self.hold_in:
             ranks = [i for i, place in enumerate(self.hold_in) if place == "disk"]
             words.append(f"held on disk by the ranks {', '.join(map(str, ranks))}")

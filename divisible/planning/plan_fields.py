@@ -76,6 +76,20 @@ def replica_shares(shares: Any, replicas: int) -> list[float] | None:
     return found
 
 
+def sizes_of_groups(sizes: Any, n_stages: int) -> tuple[int, ...]:
+    """Returns the sizes of the stages' groups; none if all are 1."""
+    found = [
+        positive_count(f"stage {i} of stage_groups", size)
+        for i, size in enumerate(listed("stage_groups", sizes))
+    ]
+    if found and len(found) != n_stages:
+        raise ValueError(
+            f"stage_groups {found} are for {count(len(found), 'stage')}, but there are"
+            f" {n_stages}: give one number for each"
+        )
+    return tuple(found) if max(found, default=1) > 1 else ()
+
+
 def descriptions(
     name: str, values: Any, n: int, cuts: Sequence[int]
 ) -> tuple[Any, ...] | None:

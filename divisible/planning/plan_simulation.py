@@ -85,6 +85,7 @@ def simulate_plan(
         plan.recompute,
         streamed=plan.streamed,
         weight_groups=plan.weight_groups,
+        stage_groups=plan.stage_groups,
     )
     model = Workload(profiles, machine, batch, wire).cost_model(uncut, parts)
     if holds:

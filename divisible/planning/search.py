@@ -28,7 +28,7 @@ from divisible.planning.gradient_exchange import Wire
 from divisible.planning.interpolation import sort_profiles
 from divisible.planning.layer_cost import SAMPLE_BYTES
 from divisible.planning.machine import Machine, check_machine
-from divisible.planning.moves import SAME, moved, simulated
+from divisible.planning.moves import SAME, grouped, moved, simulated
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile
 from divisible.planning.search_space import SearchSpace
@@ -66,8 +66,10 @@ def best_plan(
     recomputation. Each configuration is cut optimally (:func:`divisible.partition`),
     and simulated (:func:`divisible.simulate`) unless it does not fit or cannot win with
     these cuts. The cuts of the fastest ones are then moved as long as the simulated
-    step becomes shorter, for very large models as far as some seconds allow. The step
-    is forward and backward of a minibatch, and the part of the exchange of gradients
+    step becomes shorter, for very large models as far as some seconds allow. Their
+    stages take several microbatches as one where that is faster, if the profile says
+    that the layers can (:class:`divisible.LayerCost`). The step is forward and backward
+    of a minibatch, and the part of the exchange of gradients
     between replicas that is not hidden (see `divisible.planning.gradient_exchange`).
 
     Replicas of unequal speed get unequal shares of a minibatch: pass the plan's
@@ -248,6 +250,10 @@ def _improve(workload: Workload, plans: list[CutPlan]) -> None:
     for i in fastest[:_IMPROVED]:
         if plans[i].step.seconds <= limit:
             plans[i] = moved(workload, plans[i], _EFFORT)
+            together = grouped(workload, plans[i])
+            if together is not plans[i]:
+                # Other cuts may suit the groups.
+                plans[i] = moved(workload, together, _EFFORT)
 
 
 def _fastest(plans: Sequence[CutPlan]) -> CutPlan:
@@ -269,6 +275,7 @@ def _frugality(plan: CutPlan) -> tuple:
         step.held,
         uncut.stages_per_rank,
         uncut.weight_groups,
+        sum(uncut.stage_groups),
         uncut.n_microbatches,
         step.in_flight,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -116,3 +117,13 @@ def parse_seconds(text: str) -> float:
     if match is None:
         raise ValueError(f"{text!r} is not a time, such as 50us or 0.001")
     return float(match[1]) * _SECONDS[match[2] or "s"]
+
+
+def words_of_groups(weight_groups: int, stage_groups: Sequence[int]) -> list[str]:
+    """Returns a text for each kind of groups of a plan."""
+    words = []
+    if weight_groups > 1:
+        words.append(f"W in groups of {weight_groups}")
+    if stage_groups:
+        words.append(f"stages in groups of {':'.join(map(str, stage_groups))}")
+    return words

@@ -32,6 +32,7 @@ from divisible.schedules.catalogue import create
 from divisible.schedules.groups import group_weights
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
+from divisible.schedules.stage_groups import group_stages
 
 
 class Workload:
@@ -81,8 +82,9 @@ class Workload:
             ValueError: If there are fewer samples than microbatches.
         """
         n_ranks, m = uncut.n_ranks, uncut.n_microbatches
+        groups = uncut.stage_groups
         schedule = _schedule(
-            uncut.schedule, uncut.n_stages, m, n_ranks, uncut.recompute
+            uncut.schedule, uncut.n_stages, m, n_ranks, uncut.recompute, groups
         )
         schedule = group_weights(schedule, uncut.weight_groups)
         links, exchange = self._pipeline(uncut)
@@ -91,6 +93,10 @@ class Workload:
 
         def sized(n_samples: int) -> Profile:
             return self._profile(n_samples, uncut, exchange)
+
+        def together(size: int) -> Profile:
+            alone = uncut._replace(weight_groups=1)
+            return self._profile(size * sizes[0], alone, exchange)
 
         speeds = self.speeds(uncut)
         if parts is not None:
@@ -104,6 +110,7 @@ class Workload:
             links,
             exchange,
             self.machine.disk,
+            {size: together(size) for size in {*groups} - {1}},
         )
         holds = uncut.hold_in == "disk"
         return model.waiting_on((True,) * n_ranks) if holds else model
@@ -139,6 +146,7 @@ class Workload:
             ),
             streamed=uncut.streamed,
             weight_groups=uncut.weight_groups,
+            stage_groups=uncut.stage_groups,
             step_seconds=None if step is None else step.seconds,
             bubble=None if step is None else step.bubble,
             conditions=Conditions(
@@ -196,9 +204,15 @@ class Workload:
 # recomputation only.
 @functools.lru_cache(maxsize=16)
 def _schedule(
-    name: str, n_stages: int, n_microbatches: int, n_ranks: int, when: str
+    name: str,
+    n_stages: int,
+    n_microbatches: int,
+    n_ranks: int,
+    when: str,
+    groups: tuple[int, ...],
 ) -> Schedule:
     if when == "never":
-        return create(name, n_stages, n_microbatches, n_ranks)
-    without = _schedule(name, n_stages, n_microbatches, n_ranks, "never")
+        plain = create(name, n_stages, n_microbatches, n_ranks)
+        return group_stages(plain, groups or 1)
+    without = _schedule(name, n_stages, n_microbatches, n_ranks, "never", groups)
     return recompute(without, when)

@@ -15,6 +15,7 @@
     catalogue           schedules by name, with all that is known of each
     list_scheduling     a schedule made for given costs
     groups              a schedule with groups of weight gradients
+    stage_groups        a schedule in which stages take several microbatches as one
     recomputation       a schedule in which forwards run again
     lowering            the sends and receives between the actions
     rank_program        the actions and messages of one rank
@@ -42,6 +43,7 @@ _MODULES = {
     "divisible.schedules.catalogue": ["NAMES", "create"],
     "divisible.schedules.costs": ["Costs"],
     "divisible.schedules.groups": ["group_weights"],
+    "divisible.schedules.stage_groups": ["group_stages"],
     "divisible.schedules.list_scheduling": ["list_schedule"],
     "divisible.schedules.schedule": ["Schedule"],
     "divisible.schedules.timeline": ["Timeline"],

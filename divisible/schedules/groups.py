@@ -30,10 +30,11 @@ def group_weights(schedule: Schedule, size: int | Sequence[int]) -> Schedule:
 
     A group begins at each microbatch whose position is a multiple of ``size``. It runs
     where the last of its W was, or after the last of its B. A group of one B stays a B.
+    Microbatches that a stage takes as one are not cut, and belong to the group of the
+    first one.
 
     Args:
-        schedule: A valid schedule in which each stage runs the backwards of a group in
-            any order; a group of forwards counts as one microbatch that is not cut.
+        schedule: A valid schedule.
         size: Number of microbatches in a group, at least 1; one number for all stages
             or one for each. The last group may be smaller.
 
@@ -52,7 +53,7 @@ def group_weights(schedule: Schedule, size: int | Sequence[int]) -> Schedule:
         rank 0    0F0   0F1     .   0I0   0F2   0I1 0W0-1   0F3   0I2     .   0I3 0W2-3
         rank 1      .   1F0   1I0   1F1   1I1 1W0-1   1F2   1I2   1F3   1I3 1W2-3     .
     """
-    sizes = _sizes(schedule, size)
+    sizes = group_sizes(schedule, size)
     kind, stage, first = schedule.kind, schedule.stage, schedule.microbatch
     backward = (kind == BACKWARD) | (kind == INPUT)
     if not backward.any() or (sizes.max() == 1 and not _has_groups(schedule)):
@@ -124,8 +125,16 @@ def _has_groups(schedule: Schedule) -> bool:
     return max(weight_group_sizes(schedule), default=1) > 1
 
 
-def _sizes(schedule: Schedule, size: int | Sequence[int]) -> np.ndarray:
-    """Returns the size of the groups of each stage."""
+def group_sizes(schedule: Schedule, size: int | Sequence[int]) -> np.ndarray:
+    """Returns the number of microbatches in the groups of each stage.
+
+    Args:
+        schedule: Any schedule.
+        size: One number for all stages, or one for each.
+
+    Raises:
+        ScheduleError: If a size is less than 1, or the sizes do not fit the stages.
+    """
     given = numbers("size", size)
     if given.ndim and given.shape != (schedule.n_stages,):
         raise ScheduleError(

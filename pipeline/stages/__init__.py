@@ -4,6 +4,8 @@
 
     stage             forward and backward, with the activations held in between
     segment           a run of layers, computed or recomputed as one
+    groups            how layers run on several microbatches as one
+    stage_groups      groups on their way through a stage: joined, run, taken apart
     held              what is held in between: the graph, or only the inputs
     held_elsewhere    microbatches held outside memory between forward and backward
     leaving_arrays    takes their arrays out of a graph, and puts them back

@@ -48,6 +48,7 @@ class Arguments(NamedTuple):
     hold_in: str | os.PathLike
     fuse: str | Sequence[Span]
     weight_groups: int | str
+    stage_groups: Sequence[int] = ()
 
     def checked(self) -> Arguments:
         """Returns the arguments with a list of stages, and with plain numbers.
@@ -90,6 +91,7 @@ class Arguments(NamedTuple):
             "loss_scale": str(scale and float(scale)),
             "fuse": str(self.fuse),
             "weight_groups": str(self.weight_groups),
+            "stage_groups": str(self.stage_groups),
         }
 
 

@@ -134,6 +134,9 @@ def _besides(plan: Plan | None, changes: Sequence[str]) -> list[str]:
             f"weight gradients of {count(plan.weight_groups, 'microbatch')} are one"
             f" product"
         )
+    if plan.stage_groups:
+        sizes = ", ".join(map(str, plan.stage_groups))
+        words.append(f"microbatches that the stages take as one: {sizes}")
     if "disk" in plan.hold_in:
         holding = [str(i) for i, place in enumerate(plan.hold_in) if place == "disk"]
         words.append(f"microbatches wait on disk on the ranks {', '.join(holding)}")

@@ -218,6 +218,7 @@ def _options(
         recompute=plan.recompute,
         fuse=found.fuse,
         weight_groups=found.weight_groups,
+        stage_groups=plan.stage_groups,
         hold_in=hold_in,
     )
 

@@ -24,6 +24,7 @@ from divisible.schedules.actions import ScheduleError
 from divisible.schedules.automatic import AUTO
 from divisible.schedules.catalogue import CATALOGUE, Placement, create
 from divisible.schedules.schedule import Schedule
+from divisible.schedules.stage_groups import stage_group_sizes
 
 #: Fields with predictions of a plan, which are wrong for other arguments.
 PREDICTIONS = ("stages", "step_seconds", "bubble", "exchange", "scatter")
@@ -130,6 +131,7 @@ def put_together(
         "recompute": given.recompute or plan.recompute,
         "hold_in": tuple(there or says for there, says in zip(held, plan.hold_in)),
         "weight_groups": 1 if weight_groups == AUTO else weight_groups,
+        "stage_groups": _stage_groups(plan, schedule),
     }
     changes = tuple(
         f"{name} is {value!r} ({says!r} in the plan)"
@@ -148,6 +150,14 @@ def _fused(plan: Plan, fuse: Any) -> tuple[Any, Any]:
     if fuse is None:
         return plan.fusion or "none", plan.fusion
     return fuse, () if isinstance(fuse, str) else fuse
+
+
+def _stage_groups(plan: Plan, schedule: str | Schedule) -> Sequence[int]:
+    """Returns the groups of a plan's stages; none where the schedule decides them."""
+    if isinstance(schedule, Schedule):
+        sizes = stage_group_sizes(schedule)
+        return sizes if max(sizes) > 1 else ()
+    return () if schedule == AUTO else plan.stage_groups
 
 
 def _placed(

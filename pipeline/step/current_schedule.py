@@ -23,6 +23,7 @@ from divisible.schedules.groups import group_weights, weight_group_sizes
 from divisible.schedules.rank_program import RankProgram
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
+from divisible.schedules.stage_groups import group_stages
 from divisible.schedules.timeline import Timeline
 from pipeline.calls.ranks import Ranks
 from pipeline.start.agreement import check_placement
@@ -39,6 +40,7 @@ class CurrentSchedule:
 
     Attributes:
         schedule (Schedule): The schedule of training now.
+        weight_groups (int): Number of microbatches in a group of weight gradients.
         trial (Trial, GroupTrial or None): Trial that ``'auto'`` has not finished yet.
         training (RankProgram): This rank's part of the schedule; set by
             :meth:`prepare`.
@@ -66,11 +68,15 @@ class CurrentSchedule:
         else:
             n_stages, n_ranks = len(stage_ranks), len(set(stage_ranks))
             schedule = create(arguments.schedule, n_stages, n_microbatches, n_ranks)
+            schedule = group_stages(schedule, arguments.stage_groups or 1)
         check_placement(schedule, stage_ranks)
         self.schedule: Schedule = recompute(schedule, when)
         # Groups that a user wrote into a schedule stay as they are.
         if groups > 1:
             self.schedule = group_weights(self.schedule, groups)
+        self.weight_groups = groups
+        if isinstance(arguments.schedule, Schedule) and groups == 1:
+            self.weight_groups = max(weight_group_sizes(schedule))
         if self.trial is None and self._tries_groups:
             self._try_groups()
 
@@ -103,7 +109,7 @@ class CurrentSchedule:
         if isinstance(trial, GroupTrial):
             if not _has_larger_groups(trial, ranks, runner):
                 self.trial = None
-            self.schedule = trial.schedule
+            self.schedule, self.weight_groups = trial.schedule, trial.size
         else:
             self.trial = None
             self.schedule = ranks.choose(trial.choose)
@@ -119,7 +125,7 @@ class CurrentSchedule:
     def _try_groups(self) -> None:
         """Begins the trial of sizes of groups, if the schedule has no groups yet."""
         self._tries_groups = False
-        if max(weight_group_sizes(self.schedule)) == 1:
+        if self.weight_groups == 1:
             self.trial = GroupTrial(self.schedule)
 
 

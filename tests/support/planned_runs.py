@@ -26,10 +26,13 @@ from divisible import (
 )
 from divisible.communication.wire import WIRE
 from divisible.planning.coding import CodingRate
+from divisible.planning.layer_cost import SAMPLE_BYTES, SECONDS
 from divisible.planning.shares import integer_shares
 from divisible.schedules.actions import RECOMPUTE
 from divisible.schedules.catalogue import NAMES, create
+from divisible.schedules.groups import group_weights, weight_group_sizes
 from divisible.schedules.recomputation import recompute
+from divisible.schedules.stage_groups import group_stages, stage_group_sizes
 from divisible.streaming import Streamed
 from pipeline import Pipeline
 from pipeline.start.plan_agreement import from_rank_0
@@ -130,12 +133,28 @@ def _n_microbatches(pipe, plan, *_):
 
 
 def _schedule(pipe, plan, *_):
-    assert pipe.schedule == recompute(_made(plan), plan.recompute)
+    grouped = group_stages(_made(plan), plan.stage_groups or 1)
+    whole = recompute(grouped, plan.recompute)
+    assert pipe.schedule == group_weights(whole, plan.weight_groups)
 
 
 def _recompute(pipe, plan, *_):
-    wanted = recompute(_made(plan), plan.recompute).kind == RECOMPUTE
+    grouped = group_stages(_made(plan), plan.stage_groups or 1)
+    wanted = recompute(grouped, plan.recompute).kind == RECOMPUTE
     assert (pipe.schedule.kind == RECOMPUTE).sum() == wanted.sum()
+
+
+def _weight_groups(pipe, plan, *_):
+    assert pipe.internals.step.current.weight_groups == plan.weight_groups
+    # Where stages take several microbatches as one, groups of W may be larger.
+    if not plan.stage_groups:
+        sizes = weight_group_sizes(pipe.schedule)
+        assert max(sizes) == min(plan.weight_groups, plan.n_microbatches)
+
+
+def _stage_groups(pipe, plan, *_):
+    sizes = plan.stage_groups or (1,) * plan.n_stages
+    assert stage_group_sizes(pipe.schedule) == sizes
 
 
 def _replicas(pipe, plan, *_):
@@ -217,6 +236,8 @@ ANSWERS = {
     "fusion": _fusion,
     "hold_in": _hold_in,
     "streamed": _streamed,
+    "weight_groups": _weight_groups,
+    "stage_groups": _stage_groups,
     "scatter": _predicted("scatter"),
     "conditions": _predicted("conditions"),
 }
@@ -236,6 +257,10 @@ def random_plan(seed, most_ranks=4):
         profile = Profile(
             [_random_layer(random, i) for i in range(n_layers)], n_samples=n_samples
         )
+        # Some layers take as long for few samples, so that groups gain.
+        profiles = [profile]
+        if random.rand() < 0.5:
+            profiles.append(_with_one_sample(random, profile))
         whole = sum(
             2 * each.parameter_bytes + each.optimizer_bytes for each in profile.layers
         )
@@ -245,7 +270,7 @@ def random_plan(seed, most_ranks=4):
             memory = (memory * random.uniform(0.5, 1.5, ranks)).tolist()
         try:
             plan = best_plan(
-                profile,
+                profiles,
                 Machine(
                     ranks,
                     memory,
@@ -278,6 +303,23 @@ def _random_layer(random, position):
         parameter_bytes=weights,
         optimizer_bytes=weights * random.randint(0, 3),
         streamable_bytes=weights,
+        takes_groups=bool(random.rand() < 0.9),
+    )
+
+
+def _with_one_sample(random, profile):
+    """Costs of the same layers for one sample."""
+
+    def one(layer):
+        share = random.uniform(1 / profile.n_samples, 1)
+        times = {name: share * getattr(layer, name) for name in SECONDS}
+        sizes = {
+            name: getattr(layer, name) // profile.n_samples for name in SAMPLE_BYTES
+        }
+        return dataclasses.replace(layer, **times, **sizes)
+
+    return dataclasses.replace(
+        profile, layers=[one(layer) for layer in profile.layers], n_samples=1
     )
 
 
@@ -309,6 +351,8 @@ def _features(plan):
         ("recomputes", plan.recompute != "never"),
         ("holds on disk", "disk" in plan.hold_in),
         ("streams", bool(plan.streamed)),
+        ("groups of W", plan.weight_groups > 1),
+        ("groups of stages", bool(plan.stage_groups)),
     ):
         if is_there:
             yield name

@@ -415,6 +415,57 @@ def test_groups_of_weight_gradients_where_small_ones_are_slow():
     assert best_plan(small_are_slow()[:1], machine, **options).weight_groups == 1
 
 
+def late_layers_are_slow(takes_groups=True, activation=0):
+    """Returns profiles of layers, of which the last ones are slow for few samples."""
+    return [
+        Profile(
+            [
+                LayerCost(
+                    *([0.1 * n + fixed] * 3),
+                    activation_bytes=activation * n,
+                    takes_groups=takes_groups,
+                )
+                for fixed in (0, 0, 0.5, 0.5)
+            ],
+            n_samples=n,
+        )
+        for n in (1, 4, 16)
+    ]
+
+
+def test_late_stages_take_several_microbatches_as_one(tmp_path):
+    options = {"microbatches": [16], "schedules": ["1f1b"], "weight_groups": [1]}
+    machine = Machine(2)
+    without = best_plan(late_layers_are_slow(False), machine, **options)
+    profiles = late_layers_are_slow()
+    plan = best_plan(profiles, machine, **options)
+    assert without.stage_groups == () and max(plan.stage_groups) > 1
+    assert plan.step_seconds < 0.6 * without.step_seconds
+    assert "stages in groups of" in plan.headline
+    timeline = simulate_plan(plan, profiles)
+    assert timeline.makespan == pytest.approx(plan.step_seconds)
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json").stage_groups == plan.stage_groups
+
+
+def test_memory_limits_groups_of_stages():
+    options = {"microbatches": [16], "schedules": ["1f1b"], "weight_groups": [1]}
+    profiles = late_layers_are_slow(activation=1000)
+    seconds = []
+    for memory in (100_000, 30_000, 10_000, 3_000):
+        plan = best_plan(profiles, Machine(2, memory=memory), **options)
+        timeline = simulate_plan(plan, profiles)
+        assert timeline.peak_memory.max() <= memory
+        seconds.append(plan.step_seconds)
+    assert seconds == sorted(seconds) and len({*seconds}) > 2
+
+
+@pytest.mark.parametrize("sizes", [[0, 1], [1], [1, 2, 3], [1.5, 1], "12"])
+def test_groups_that_no_plan_has(sizes):
+    with pytest.raises((TypeError, ValueError), match="stage_groups"):
+        Plan([0, 1, 2], 4, "1f1b", stage_groups=sizes)
+
+
 def test_memory_limits_groups_of_weight_gradients():
     options = {"microbatches": [16], "batch": 16, "schedules": ["1f1b"]}
     profiles = small_are_slow(pending=1000)

@@ -39,12 +39,15 @@ PLANS = {
     1: [
         Plan([0, 6], 3, "1f1b", recompute="always", hold_in=["disk"]),
         Plan([0, 2, 4, 6], 2, "interleaved", stages_per_rank=3, streamed=[2, 4]),
+        Plan([0, 6], 4, "gpipe", weight_groups=3, streamed=[2], stage_groups=[2]),
     ],
     2: [
         Plan([0, 2, 6], 4, "gpipe", recompute="except_last", fusion=[(0, 2), (4, 6)]),
         Plan([0, 1, 3, 5, 6], 4, "zb_v", stages_per_rank=2, hold_in=["disk", "memory"]),
         Plan([0, 1, 3, 5, 6], 2, "interleaved", stages_per_rank=2, streamed=[0, 4]),
         Plan([0, 6], 2, "1f1b", replicas=2, shares=[1, 3], exchange_dtype="int8"),
+        Plan([0, 2, 6], 5, "1f1b", stage_groups=[1, 3], recompute="always"),
+        Plan([0, 1, 3, 5, 6], 4, "zb_v", "never", stages_per_rank=2, weight_groups=4),
     ],
     4: [
         Plan(
@@ -58,6 +61,7 @@ PLANS = {
         Plan([0, 1, 3, 5, 6], 2, "zb_v", stages_per_rank=2, replicas=2, shares=[2, 1]),
         Plan([0, 3, 6], 3, replicas=2, schedule="1f1b", streamed=[2], fusion=[(0, 2)]),
         Plan([0, 2, 3, 5, 6], 4, "zb_h2", hold_in=["disk", "disk", "memory", "disk"]),
+        Plan([0, 3, 6], 3, replicas=2, schedule="zb_h1", stage_groups=[2, 3]),
     ],
 }
 
