@@ -108,6 +108,12 @@ def main() -> None:
             schedules=[schedule],
             recompute=["never"],
         )
+    plans["ours, any number"] = best_plan(
+        profiles,
+        Machine(hosts.n, network=Network(hosts.bandwidth), speeds=hosts.share),
+        batch=point.batch,
+        recompute=["never"],
+    )
     seconds, stages = in_turn(
         hosts,
         point,
@@ -136,7 +142,7 @@ def main() -> None:
         )
     result.write("", "slowest layer, stages: what part of the step they compute")
     for name, plan in plans.items():
-        result.write(f"{name}: {plan.cuts}")
+        result.write(f"{name}: {plan.headline}")
     best = min(plans, key=lambda name: statistics.median(seconds[name]))
     ratio = undivided / statistics.median(seconds[best])
     h1, h2 = (seconds[f"ours, {schedule}"] for schedule in ("zb_h1", "zb_h2"))

@@ -35,7 +35,7 @@ def in_turn(
     rounds: int,
     deadline: float,
 ) -> Turns:
-    """Measures plans in turn, each on the first hosts, as many as it has stages.
+    """Measures plans in turn, each on the first hosts, as many as it has ranks.
 
     Args:
         hosts: All hosts.
@@ -70,17 +70,11 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     pipes = {}
     for name, file in job["plans"].items():
         plan = Plan.load(file)
-        takes_part = comm.rank < plan.n_stages
+        takes_part = comm.rank < plan.n_ranks
         group = comm.Split(0 if takes_part else MPI.UNDEFINED, comm.rank)
         if takes_part:
-            stage = build(point).divide(*plan.range(comm.rank))
-            pipes[name] = pipe = Pipeline(
-                stage,
-                group,
-                n_microbatches=plan.n_microbatches,
-                schedule=plan.schedule,
-                timeout=TIMEOUT,
-            )
+            pipe = Pipeline(build(point), group, plan=plan, timeout=TIMEOUT)
+            pipes[name] = pipe
             steps[name] = lambda pipe=pipe: pipe.step(x, t)
     steps[UNDIVIDED] = lambda: None
     if comm.rank == 0:

@@ -132,6 +132,9 @@ def _with_disk(workload: Workload, uncut: UncutPlan) -> list[CutPlan]:
 
 def _streamed(workload: Workload, uncut: UncutPlan) -> list[CutPlan]:
     """Cuts for the fewest streamed layers with which a plan fits; none if none fits."""
+    if workload.wire.error_feedback and uncut.replicas > 1:
+        # Error feedback keeps copies of gradients in memory, for weights on disk too.
+        return []
     order = _streaming_order(workload, uncut)
     found: list[CutPlan] = []
     # The number of streamed layers that does not suffice, and the number that does.

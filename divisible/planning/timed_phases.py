@@ -10,6 +10,7 @@ from typing import Any, Callable
 import chainer
 
 import chainer_kernels
+from chainer_kernels.prepared_weights import scope_for
 from divisible.backward import backprop
 from divisible.backward.tensors import from_tensor
 from divisible.backward.weight_gradients import WeightGradients
@@ -45,6 +46,7 @@ class Phases:
     ) -> None:
         self._function = function
         self._inputs = inputs
+        self._parameters = parameters
         self._weights = WeightGradients(parameters)
         # Inputs of the microbatch; gradients of the outputs, the same for all
         # microbatches.
@@ -87,9 +89,11 @@ class Phases:
         enabled = gc.isenabled()
         gc.disable()
         try:
-            for _ in range(repeat + 1):
-                for name, values in times.items():
-                    values.append(seconds(getattr(self, name)))
+            # As in a minibatch, whose microbatches share prepared weights.
+            with scope_for(self._parameters())():
+                for _ in range(repeat + 1):
+                    for name, values in times.items():
+                        values.append(seconds(getattr(self, name)))
         finally:
             if enabled:
                 gc.enable()
