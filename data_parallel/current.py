@@ -10,7 +10,7 @@ from mpi4py import MPI
 from data_parallel.under_way import UnderWay
 from divisible.communication.busy import free, mark_busy, mark_idle, mark_left
 from divisible.communication.errors import DisagreementError
-from divisible.communication.farewells import farewells
+from divisible.communication.exit_notices import exit_notices
 
 _ADVICE = (
     "All ranks must make the same exchanges: in training give each one as many"
@@ -39,8 +39,8 @@ class Current:
         self._under_way: UnderWay | None = None
         self._comm = comm
         self._is_broken = False
-        self._farewells = farewells(comm)
-        self._farewells.advice = _ADVICE
+        self._exit_notices = exit_notices(comm)
+        self._exit_notices.advice = _ADVICE
 
     @property
     def under_way(self) -> UnderWay | None:
@@ -51,15 +51,15 @@ class Current:
         """Records that an exchange has begun. Its communicator is busy until `end`."""
         self._under_way = exchange
         mark_busy(self._comm)
-        self._farewells.begin()
+        self._exit_notices.begin()
         # Until this rank waits for the exchange, other waits ignore ranks that left.
-        self._farewells.leave_off()
+        self._exit_notices.leave_off()
 
     def end(self) -> None:
         """Records that the exchange is over."""
         self._under_way = None
         mark_idle(self._comm)
-        self._farewells.finish()
+        self._exit_notices.finish()
 
     def check_idle(self) -> None:
         """Checks that an exchange may begin.
@@ -105,7 +105,7 @@ class Current:
         ignore ranks that have left.
         """
         if self._under_way is not None:
-            self._farewells.resume()
+            self._exit_notices.resume()
         try:
             yield
         except DisagreementError:
@@ -119,7 +119,7 @@ class Current:
             mark_left(self._comm)
             raise
         finally:
-            self._farewells.leave_off()
+            self._exit_notices.leave_off()
 
     def free(self) -> None:
         """Frees the communicator; a call of all ranks.

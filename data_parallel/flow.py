@@ -16,8 +16,8 @@ from typing import Callable
 from mpi4py import MPI
 
 from data_parallel.messages import Pending, Steps
-from divisible.communication.roll_call import Place
 from divisible.communication.tags import UNUSED_TAG
+from divisible.communication.wait_queries import Place
 from divisible.communication.waiting import wait
 from divisible.communication.wire import WINDOW
 

@@ -12,7 +12,7 @@ from divisible.communication.busy import free
 from divisible.communication.collectives import all_gather, as_mpi
 from divisible.communication.communicators import announcement, free_dropped, split
 from divisible.communication.errors import TIMEOUT
-from divisible.communication.roll_call import roll_call
+from divisible.communication.wait_queries import wait_queries
 from divisible.placement import RankGrid, check_placement, placement_by_hosts
 
 _PURPOSE = "to make the grid"
@@ -117,11 +117,11 @@ class Grid:
             f"{name} stage {stage}",
             _PURPOSE,
         )
-        roll_call(self.pipeline).titles = {
+        wait_queries(self.pipeline).titles = {
             i: f"replica {self.replica}; rank {self.rank_of(self.replica, i)} of all"
             for i in range(n_pipeline)
         }
-        roll_call(self.data).titles = {
+        wait_queries(self.data).titles = {
             i: f"replica {i}; rank {self.rank_of(i, stage)} of all"
             for i in range(self.n_replicas)
         }

@@ -20,7 +20,7 @@ from data_parallel.strategies import Strategy
 from data_parallel.under_way import Ranks, UnderWay, compare
 from data_parallel.units import PARTS
 from divisible.communication.errors import DisagreementError
-from divisible.communication.farewells import together
+from divisible.communication.exit_notices import together
 
 
 class OneByOne:

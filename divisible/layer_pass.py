@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 import chainer
 
 from chainer_kernels.fusion import folded_layers
-from chainer_kernels.fusion.asides import Surroundings
+from chainer_kernels.fusion.side_inputs import Surroundings
 from divisible.layer_list import Layer
 from divisible.random_streams import LayerStreams
-from divisible.skips import SkipEnd, aside
+from divisible.skips import SkipEnd, side_inputs
 
 if TYPE_CHECKING:
     from chainer_kernels.fusion.fusing import Fusion
@@ -114,7 +114,7 @@ def pass_through(
                     if fusion is not None and _watch.seconds is None:
                         around = Surroundings(
                             streams.enter,
-                            lambda layer: aside(layer, skipped),
+                            lambda layer: side_inputs(layer, skipped),
                             # A stashed tensor is also used by a later layer.
                             index > 0 and isinstance(layers[index - 1], SkipEnd),
                             is_plain,

@@ -162,7 +162,7 @@ def pop(name: str, join: Callable[..., Any] | None = None) -> Pop:
     return Pop(name, join)
 
 
-def aside(layer: Any, skipped: Mapping[str, Any]) -> tuple | None:
+def side_inputs(layer: Any, skipped: Mapping[str, Any]) -> tuple | None:
     """Returns the inputs of a layer besides the output of the layer before it.
 
     Args:
@@ -174,9 +174,9 @@ def aside(layer: Any, skipped: Mapping[str, Any]) -> tuple | None:
         not there.
 
     Example:
-        >>> aside(pop('x'), {'x': 5})
+        >>> side_inputs(pop('x'), {'x': 5})
         (5,)
-        >>> aside(abs, {'x': 5})
+        >>> side_inputs(abs, {'x': 5})
     """
     if not isinstance(layer, Pop) or layer.name not in skipped:
         return None

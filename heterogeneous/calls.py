@@ -15,7 +15,7 @@ from divisible.communication.attempts import refuse_together
 from divisible.communication.busy import free, mark_left
 from divisible.communication.collectives import all_gather, wait_for_all
 from divisible.communication.errors import DisagreementError
-from divisible.communication.farewells import farewells
+from divisible.communication.exit_notices import exit_notices
 from divisible.communication.waiting import kept_at_errors
 
 
@@ -36,7 +36,7 @@ class Calls:
         self._comm, self._timeout = comm, timeout
         self._n_calls = 0
         self._is_broken = self._is_closed = False
-        self._farewells = farewells(comm)
+        self._exit_notices = exit_notices(comm)
         self._begun: _Begun | None = None
 
     @contextmanager
@@ -54,21 +54,21 @@ class Calls:
                 f" messages are out of step: make a new network on all ranks"
             )
         self._is_broken = True
-        self._farewells.begin()
+        self._exit_notices.begin()
         try:
             yield
         except (Refused, DisagreementError) as error:
             # All ranks have raised, and no message is under way.
             self._is_broken = False
-            self._farewells.finish()
+            self._exit_notices.finish()
             if isinstance(error, Refused):
                 raise error.reason from None
             raise
         except BaseException:
-            self._farewells.leave_off()
+            self._exit_notices.leave_off()
             mark_left(self._comm)
             raise
-        self._farewells.finish()
+        self._exit_notices.finish()
         self._is_broken = False
 
     def close(self) -> None:

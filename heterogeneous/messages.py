@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from divisible.communication.roll_call import Place
+from divisible.communication.wait_queries import Place
 from divisible.communication.waiting import wait
 
 

@@ -6,7 +6,7 @@ Wu, on optimizing deep learning at the level of the system.
 ::
 
     trust        which callables compute the same in every call
-    asides       layers with inputs besides the output of the previous layer
+    side_inputs       layers with inputs besides the output of the previous layer
     tracing      runs layers once in Chainer, forward and backward
       -> program      the functions that ran, as numbered values
       -> operations   the supported functions, as expressions

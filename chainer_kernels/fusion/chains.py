@@ -17,7 +17,6 @@ import chainer
 import numpy as np
 
 from chainer_kernels.fusion import products
-from chainer_kernels.fusion.asides import Asides, call_each
 from chainer_kernels.fusion.epilogue import Epilogue, EpilogueFunction
 from chainer_kernels.fusion.function import FusedFunction
 from chainer_kernels.fusion.generated import Compiled
@@ -25,6 +24,7 @@ from chainer_kernels.fusion.headed import HeadedLoops
 from chainer_kernels.fusion.heads import heads_of, is_ready
 from chainer_kernels.fusion.normalized import NormalizedFunction
 from chainer_kernels.fusion.program import Program
+from chainer_kernels.fusion.side_inputs import SideInputs, call_each
 from chainer_kernels.fusion.tracing import NotPointwise, trace, trace_headed
 from chainer_kernels.layouts import are_alike, are_float32
 
@@ -60,12 +60,12 @@ class Chain(abc.ABC):
 
     Args:
         layers: The layers, each called with the output of the previous one.
-        asides: Indexes of side inputs among the chain's inputs, by the place of their
-            layer.
+        side_inputs: Indexes of side inputs among the chain's inputs, by the place of
+            their layer.
     """
 
-    def __init__(self, layers: Sequence[Layer], asides: Asides) -> None:
-        self._layers, self._asides = layers, asides
+    def __init__(self, layers: Sequence[Layer], side_inputs: SideInputs) -> None:
+        self._layers, self._side_inputs = layers, side_inputs
 
     @property
     @abc.abstractmethod
@@ -107,7 +107,7 @@ class Chain(abc.ABC):
     ) -> Trial:
         """Returns a trial of the whole chain."""
         return Trial(
-            lambda *values: call_each(self._layers, values, self._asides),
+            lambda *values: call_each(self._layers, values, self._side_inputs),
             lambda *values: self.apply(values, draw),
             inputs,
             parameters,
@@ -119,10 +119,13 @@ class Pointwise(Chain):
     """A chain of pointwise functions alone."""
 
     def __init__(
-        self, layers: Sequence[Layer], inputs: Sequence[np.ndarray], asides: Asides
+        self,
+        layers: Sequence[Layer],
+        inputs: Sequence[np.ndarray],
+        side_inputs: SideInputs,
     ) -> None:
-        super().__init__(layers, asides)
-        self._compiled = Compiled(trace(layers, inputs, asides))
+        super().__init__(layers, side_inputs)
+        self._compiled = Compiled(trace(layers, inputs, side_inputs))
 
     @property
     def program(self) -> Program:
@@ -145,10 +148,13 @@ class Normalized(Chain):
     """A chain that begins with a batch normalization."""
 
     def __init__(
-        self, layers: Sequence[Layer], inputs: Sequence[np.ndarray], asides: Asides
+        self,
+        layers: Sequence[Layer],
+        inputs: Sequence[np.ndarray],
+        side_inputs: SideInputs,
     ) -> None:
-        super().__init__(layers, asides)
-        headed = trace_headed(layers, inputs, asides)
+        super().__init__(layers, side_inputs)
+        headed = trace_headed(layers, inputs, side_inputs)
         self._link, self._place = headed.link, headed.place
         if not self.is_ready(inputs):
             reason = "a batch normalization that is not of float32 channels"
@@ -199,11 +205,16 @@ class Product(Chain):
     """
 
     def __init__(
-        self, layers: Sequence[Layer], inputs: Sequence[np.ndarray], asides: Asides
+        self,
+        layers: Sequence[Layer],
+        inputs: Sequence[np.ndarray],
+        side_inputs: SideInputs,
     ) -> None:
-        super().__init__(layers, asides)
+        super().__init__(layers, side_inputs)
         self._link, *tail = layers
-        self._tail_asides = {place - 1: taken for place, taken in asides.items()}
+        self._tail_side_inputs = {
+            place - 1: taken for place, taken in side_inputs.items()
+        }
         name = type(self._link).__name__
         nothing = f"nothing follows {name} that can go on in its array"
         if not tail or not products.are_ready(self._link):
@@ -212,12 +223,12 @@ class Product(Chain):
         with chainer.no_backprop_mode():
             z = products.product(self._link, x).array
         if not are_alike(z, *others):
-            raise NotPointwise(min(asides, default=0), TAKES_ANOTHER_SHAPE)
+            raise NotPointwise(min(side_inputs, default=0), TAKES_ANOTHER_SHAPE)
         if products.leaves_bias(self._link) and not z.flags.c_contiguous:
             raise NotPointwise(0, nothing)
         self._layout = z.shape, z.strides
         try:
-            program = trace(tail, [z, *others], self._tail_asides)
+            program = trace(tail, [z, *others], self._tail_side_inputs)
         except NotPointwise as error:
             raise NotPointwise(error.layer + 1, error.reason) from None
         program = program._replace(
@@ -249,7 +260,7 @@ class Product(Chain):
         z = products.product(self._link, x)
         if (z.shape, z.array.strides) != self._layout:
             # With another layout, the loop might write to a copy of the product.
-            return call_each(self._layers, inputs, self._asides)
+            return call_each(self._layers, inputs, self._side_inputs)
         return self._continued(z, others, draw)
 
     def _continued(
@@ -268,7 +279,7 @@ class Product(Chain):
         thin = products.Thin(link, x)
 
         def unfused(x: chainer.Variable, *others: chainer.Variable) -> chainer.Variable:
-            return call_each(tail, [thin(x), *others], self._tail_asides)
+            return call_each(tail, [thin(x), *others], self._tail_side_inputs)
 
         def fused(x: chainer.Variable, *others: chainer.Variable) -> chainer.Variable:
             return self._continued(thin(x, with_bias=False), others, draw)
@@ -282,7 +293,7 @@ class Product(Chain):
 
 
 def traced(
-    layers: Sequence[Layer], inputs: Sequence[np.ndarray], asides: Asides
+    layers: Sequence[Layer], inputs: Sequence[np.ndarray], side_inputs: SideInputs
 ) -> Chain:
     """Returns layers as a chain of the kind that fits their first layer.
 
@@ -291,9 +302,9 @@ def traced(
         Exception: If a layer raises it.
     """
     if products.is_product(layers[0]):
-        return Product(layers, inputs, asides)
+        return Product(layers, inputs, side_inputs)
     kind = Normalized if heads_of(layers) else Pointwise
-    return kind(layers, inputs, asides)
+    return kind(layers, inputs, side_inputs)
 
 
 def _array(value: Any) -> np.ndarray:

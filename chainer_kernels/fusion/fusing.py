@@ -21,11 +21,11 @@ import numpy as np
 
 from chainer_kernels.functions.dropout import drawn_mask
 from chainer_kernels.fusion import products
-from chainer_kernels.fusion.asides import Surroundings
 from chainer_kernels.fusion.chains import TAKES_ANOTHER_SHAPE, Chain, traced
-from chainer_kernels.fusion.heads import heads_of, nobody_looks
+from chainer_kernels.fusion.heads import heads_of, unobserved
 from chainer_kernels.fusion.hooks import has_hooks, is_quiet
 from chainer_kernels.fusion.measuring import Choice, measured
+from chainer_kernels.fusion.side_inputs import Surroundings
 from chainer_kernels.fusion.tracing import NotPointwise
 from chainer_kernels.fusion.trust import why_not
 from chainer_kernels.layouts import are_alike
@@ -153,7 +153,7 @@ class Fusion:
         chain, run = found.chain, found.layers[: found.n_layers]
         if chain is None or any(has_hooks(layer) for layer in run):
             return None
-        taken = [around.aside(run[place]) for place in found.takers]
+        taken = [around.side_inputs(run[place]) for place in found.takers]
         if any(each is None for each in taken):
             return None
         inputs = *inputs, *(x for each in taken for x in each)
@@ -165,7 +165,7 @@ class Fusion:
             return None
         span = position, position + found.n_layers
         if span not in self.decisions and not self._is_decided:
-            with nobody_looks(run):
+            with unobserved(run):
                 trial = chain.trial(arrays, functools.partial(_masks, chain))
                 choice = measured(span, chain, trial)
             self.choices[span] = choice
@@ -226,7 +226,7 @@ class Fusion:
         """Returns layers that may be traced, and their side inputs by place."""
         trusted, takers = [], {}
         for place, layer in enumerate(layers):
-            taken = around.aside(layer)
+            taken = around.side_inputs(layer)
             if has_product and place == 0:
                 reason = None
             elif taken is None:
@@ -254,14 +254,14 @@ class Fusion:
     ) -> _Found:
         """Returns the longest chain that begins with these layers."""
         while layers:
-            arrays, asides = _arrays(inputs), {}
+            arrays, side_inputs = _arrays(inputs), {}
             for place, taken in takers.items():
                 if place < len(layers):
-                    asides[place] = range(len(arrays), len(arrays) + len(taken))
+                    side_inputs[place] = range(len(arrays), len(arrays) + len(taken))
                     arrays += _arrays(taken)
             try:
-                with nobody_looks(layers):
-                    chain = traced(layers, arrays, asides)
+                with unobserved(layers):
+                    chain = traced(layers, arrays, side_inputs)
             except NotPointwise as error:
                 self.reasons[position + error.layer] = error.reason
                 layers = layers[: error.layer]
@@ -275,7 +275,7 @@ class Fusion:
             if self._only_exact and not program.is_exact:
                 self.reasons[position] = f"{program.labels[0]} begins an inexact chain"
                 break
-            return _Found(found.layers, len(layers), chain, tuple(asides))
+            return _Found(found.layers, len(layers), chain, tuple(side_inputs))
         return found
 
 

@@ -73,7 +73,7 @@ def is_ready(link: BatchNormalization, x: np.ndarray) -> bool:
 
 
 @contextlib.contextmanager
-def nobody_looks(layers: Sequence[Callable]) -> Iterator[None]:
+def unobserved(layers: Sequence[Callable]) -> Iterator[None]:
     """Disables hooks in a block, and restores running averages at its end."""
     function_hooks, link_hooks = chainer.get_function_hooks(), chainer._get_link_hooks()
     hooks = dict(function_hooks), dict(link_hooks)

@@ -22,7 +22,7 @@ import chainer
 import numpy as np
 
 from chainer_kernels.fusion.folding import are_pair, folded
-from chainer_kernels.fusion.heads import nobody_looks
+from chainer_kernels.fusion.heads import unobserved
 
 #: Largest number of input shapes for which a layer is watched; others run unfolded.
 _MOST_SHAPES = 64
@@ -167,7 +167,7 @@ def _watched(
     state = np.random.get_state(legacy=False)
     calls, uses = _Calls(), _Uses()
     try:
-        with nobody_looks([link]), calls, uses:
+        with unobserved([link]), calls, uses:
             y = link(*inputs)
     finally:
         # The trial must not change the random numbers of training.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from chainer_kernels.fusion.asides import Surroundings
 from chainer_kernels.fusion.fusing import Fusion
 from chainer_kernels.fusion.measuring import Choice
+from chainer_kernels.fusion.side_inputs import Surroundings
 from chainer_kernels.text_table import text_table
 
 

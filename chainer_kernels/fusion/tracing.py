@@ -13,9 +13,9 @@ from chainer.functions.normalization.batch_normalization import BatchNormalizati
 from chainer.links import BatchNormalization as BatchNormalizationLink
 
 from chainer_kernels.fusion import operations
-from chainer_kernels.fusion.asides import NOTHING, Asides, call_each
 from chainer_kernels.fusion.heads import heads_of
 from chainer_kernels.fusion.program import Mask, Program, Step
+from chainer_kernels.fusion.side_inputs import NOTHING, SideInputs, call_each
 
 
 class NotPointwise(Exception):
@@ -34,7 +34,7 @@ class NotPointwise(Exception):
 def trace(
     layers: Sequence[Callable],
     inputs: Sequence[np.ndarray],
-    asides: Asides = NOTHING,
+    side_inputs: SideInputs = NOTHING,
 ) -> Program:
     """Runs layers forward and backward, and returns the functions as a program.
 
@@ -45,7 +45,7 @@ def trace(
         layers: The layers, each called with the output of the previous one.
         inputs: Inputs of the first layer, followed by side inputs of other layers; all
             float32 of one shape.
-        asides: Indexes of side inputs in ``inputs``, by the place of their layer.
+        side_inputs: Indexes of side inputs in ``inputs``, by the place of their layer.
 
     Raises:
         NotPointwise: If the layers cannot be one loop; for example, if a function ran
@@ -55,7 +55,7 @@ def trace(
     record = _Record()
     variables = [chainer.Variable(x) for x in inputs]
     with _nothing_left_behind(), chainer.force_backprop_mode(), record:
-        value = _called(layers, variables, asides, record)
+        value = _called(layers, variables, side_inputs, record)
         return _program(record, value, variables)
 
 
@@ -77,7 +77,7 @@ class Headed(NamedTuple):
 def trace_headed(
     layers: Sequence[Callable],
     inputs: Sequence[np.ndarray],
-    asides: Asides = NOTHING,
+    side_inputs: SideInputs = NOTHING,
 ) -> Headed:
     """Traces layers whose first function is a batch normalization.
 
@@ -85,7 +85,7 @@ def trace_headed(
         layers: The layers, each called with the output of the previous one.
         inputs: Inputs of the first layer, followed by side inputs of other layers; all
             float32 of one shape.
-        asides: Indexes of side inputs in ``inputs``, by the place of their layer.
+        side_inputs: Indexes of side inputs in ``inputs``, by the place of their layer.
 
     Raises:
         NotPointwise: If another function runs first, or a later function is not in the
@@ -95,7 +95,7 @@ def trace_headed(
     record = _Record()
     variables = [chainer.Variable(x) for x in inputs]
     with _nothing_left_behind(), chainer.force_backprop_mode(), record:
-        value = _called(layers, variables, asides, record)
+        value = _called(layers, variables, side_inputs, record)
         if not record.functions:
             raise NotPointwise(0, "it calls no function")
         head, layer = record.functions[0], record.layers[0]
@@ -137,7 +137,7 @@ def _is_of(function: chainer.FunctionNode, link: BatchNormalizationLink) -> bool
 def _called(
     layers: Sequence[Callable],
     inputs: Sequence[chainer.Variable],
-    asides: Asides,
+    side_inputs: SideInputs,
     record: _Record,
 ) -> chainer.Variable:
     """Calls the layers, and returns the output of the last one."""
@@ -152,7 +152,7 @@ def _called(
             name = type(strange[0]).__name__
             raise NotPointwise(place, f"it returns a {name}")
 
-    return call_each(layers, inputs, asides, record.begin, check)
+    return call_each(layers, inputs, side_inputs, record.begin, check)
 
 
 def _program(

@@ -14,8 +14,8 @@
     flight_search   the flight records of the newest job, or of a process
     flight_table    the entries of flight records, by time
     flight_report   conclusions from flight records: which rank waits for which
-    roll_call       questions to other ranks: which ranks are missing from a wait
-    farewells       notices of ranks that have ended their script
+    wait_queries       questions to other ranks: which ranks are missing from a wait
+    exit_notices       notices of ranks that have ended their script
     collectives     operations of all ranks: gather, broadcast, clocks
     agreement       arguments that all ranks compare before they begin
     attempts        calls that succeed on all ranks, or fail on all

@@ -9,10 +9,10 @@ from typing import Any, Callable
 import numpy as np
 from mpi4py import MPI
 
-from divisible.communication.farewells import together
+from divisible.communication.exit_notices import together
 from divisible.communication.flight_record import EVERYBODY
-from divisible.communication.roll_call import Place, listening
 from divisible.communication.tags import BROADCAST_TAG, CLOCK_TAG
+from divisible.communication.wait_queries import Place, listening
 from divisible.communication.waiting import wait
 
 

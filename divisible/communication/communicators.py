@@ -25,9 +25,9 @@ from mpi4py import MPI
 
 from divisible.communication.busy import is_busy
 from divisible.communication.collectives import wait_for_all
-from divisible.communication.farewells import farewells, together
+from divisible.communication.exit_notices import exit_notices, together
 from divisible.communication.flight_record import EVERYBODY
-from divisible.communication.roll_call import Place, listening, roll_call
+from divisible.communication.wait_queries import Place, listening, wait_queries
 from divisible.communication.waiting import wait
 
 # Keys are names that all ranks of a communicator know.
@@ -165,8 +165,8 @@ def _enough_communicators(verb: str) -> Iterator[None]:
 
 def _hold(new: MPI.Comm, holder: Any, name: str) -> MPI.Comm:
     _held[name] = new
-    roll_call(new)
-    farewells(new)
+    wait_queries(new)
+    exit_notices(new)
     weakref.finalize(holder, _drop, name).atexit = False
     return new
 

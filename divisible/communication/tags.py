@@ -5,9 +5,9 @@ from __future__ import annotations
 # Tags of messages over a pipeline's communicator. MPI has at least those up to 32767.
 BROADCAST_TAG = 32767
 CLOCK_TAG = 32766
-FAREWELL_TAG = 32765
+EXIT_TAG = 32765
 # Tags that are also used over a user's communicator, but only after an error.
-ROLL_CALL_TAG = 32764
+QUESTION_TAG = 32764
 ANSWER_TAG = 32763
 # A tag over a user's communicator when links are measured, before a pipeline exists.
 PROBE_TAG = 32762

@@ -32,9 +32,9 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible.communication.buffers import create_buffers
-from divisible.communication.roll_call import Place
 from divisible.communication.signatures import Signature, Tensor, signature
 from divisible.communication.tags import UNUSED_TAG, channel_tags
+from divisible.communication.wait_queries import Place
 from divisible.communication.waiting import wait
 from divisible.communication.wire import IN_NUMPY
 

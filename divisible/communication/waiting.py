@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from divisible.communication.busy import mark_left
 from divisible.communication.errors import StallError, is_of_mpi
-from divisible.communication.farewells import check_farewells
+from divisible.communication.exit_notices import check_exit_notices
 from divisible.communication.flight_record import (
     BEGIN,
     END,
@@ -18,7 +18,7 @@ from divisible.communication.flight_record import (
     WAIT,
     own_flight_record,
 )
-from divisible.communication.roll_call import Place, answer, explain
+from divisible.communication.wait_queries import Place, answer, explain
 
 # An MPI library spins while it waits, which starves the other ranks when they
 # share a core and wastes the quota of a host that has less than one. So this
@@ -107,7 +107,7 @@ def _poll(
             if next_answer == _LONG_WAIT:
                 own_flight_record.write(WAIT, BEGIN, waiting_for(), _peer(place))
             next_answer = waited + _SECONDS_BETWEEN_ANSWERS
-            check_farewells(waiting_for, place)
+            check_exit_notices(waiting_for, place)
             if place is not None:
                 answer(waiting_for(), place)
         if waited > _SPIN_SECONDS:

@@ -89,7 +89,7 @@ class Phases:
         enabled = gc.isenabled()
         gc.disable()
         try:
-            # As in a minibatch, whose microbatches share prepared weights.
+            # Microbatches of a minibatch share prepared weights, too.
             with scope_for(self._parameters())():
                 for _ in range(repeat + 1):
                     for name, values in times.items():

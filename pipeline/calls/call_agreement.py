@@ -14,14 +14,14 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible.communication.errors import StallError
-from divisible.communication.farewells import farewells
+from divisible.communication.exit_notices import exit_notices
 from divisible.communication.flight_record import (
     CALL,
     END,
     EVERYBODY,
     own_flight_record,
 )
-from divisible.communication.roll_call import Place, roll_call
+from divisible.communication.wait_queries import Place, wait_queries
 from divisible.communication.waiting import wait
 from pipeline.calls import differences
 
@@ -129,7 +129,7 @@ class CallAgreement:
         self._everywhere = ", in all replicas" if n_replicas > 1 else ""
         self._timeout = timeout
         self._pipeline = int(name[:8], 16)
-        self._roll_call = roll_call(comm)
+        self._wait_queries = wait_queries(comm)
         self._n_calls = 0
         self.call = ""
         self.has_failed = self.is_within = False
@@ -139,8 +139,8 @@ class CallAgreement:
         self.carriers: Sequence[str] = ()
         self.agreed = Agreed([0] * n_replicas, [-1] * n_replicas)
         self._comparison: _Comparison | None = None
-        self._farewells = farewells(comm)
-        self._farewells.words = self._words_of_farewell
+        self._exit_notices = exit_notices(comm)
+        self._exit_notices.words = self._words_of_exit
 
     @contextmanager
     def made(self, call: str) -> Iterator[None]:
@@ -159,7 +159,7 @@ class CallAgreement:
             self._n_calls += 1
             self.call = call
             text = call + self._where
-            self._roll_call.call = self._n_calls, text
+            self._wait_queries.call = self._n_calls, text
             own_flight_record.begin_call(self._pipeline, self._n_calls, text)
             yield
             own_flight_record.write(CALL, END, text)
@@ -201,7 +201,7 @@ class CallAgreement:
             )
         self.has_failed = self.is_within = True
         # A rank that waits for this one long polls these values.
-        place = self._farewells
+        place = self._exit_notices
         place.number += begins
         place.is_finished, place.is_active = False, True
         try:
@@ -318,7 +318,7 @@ class CallAgreement:
         self.start(vote=vote)
         self.finish()
 
-    def _words_of_farewell(self, rank: int, n_behind: int) -> str:
+    def _words_of_exit(self, rank: int, n_behind: int) -> str:
         return (
             f"rank {rank} ended its script after call {self._n_calls - n_behind} of the"
             f" pipeline, but rank {self._comm.rank} makes call {self._n_calls},"

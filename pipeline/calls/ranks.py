@@ -21,10 +21,10 @@ from divisible.communication.collectives import (
     wait_for_all,
 )
 from divisible.communication.communicators import duplicate
-from divisible.communication.roll_call import roll_call
 from divisible.communication.signatures import Tensor
 from divisible.communication.tags import TARGETS_CHANNEL
 from divisible.communication.transport import Receiver, Sender, Transport
+from divisible.communication.wait_queries import wait_queries
 from divisible.schedules.rank_program import RankTimes, Record, Span, measured_timeline
 from divisible.schedules.timeline import Timeline
 from pipeline.calls.call_agreement import CallAgreement
@@ -94,8 +94,8 @@ class Ranks:
                 grid.rank_of(replica, stage_ranks[-1])
                 for replica in range(grid.n_replicas)
             ]
-            roll_call(self.world).titles = titles_in_world(grid, stage_ranks)
-            roll_call(self.comm).titles = titles_in_pipeline(grid, stage_ranks)
+            wait_queries(self.world).titles = titles_in_world(grid, stage_ranks)
+            wait_queries(self.comm).titles = titles_in_pipeline(grid, stage_ranks)
         self.calls = CallAgreement(
             self.world, timeout, name, self.replica, self.n_replicas
         )

@@ -37,12 +37,12 @@ from pipeline.snapshots.names import (
     PARTIAL,
     REPLACED,
     TOKEN_DIGITS,
-    aside,
     check_name,
     has_files_of_snapshot,
     is_folder,
     matching,
     mode_of,
+    name_beside,
     names_in,
     parts,
     series,
@@ -288,7 +288,7 @@ def _make_folder(folder: Path) -> None:
 
 def _beside(path: Path, ending: str) -> Path:
     token = secrets.token_hex(TOKEN_DIGITS // 2)
-    return path.with_name(aside(path.name, token, ending))
+    return path.with_name(name_beside(path.name, token, ending))
 
 
 def _of_series(path: Path, ending: str) -> Iterator[Path]:

@@ -31,7 +31,7 @@ _FILES = re.compile(
 )
 
 
-def aside(name: str, token: str, ending: str) -> str:
+def name_beside(name: str, token: str, ending: str) -> str:
     """Returns the name of a directory that is written beside a snapshot."""
     return f"{name}.{token}{ending}"
 
@@ -40,7 +40,8 @@ def parts(name: str) -> tuple[str, str | None]:
     """Returns the name of a snapshot, and the token of a directory beside it, if any.
 
     Example:
-        >>> parts(aside('iter_1', '0' * TOKEN_DIGITS, PARTIAL)) == ('iter_1', '0' * 36)
+        >>> beside = name_beside('iter_1', '0' * TOKEN_DIGITS, PARTIAL)
+        >>> parts(beside) == ('iter_1', '0' * 36)
         True
         >>> parts('iter_1.partial')
         ('iter_1', None)
@@ -62,7 +63,7 @@ def series(name: str) -> str:
 def replaced_patterns(pattern: str) -> tuple[str, str]:
     """Returns patterns for snapshots that are being replaced."""
     token = "[0-9a-f]" * TOKEN_DIGITS
-    return pattern + REPLACED, aside(pattern, token, REPLACED)
+    return pattern + REPLACED, name_beside(pattern, token, REPLACED)
 
 
 def check_name(name: str | os.PathLike) -> None:

@@ -21,8 +21,8 @@ from mpi4py import MPI
 
 from divisible import Machine, Network
 from divisible.communication.collectives import all_gather
-from divisible.communication.roll_call import Place
 from divisible.communication.tags import PROBE_TAG
+from divisible.communication.wait_queries import Place
 from divisible.communication.waiting import wait
 from divisible.free_memory import Claim, claims
 

@@ -11,11 +11,11 @@ import pytest
 from chainer.link_hooks import TimerHook
 
 import chainer_kernels
-from chainer_kernels.fusion.asides import Surroundings
 from chainer_kernels.fusion.epilogue import EpilogueFunction
 from chainer_kernels.fusion.fusing import Fusion
 from chainer_kernels.fusion.products import is_product
 from chainer_kernels.fusion.report import fuse, run_layers
+from chainer_kernels.fusion.side_inputs import Surroundings
 from tests.support import kernels
 from tests.support.fusion import MARKED, assert_same_bits, one_by_one
 
@@ -123,33 +123,33 @@ def test_derivatives_of_derivatives_are_chainers(tail):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_something_may_be_taken_from_aside():
+def test_a_layer_may_have_side_inputs():
     class Taking:
         joined_by = staticmethod(F.add)
 
         def join(self, x, taken):
             return x + taken[0]
 
-    taking, aside = Taking(), chainer.Variable(kernels.arrays((40, 6), 3))
+    taking, side_input = Taking(), chainer.Variable(kernels.arrays((40, 6), 3))
     layers, x = [linear()(), taking, F.relu], kernels.arrays(ROWS, 1)
     surroundings = Surroundings(
-        aside=lambda layer: (aside,) if layer is taking else None
+        side_inputs=lambda layer: (side_input,) if layer is taking else None
     )
     fusion = Fusion({(0, 3): True})
     n_layers, y = fusion.run(layers, 0, 0, chainer.Variable(x), surroundings)
-    expected = F.relu(layers[0](x) + aside)
+    expected = F.relu(layers[0](x) + side_input)
     assert n_layers == 3
     assert_same_bits([y.array], [expected.array])
     y.grad = expected.grad = kernels.arrays((40, 6), 4)
     found = []
     for each in (y, expected):
-        aside.cleargrad()
+        side_input.cleargrad()
         layers[0].cleargrads()
         each.backward()
-        found.append([aside.grad, layers[0].b.grad, layers[0].W.grad])
+        found.append([side_input.grad, layers[0].b.grad, layers[0].W.grad])
     assert_same_bits(*found)
     # Of another shape, it is not taken.
-    aside = chainer.Variable(kernels.arrays((1, 6), 3))
+    side_input = chainer.Variable(kernels.arrays((1, 6), 3))
     assert fusion.run(layers, 0, 0, chainer.Variable(x), surroundings) is None
 
 
@@ -164,16 +164,18 @@ def test_a_link_may_lose_outputs():
     layers, x = [link, taking, F.relu], chainer.Variable(kernels.arrays(ROWS, 1))
     fusion = Fusion({(0, 3): True})
 
-    def run(aside):
-        around = Surroundings(aside=lambda k: (aside,) if k is taking else None)
+    def run(side_input):
+        around = Surroundings(
+            side_inputs=lambda k: (side_input,) if k is taking else None
+        )
         return fusion.run(layers, 0, 0, x, around)
 
     for n in (8, 5):
         link.W.array, link.b.array = link.W.array[:n].copy(), link.b.array[:n].copy()
-        aside = kernels.arrays((len(x), n), 3)
-        found = run(aside)
+        side_input = kernels.arrays((len(x), n), 3)
+        found = run(side_input)
         assert found is not None
-        assert_same_bits([found[1].array], [F.relu(link(x) + aside).array])
+        assert_same_bits([found[1].array], [F.relu(link(x) + side_input).array])
 
 
 def test_a_product_in_another_memory_order_is_left_as_it_is():

@@ -8,7 +8,7 @@ from mpi4py import MPI
 from divisible.communication import waiting
 from divisible.communication.errors import StallError
 from divisible.communication.flight_record import EVERYBODY
-from divisible.communication.roll_call import Place
+from divisible.communication.wait_queries import Place
 
 
 @pytest.mark.parametrize("seconds, stalls", [(1.0, True), (400.0, False)])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from divisible import Divisible, Plan
-from divisible.communication import roll_call, waiting
+from divisible.communication import wait_queries, waiting
 from divisible.communication.collectives import all_gather
 from mixed_precision import MixedPrecision
 from pipeline import Pipeline, StallError, load_snapshot, save_snapshot
@@ -292,7 +292,7 @@ class Standstill:
     @contextlib.contextmanager
     def ends_waits(self, stalled):
         """Ends waits at a standstill; asks until those that stall have answered."""
-        poll, ask = waiting._poll, roll_call.RollCall.ask
+        poll, ask = waiting._poll, wait_queries.WaitQueries.ask
 
         def poll_to_standstill(test, timeout, *others):
             steps, looks = self._steps.copy(), self._looks.copy()
@@ -320,8 +320,8 @@ class Standstill:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(waiting, "_poll", poll_to_standstill)
-            patch.setattr(roll_call.RollCall, "ask", ask_again)
-            patch.setattr(roll_call, "_SECONDS_TO_ANSWER", self.SECONDS_TO_ANSWER)
+            patch.setattr(wait_queries.WaitQueries, "ask", ask_again)
+            patch.setattr(wait_queries, "_SECONDS_TO_ANSWER", self.SECONDS_TO_ANSWER)
             yield
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline import Snapshot, SnapshotError, latest_snapshot
 from pipeline.snapshots.directories import LOCK, Draft, locked
-from pipeline.snapshots.names import PARTIAL, REPLACED, TOKEN_DIGITS, aside
+from pipeline.snapshots.names import PARTIAL, REPLACED, TOKEN_DIGITS, name_beside
 from tests.support.processes import ROOT
 
 PROGRAM = """
@@ -138,7 +138,7 @@ def test_a_link_is_not_followed(tmp_path, save):
 
 def test_what_dead_runs_left_goes_and_other_things_stay(tmp_path, save, names):
     def left(name, ending=PARTIAL, token="0" * TOKEN_DIGITS):
-        path = tmp_path / aside(name, token, ending)
+        path = tmp_path / name_beside(name, token, ending)
         path.mkdir()
         (path / "stage-0.npz").touch()
         return path.name

@@ -24,8 +24,8 @@ from mpi4py import MPI
 from divisible.communication.errors import StallError, in_words
 from divisible.communication.flight_record import EVERYBODY
 from divisible.communication.leaving import at_end
-from divisible.communication.roll_call import Place, roll_call
-from divisible.communication.tags import FAREWELL_TAG
+from divisible.communication.tags import EXIT_TAG
+from divisible.communication.wait_queries import Place, wait_queries
 
 # Seconds in which a rank that has ended its script receives notices of others.
 _SECONDS_TO_LISTEN = 10.0
@@ -34,7 +34,7 @@ _SECONDS_OF_ONE_RANK = 0.5
 _ADVICE = "All ranks must make the same calls"
 
 
-class Farewells:
+class ExitNotices:
     """The operations of all ranks of a communicator, counted, and the ranks that left.
 
     Args:
@@ -97,7 +97,7 @@ class Farewells:
         """Sends all other ranks the notice that this one has ended its script."""
         word = np.array([self.number - (not self.is_finished)])
         self._sent = [
-            self.comm.Isend(word, rank, FAREWELL_TAG)
+            self.comm.Isend(word, rank, EXIT_TAG)
             for rank in range(self.comm.size)
             if rank != self.comm.rank
         ]
@@ -105,9 +105,9 @@ class Farewells:
     def hear(self) -> None:
         """Receives notices of ranks that have left."""
         status = MPI.Status()
-        while self.comm.Iprobe(MPI.ANY_SOURCE, FAREWELL_TAG, status):
+        while self.comm.Iprobe(MPI.ANY_SOURCE, EXIT_TAG, status):
             word = np.empty(1, dtype=int)
-            self.comm.Recv(word, status.source, FAREWELL_TAG)
+            self.comm.Recv(word, status.source, EXIT_TAG)
             self._left[status.source] = int(word[0])
 
     def missing(self) -> list[int]:
@@ -139,7 +139,7 @@ class Farewells:
                 continue
             if self.words is not None:
                 raise StallError(self.words(rank, self.number - n_finished))
-            titles = roll_call(self.comm).titles
+            titles = wait_queries(self.comm).titles
             raise StallError(
                 f"{in_words([rank], titles)} ended its script, but rank"
                 f" {self.comm.rank} waits for {waiting_for}. {self.advice}"
@@ -147,14 +147,14 @@ class Farewells:
 
 
 # Keys are the communicators' handles in Fortran.
-_all: dict[int, Farewells] = {}
+_all: dict[int, ExitNotices] = {}
 
 
-def farewells(comm: MPI.Comm) -> Farewells:
+def exit_notices(comm: MPI.Comm) -> ExitNotices:
     """Returns the counter of one of this package's communicators, until it is freed."""
     handle = comm.py2f()
     if handle not in _all or not _all[handle].comm:
-        _all[handle] = Farewells(comm)
+        _all[handle] = ExitNotices(comm)
     return _all[handle]
 
 
@@ -164,7 +164,7 @@ def together(comm: MPI.Comm) -> contextlib.AbstractContextManager[None]:
     return found.together() if found and found.comm else contextlib.nullcontext()
 
 
-def check_farewells(waiting_for: Callable[[], str], place: Place | None) -> None:
+def check_exit_notices(waiting_for: Callable[[], str], place: Place | None) -> None:
     """Checks that no rank has left that is needed in a current operation.
 
     Waits call this again and again.

@@ -17,7 +17,7 @@ from divisible.communication.collectives import (
     clock_offsets,
 )
 from divisible.communication.communicators import announcement, duplicate
-from divisible.communication.farewells import farewells
+from divisible.communication.exit_notices import exit_notices
 from heterogeneous import RectangularMLP, Remapper, rectangular_partition
 from mixed_precision import MixedPrecision
 from tests.support.mpiexec import on_ranks
@@ -209,12 +209,12 @@ def test_an_exchange_that_goes_on_ends_no_wait_for_others():
 
 def test_what_is_part_of_something_counted_is_not_counted():
     comm = MPI.COMM_SELF.Dup()
-    counted = farewells(comm)
+    counted = exit_notices(comm)
     with counted.together():
         assert counted.is_active
         broadcast_object(comm, 3, 0, 10)
         assert counted.is_active
     assert not counted.is_active
     comm.Free()
-    assert farewells(comm := MPI.COMM_SELF.Dup()) is not counted
+    assert exit_notices(comm := MPI.COMM_SELF.Dup()) is not counted
     comm.Free()

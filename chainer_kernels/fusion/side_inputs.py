@@ -22,8 +22,8 @@ Layer = Callable[..., Any]
 
 #: Indexes of a layer's side inputs among the inputs of the chain, by the layer's place
 #: in the chain.
-Asides = Mapping[int, Sequence[int]]
-NOTHING: Asides = MappingProxyType({})
+SideInputs = Mapping[int, Sequence[int]]
+NOTHING: SideInputs = MappingProxyType({})
 
 
 class Surroundings(NamedTuple):
@@ -32,7 +32,7 @@ class Surroundings(NamedTuple):
     Attributes:
         enter: Called with the position of a layer before the layer draws random
             numbers.
-        aside: Returns a layer's side inputs as a tuple, or ``None`` for a layer
+        side_inputs: Returns a layer's side inputs as a tuple, or ``None`` for a layer
             without side inputs.
         is_shared: Whether another layer uses the chain's input as well.
         is_plain: Returns whether the layer at a position is only called, without
@@ -40,7 +40,7 @@ class Surroundings(NamedTuple):
     """
 
     enter: Callable[[int], None] = lambda position: None
-    aside: Callable[[Layer], tuple | None] = lambda layer: None
+    side_inputs: Callable[[Layer], tuple | None] = lambda layer: None
     is_shared: bool = False
     is_plain: Callable[[int], bool] = lambda position: True
 
@@ -48,7 +48,7 @@ class Surroundings(NamedTuple):
 def call_each(
     layers: Sequence[Layer],
     inputs: Sequence[Any],
-    asides: Asides = NOTHING,
+    side_inputs: SideInputs = NOTHING,
     before: Callable[[int], None] = lambda place: None,
     after: Callable[[int, Any], None] = lambda place, value: None,
 ) -> Any:
@@ -57,7 +57,7 @@ def call_each(
     Args:
         layers: The layers.
         inputs: Inputs of the first layer, followed by side inputs of other layers.
-        asides: Indexes of side inputs in ``inputs``, by the place of their layer.
+        side_inputs: Indexes of side inputs in ``inputs``, by the place of their layer.
         before: Called with the place of a layer before each call.
         after: Called with the place and the output of a layer after each call.
 
@@ -68,14 +68,14 @@ def call_each(
         >>> call_each([abs, lambda x: x + 1], [-3])
         4
     """
-    taken = {i for places in asides.values() for i in places}
+    taken = {i for places in side_inputs.values() for i in places}
     value: Any = tuple(x for i, x in enumerate(inputs) if i not in taken)
     if len(value) == 1:
         (value,) = value
     for place, layer in enumerate(layers):
         before(place)
-        if place in asides:
-            value = layer.join(value, tuple(inputs[i] for i in asides[place]))
+        if place in side_inputs:
+            value = layer.join(value, tuple(inputs[i] for i in side_inputs[place]))
         else:
             value = layer(*value) if isinstance(value, tuple) else layer(value)
         after(place, value)

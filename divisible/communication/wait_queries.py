@@ -24,7 +24,7 @@ from mpi4py import MPI
 
 from divisible.communication.errors import in_words
 from divisible.communication.flight_record import EVERYBODY
-from divisible.communication.tags import ANSWER_TAG, ROLL_CALL_TAG
+from divisible.communication.tags import ANSWER_TAG, QUESTION_TAG
 
 # Seconds in which the others can answer.
 _SECONDS_TO_ANSWER = 0.5
@@ -57,7 +57,7 @@ class _Whereabouts(NamedTuple):
     is_same_comm: bool
 
 
-class RollCall:
+class WaitQueries:
     """The questions and answers over one communicator.
 
     Attributes:
@@ -80,7 +80,7 @@ class RollCall:
 
     def answer(self, waiting_for: str, place: Place) -> None:
         """Answers ranks that ask for which rank this one waits."""
-        for rank, whereabouts in self._heard(ROLL_CALL_TAG):
+        for rank, whereabouts in self._heard(QUESTION_TAG):
             if rank >= self.comm.size:
                 # The question was sent over another communicator with more ranks, which
                 # was freed before anyone received it. MPI reuses its place for this
@@ -93,7 +93,7 @@ class RollCall:
         """Asks all other ranks, and returns the answers; silent ranks are left out."""
         others = set(range(self.comm.size)) - {self.comm.rank}
         for rank in others:
-            self._tell(rank, ROLL_CALL_TAG, self._here(waiting_for, place))
+            self._tell(rank, QUESTION_TAG, self._here(waiting_for, place))
         said: dict[int, _Whereabouts] = {}
         deadline = time.monotonic() + _SECONDS_TO_ANSWER
         while others - said.keys() and time.monotonic() < deadline:
@@ -116,30 +116,30 @@ class RollCall:
 
 
 # Communicators over which a rank may ask. Keys are their handles in Fortran.
-_roll_calls: dict[int, RollCall] = {}
+_wait_queries_of: dict[int, WaitQueries] = {}
 
 
-def roll_call(comm: MPI.Comm) -> RollCall:
+def wait_queries(comm: MPI.Comm) -> WaitQueries:
     """Returns the questions and answers over a communicator.
 
     From now on this rank answers questions over it, until the communicator is freed.
     """
     handle = comm.py2f()
-    if handle not in _roll_calls or not _roll_calls[handle].comm:
-        _roll_calls[handle] = RollCall(comm)
-    return _roll_calls[handle]
+    if handle not in _wait_queries_of or not _wait_queries_of[handle].comm:
+        _wait_queries_of[handle] = WaitQueries(comm)
+    return _wait_queries_of[handle]
 
 
 @contextlib.contextmanager
-def listening(comm: MPI.Comm) -> Iterator[RollCall]:
+def listening(comm: MPI.Comm) -> Iterator[WaitQueries]:
     """Answers questions over a communicator within; it may be one of the user's."""
     handle = comm.py2f()
-    is_ours = handle in _roll_calls
+    is_ours = handle in _wait_queries_of
     try:
-        yield roll_call(comm)
+        yield wait_queries(comm)
     finally:
         if not is_ours:
-            _roll_calls.pop(handle, None)
+            _wait_queries_of.pop(handle, None)
 
 
 def answer(waiting_for: str, place: Place) -> None:
@@ -150,7 +150,7 @@ def answer(waiting_for: str, place: Place) -> None:
             If all ranks are awaited, the purpose, such as ``'to save'``.
         place (Place): The place of this rank's wait.
     """
-    for each in list(_roll_calls.values()):
+    for each in list(_wait_queries_of.values()):
         if each.comm:
             each.answer(waiting_for, place)
 
