@@ -326,6 +326,7 @@ BACKWARD = {
     ),
     "connection.deconvolution_2d:Deconvolution2DFunction": Backward(True),
     "connection.deconvolution_nd:DeconvolutionND": Backward(True),
+    "connection.embed_id:EmbedIDFunction": Backward(True, "embedding:weights"),
     "connection.linear:LinearFunction": Backward(True, "weight_gradients:linear"),
     "connection.local_convolution_2d:LocalConvolution2DFunction": Backward(True),
     "math.basic_math:Add": Backward(True),

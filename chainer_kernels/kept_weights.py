@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from chainer_kernels.memory_limits import free_bytes
 SHARE = 0.25
 #: Copies of weights that forward and backward keep: one each.
 COPIES = 2
+_TOKEN = "token"
 
 
 class WatchedArray:
@@ -193,6 +194,34 @@ def kept(
     weights = of(array)
     found = None if weights is None else weights.kept(key, n_bytes, make)
     return make() if found is None else found
+
+
+def kept_of_all(
+    arrays: Sequence[np.ndarray],
+    key: Hashable,
+    n_bytes: int,
+    make: Callable[[], np.ndarray],
+) -> np.ndarray:
+    """Returns what is made of several weights together, now or before.
+
+    Args:
+        arrays: The weights, about to be used.
+        key: Identifies what ``make`` returns among all that is made of the first array.
+        n_bytes: How much memory it takes.
+        make: Makes it.
+    """
+    every = [of(array) for array in arrays]
+    if None in every:
+        return make()
+    first = every[0]
+    # An array whose values have changed has another token.
+    tokens = [weights.kept(_TOKEN, 0, object) for weights in every]
+    made = first.kept(key, n_bytes, lambda: (tokens, make()))
+    if made is not None and made[0] != tokens:
+        first.forget()
+        tokens[0] = first.kept(_TOKEN, 0, object)
+        made = first.kept(key, n_bytes, lambda: (tokens, make()))
+    return make() if made is None else made[1]
 
 
 def n_bytes() -> int:

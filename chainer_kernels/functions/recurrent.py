@@ -28,7 +28,7 @@ import chainer.functions as F
 import numpy as np
 from chainer.functions.rnn import n_step_gru, n_step_lstm
 
-from chainer_kernels import switch
+from chainer_kernels import kept_weights, switch
 from chainer_kernels.functions.recurrent_cells import (
     GRU,
     LSTM,
@@ -174,10 +174,10 @@ class NStepLayer(chainer.FunctionNode):
         states = [state.copy() for state in states]
         h = states[0]
         n = h.shape[1]
-        gates = active().product(x, cell.stacked(wx).T)
+        gates = active().product(x, self._stacked(wx).T)
         bias = cell.bias(cell.stacked(bx), cell.stacked(bh), gates)
         # Not transposed, it is multiplied by few rows faster.
-        wh = np.ascontiguousarray(cell.stacked(wh).T)
+        wh = self._stacked(wh, is_transposed=True)
         before = [np.empty((len(x), n), np.float32) for _ in states]
         kept = cell.kept(len(x), n)
         recurrent = np.empty((len(h), wh.shape[1]), np.float32)
@@ -193,6 +193,20 @@ class NStepLayer(chainer.FunctionNode):
             y[rows] = h[live]
         self._memory = gates, before, kept
         return tuple(rounded(output, dtype) for output in (y, *states))
+
+    def _stacked(self, weights: Sequence[Array], is_transposed: bool = False) -> Array:
+        """Returns the weights of all gates, one below the other, or beside each other.
+
+        Within a scope of unchanged weights they are stacked but once.
+        """
+
+        def make() -> Array:
+            stacked = self._cell.stacked(weights)
+            return np.ascontiguousarray(stacked.T) if is_transposed else stacked
+
+        n_bytes = sum(each.nbytes for each in weights)
+        key = "stacked gates", is_transposed
+        return kept_weights.kept_of_all(weights, key, n_bytes, make)
 
     def _split(self, inputs: Sequence[Any]) -> tuple:
         """Returns x, the states, and the weights and biases of x and of h."""
@@ -244,7 +258,7 @@ class NStepLayer(chainer.FunctionNode):
             if wanted & {*at}:
                 found.update(zip(at, gradient.sum(axis=0).reshape(k, n)))
         if 0 in wanted:
-            found[0] = active().product(g_x, cell.stacked(wx))
+            found[0] = active().product(g_x, self._stacked(wx))
         return found
 
     def _gradients_of_sums(
@@ -271,7 +285,7 @@ class NStepLayer(chainer.FunctionNode):
             for g, state in zip(g_after, states)
         ]
         result = g_states, *self._cell.new_gradients(self._memory[0])
-        self._steps_back(self._cell.stacked(wh), g_y, *result)
+        self._steps_back(self._stacked(wh), g_y, *result)
         if is_half:
             self._half = grad_outputs, result
         return result
