@@ -84,7 +84,7 @@ def _words(n_words: int, n: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     return x, t.reshape(n, length)
 
 
-def _workloads(quick: bool) -> dict[str, Workload]:
+def workloads(quick: bool) -> dict[str, Workload]:
     """Returns all workloads by name, or small ones of the same names."""
     width, n_layers, size = (256, 4, 120) if quick else (1024, 32, 1200)
     n_images, n_residual, n_texts = (20, 20, 8) if quick else (80, 90, 16)
@@ -138,7 +138,7 @@ class Steps:
     def __init__(self, name: str, quick: bool) -> None:
         chainer.global_config.dtype = np.float32
         np.random.seed(0)
-        workload = _workloads(quick)[name]
+        workload = workloads(quick)[name]
         self._model = workload.build()
         self._x, self._t = workload.batch()
         self._pipelines: dict[Way, Pipeline] = {}
@@ -202,7 +202,7 @@ def main() -> None:
     """Runs the comparison that the arguments ask for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
-    add("--models", nargs="+", choices=_workloads(False), default=None)
+    add("--models", nargs="+", choices=workloads(False), default=None)
     add("--providers", nargs="+", choices=PROVIDERS, default=list(PROVIDERS))
     add(
         "--groups",
@@ -227,9 +227,9 @@ def main() -> None:
         f"medians of {arguments.rounds} rounds; median (min..max) of ratios",
         "",
     )
-    workloads = _workloads(arguments.quick)
-    for name in arguments.models or workloads:
-        measure(result, name, workloads[name], arguments)
+    chosen = workloads(arguments.quick)
+    for name in arguments.models or chosen:
+        measure(result, name, chosen[name], arguments)
     result.save()
 
 

@@ -1,11 +1,15 @@
 """Kernels of embeddings against Chainer's functions."""
 
+import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import chainer_kernels
+from chainer_kernels.contributions import Rows, Scratch
+from chainer_kernels.functions.embedding import weights
 from tests.support import kernels
 
 KERNELS = ["EmbedIDGrad.forward"]
@@ -59,3 +63,40 @@ def test_second_derivative():
     kernels.check_second_derivative(
         lambda W: F.embed_id(ids, W * W), [kernels.arrays((3, 4), 1)]
     )
+
+
+def shares(n_rows, *batches, ignore_label=None):
+    """Returns the contributions of some microbatches of words, and Chainer's sum."""
+    W = chainer.Parameter(np.zeros((n_rows, 3), "f"))
+    found, expected = [], np.zeros((n_rows, 3), "f")
+    for seed, ids in enumerate(batches):
+        y = F.embed_id(np.array(ids, "i"), W, ignore_label)
+        gy = kernels.arrays(y.shape, seed)
+        found.append(weights(y.creator, {1: W}, gy)[1])
+        rows = np.array(ids).ravel()
+        kept = rows != ignore_label
+        np.add.at(expected, rows[kept], gy.reshape(-1, 3)[kept])
+    return found, expected
+
+
+def test_microbatches_are_added_row_by_row():
+    (first, *others), expected = shares(
+        6, [[0, 5], [5, 1]], [[3, 3]], [[2], [5]], ignore_label=1
+    )
+    out = np.full((6, 3), 7, "f")
+    first.write(out)
+    for share in others:
+        share.add(out, Scratch())
+    np.testing.assert_allclose(out, expected, rtol=1e-6)
+    joined = np.full((6, 3), 7, "f")
+    first.joined(others, Rows()).write(joined)
+    np.testing.assert_allclose(joined, expected, rtol=1e-6)
+
+
+def test_what_is_left_to_chainer():
+    W = chainer.Parameter(np.zeros((4, 3), "e"))
+    y = F.embed_id(np.array([0, 1], "i"), W)
+    assert weights(y.creator, {1: W}, np.ones(y.shape, "e")) == {}
+    assert weights(y.creator, {}, np.ones(y.shape, "f")) == {}
+    with chainer_kernels.disabled():
+        assert weights(y.creator, {1: W}, np.ones(y.shape, "f")) == {}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import chainer_kernels
 from chainer_kernels import catalogue
-from chainer_kernels.functions import recurrent
+from chainer_kernels.functions import recurrent, recurrent_cells
 from tests.support import kernels
 
 # Chainer's function, its options, the number of gates, whether it has cells, and
@@ -305,3 +305,42 @@ def test_lstm_of_images_is_left_to_chainer():
 
 def test_cells_of_users_are_left_to_chainer():
     assert recurrent._cell(lambda x, h, c, w, b: (h, c)) is None
+
+
+@pytest.mark.parametrize("changed", [None, "first", "last"])
+def test_gates_are_stacked_once_while_weights_stay(changed, monkeypatch):
+    stacked = []
+    own = recurrent_cells.Cell.stacked
+
+    def counted(cell, parts):
+        stacked.append(len(parts))
+        return own(cell, parts)
+
+    np.random.seed(0)
+    # Smaller weights are not kept.
+    link = L.NStepLSTM(1, 300, 300, 0.0)
+    xs = [kernels.arrays((2, 300), seed) for seed in range(3)]
+    weights = [link.ws[0][i] for i in range(8)]
+
+    def run():
+        link.cleargrads()
+        _, _, ys = link(None, None, xs)
+        sum(F.sum(y) for y in ys).backward()
+        return [y.array for y in ys] + [param.grad for param in link.params()]
+
+    expected = run()
+    monkeypatch.setattr(recurrent_cells.Cell, "stacked", counted)
+    with chainer_kernels.unchanged_weights():
+        run()
+        n_first = len(stacked)
+        if changed is not None:
+            weights[0 if changed == "first" else 7].array += 1
+        found = run()
+        n_again = len(stacked) - n_first
+    if changed is None:
+        # Only the biases, which are small, are stacked again.
+        assert n_again == 2 < n_first
+    else:
+        expected = run()
+    for one, other in zip(found, expected):
+        np.testing.assert_array_equal(one, other)
