@@ -206,7 +206,10 @@ class Group(int):
         inputs: tuple,
     ) -> Any:
         """Calls a layer for each microbatch, and finds out whether once would do."""
-        links = layer.links() if isinstance(layer, chainer.Link) else ()
+        links = [*layer.links()] if isinstance(layer, chainer.Link) else []
+        sizes_come = not all(
+            param.is_initialized for link in links for param in link.params()
+        )
         before, n_reported = Persistents(links), sum(map(len, self.reported))
         trial, draws, outputs = tuple(map(_copy, inputs)), False, []
         with _Normalizing() as normalizing:
@@ -214,6 +217,9 @@ class Group(int):
                 outputs.append(y)
                 draws |= has_drawn()
         y = self._joined(outputs)
+        if sizes_come:
+            # The layer has drawn its weights just now. The next group finds out.
+            return y
         is_alone = draws or normalizing.is_seen or not before.are_there()
         is_alone |= sum(map(len, self.reported)) > n_reported
         if not is_alone:

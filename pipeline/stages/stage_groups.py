@@ -61,7 +61,7 @@ class StageGroups:
                 f" stage groups of 1"
             )
         parts = [
-            Part(i, len(tensors[0].array), stage.random_key(i))
+            Part(i, (*tensors[0].array.shape, 1)[0], stage.random_key(i))
             for i, tensors in zip(microbatches, inputs)
             if tensors
         ]

@@ -155,6 +155,28 @@ def test_layers_run_once_for_a_group():
     assert calls_of([], [1, 3]) == [2, 6]
 
 
+class Sized(L.Linear):
+    """Gets its size, and draws its weights, at its first call."""
+
+    n_calls = 0
+
+    def forward(self, x):
+        self.n_calls += 1
+        return super().forward(x)
+
+
+def test_a_layer_that_draws_its_weights_runs_once_later():
+    layer = Sized(None, 4)
+    x, t = np.random.randn(8, 6).astype("f"), np.zeros(8, "i")
+    schedule = schedule_of([4], False)
+    with Pipeline(Divisible(layer), MPI.COMM_SELF, schedule=schedule) as pipe:
+        for _ in range(2):
+            pipe.step(x, t)
+        n_before = layer.n_calls
+        pipe.step(x, t)
+    assert layer.n_calls == n_before + 1
+
+
 def test_dropout_is_that_of_each_microbatch():
     masks, seen = [], []
     for groups in ([1] * M, [4], [1, 3]):
