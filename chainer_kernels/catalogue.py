@@ -7,7 +7,7 @@ import importlib
 from typing import Callable, NamedTuple
 
 
-class Entry(NamedTuple):
+class KernelEntry(NamedTuple):
     """A method of Chainer's that a kernel stands for.
 
     Attributes:
@@ -63,10 +63,10 @@ def _load(name: str) -> Callable:
 
 def _entries(
     modules: str, rows: dict[str, dict[str, str]], by: str = "Numba"
-) -> tuple[Entry, ...]:
+) -> tuple[KernelEntry, ...]:
     """Returns the entries of a table: kernels by methods, by modules of Chainer."""
     return tuple(
-        Entry(f"chainer.{modules}.{module}", name, kernel, by)
+        KernelEntry(f"chainer.{modules}.{module}", name, kernel, by)
         for module, methods in rows.items()
         for name, kernel in methods.items()
     )
@@ -367,9 +367,9 @@ def weights_of(function: type) -> Callable | None:
 
 
 @functools.cache
-def by_module() -> dict[str, list[Entry]]:
+def by_module() -> dict[str, list[KernelEntry]]:
     """Returns the entries by the module that they belong to."""
-    found: dict[str, list[Entry]] = {}
+    found: dict[str, list[KernelEntry]] = {}
     for entry in CATALOGUE:
         found.setdefault(entry.module, []).append(entry)
     return found

@@ -99,7 +99,7 @@ class Block(NamedTuple):
     pieces: list[tuple[int, int]]
 
 
-class Plan(NamedTuple):
+class BlockPlan(NamedTuple):
     """The blocks of a convolution.
 
     Attributes:
@@ -128,7 +128,7 @@ class Plan(NamedTuple):
 @functools.lru_cache(maxsize=128)
 def of_outputs(
     geometry: Geometry, batch: int, weights: int, sizes: tuple[int, ...]
-) -> Plan:
+) -> BlockPlan:
     """Returns what each output of a convolution reads.
 
     Args:
@@ -152,7 +152,7 @@ def of_inputs(
     weights: int,
     sizes: tuple[int, ...],
     outputs: tuple[int, ...],
-) -> Plan:
+) -> BlockPlan:
     """Returns which outputs of a convolution read each of its inputs.
 
     Args:
@@ -201,7 +201,7 @@ def _plan(
     weights: int,
     sizes: Sequence[int],
     outputs: Sequence[int],
-) -> Plan:
+) -> BlockPlan:
     lattices = [lattices for lattices, _ in axes]
     kernel = [len(order) for _, order in axes]
     split = [
@@ -222,7 +222,7 @@ def _plan(
         _block(parts, padded_sizes, outputs, kernel)
         for parts in itertools.product(*chosen)
     ]
-    return Plan(
+    return BlockPlan(
         blocks,
         pads,
         _sums([np.array(order, np.int64) for _, order in axes], kernel),

@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 from chainer_kernels import convolution_blocks, threads
-from chainer_kernels.convolution_blocks import Block, Plan
+from chainer_kernels.convolution_blocks import Block, BlockPlan
 from chainer_kernels.geometry import Geometry
 from chainer_kernels.loops import activations
 from chainer_kernels.loops import grouped_convolution as loops
@@ -117,7 +117,7 @@ def _convolve(
     x: np.ndarray,
     groups: int,
     weights: np.ndarray,
-    plan: Plan,
+    plan: BlockPlan,
     y: np.ndarray,
     b: np.ndarray | None,
 ) -> None:

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Callable
 
 from chainer_kernels import catalogue, memory, switch
-from chainer_kernels.catalogue import Entry
+from chainer_kernels.catalogue import KernelEntry
 
 #: The attribute of a method in which its entry is, of the catalogue.
 _MARK = "chainer_kernels_entry"
@@ -31,7 +31,7 @@ def loaded(module: ModuleType) -> None:
         setattr(place, name, call)
 
 
-def _method(entry: Entry, owner: type, chainers: Callable) -> Callable:
+def _method(entry: KernelEntry, owner: type, chainers: Callable) -> Callable:
     """Returns a method that calls a kernel, and Chainer's where there is none."""
     kernel = _Kernel(entry)
 
@@ -46,7 +46,7 @@ def _method(entry: Entry, owner: type, chainers: Callable) -> Callable:
     return call
 
 
-def _function(entry: Entry, chainers: Callable) -> Callable:
+def _function(entry: KernelEntry, chainers: Callable) -> Callable:
     kernel = _Kernel(entry)
 
     def call(*arguments: Any, **options: Any) -> Any:
@@ -62,7 +62,7 @@ def _function(entry: Entry, chainers: Callable) -> Callable:
 class _Kernel:
     """A kernel that is loaded when it is called first."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: KernelEntry) -> None:
         self._entry = entry
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:

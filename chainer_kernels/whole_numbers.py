@@ -25,7 +25,7 @@ from chainer_kernels import providers
 from chainer_kernels.geometry import Geometry
 from chainer_kernels.providers import onednn
 from chainer_kernels.providers import onednn_library as dnnl
-from chainer_kernels.providers.onednn_library import Choice, Layout, Primitive
+from chainer_kernels.providers.onednn_library import AlgorithmChoice, Layout, Primitive
 
 #: How many products and convolutions are kept.
 _KEPT = 1024
@@ -114,7 +114,7 @@ def _thread() -> tuple[int, int]:
     return os.getpid(), threading.get_ident()
 
 
-def _is_usable(choice: Choice, n_terms: int) -> bool:
+def _is_usable(choice: AlgorithmChoice, n_terms: int) -> bool:
     """Returns whether an implementation is fast, and exact for sums of ``n_terms``."""
     is_fast = not choice.name.startswith("ref")
     return is_fast and (n_terms <= EXACT_TERMS or choice.name.startswith("brg"))
@@ -132,7 +132,7 @@ def _product(thread: tuple[int, int], x: Shape, W: Shape) -> Primitive | None:
     W_layout = Layout((n_inputs, n_outputs), (1, n_inputs), "int8")
     engine = dnnl.library().engine
     try:
-        choice = Choice("matmul", engine, x_layout, W_layout, None, y_layout)
+        choice = AlgorithmChoice("matmul", engine, x_layout, W_layout, None, y_layout)
     except dnnl.OneDNNError:
         return None
     if not _is_usable(choice, n_inputs):
@@ -158,7 +158,7 @@ def _convolution(
     )
     engine = dnnl.library().engine
     try:
-        choice = Choice(
+        choice = AlgorithmChoice(
             "convolution_forward",
             *(engine, dnnl.FORWARD_TRAINING, dnnl.DIRECT),
             *(x_layout, Layout(W, dtype="int8"), None, y_layout),
@@ -167,7 +167,7 @@ def _convolution(
         if not _is_usable(choice, n_terms):
             return None
         chosen = choice.layout(dnnl.WEIGHTS)
-        reorder = Choice("reorder", plain, engine, chosen, engine)
+        reorder = AlgorithmChoice("reorder", plain, engine, chosen, engine)
     except dnnl.OneDNNError:
         return None
     layouts = {dnnl.SRC: x_layout, dnnl.DST: y_layout, dnnl.WEIGHTS: chosen}

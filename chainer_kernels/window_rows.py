@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from chainer_kernels import threads
-from chainer_kernels.convolution_blocks import Block, Plan
+from chainer_kernels.convolution_blocks import Block, BlockPlan
 from chainer_kernels.loops import convolution as loops
 
 #: How many products there are for the cores, unless each would have few rows.
@@ -143,7 +143,7 @@ def scatter(
 
 
 def chunks_of(
-    plan: Plan, batch: int, n_groups: int, channels: int, outs: int
+    plan: BlockPlan, batch: int, n_groups: int, channels: int, outs: int
 ) -> Iterator[tuple[Block, int, int, int]]:
     """Generates blocks, groups, and the first and the number of the rows of a part.
 

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from data_parallel.messages import Pending, Steps
 from divisible.communication.tags import UNUSED_TAG
-from divisible.communication.wait_queries import Place
+from divisible.communication.wait_queries import WaitPlace
 from divisible.communication.waiting import wait
 from divisible.communication.wire import WINDOW
 
@@ -80,7 +80,7 @@ class Flow:
                 self._look_or_end,
                 self._timeout,
                 lambda first=first: first.what,
-                place=Place(self._comm, first.peer),
+                place=WaitPlace(self._comm, first.peer),
             )
 
     def _look_or_end(self) -> bool:

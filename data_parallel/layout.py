@@ -58,7 +58,7 @@ class Part(NamedTuple):
         return not (self.coded or self.exact)
 
 
-class Unit(NamedTuple):
+class ExchangeUnit(NamedTuple):
     """One chunk of a bucket, restricted to one lane.
 
     Attributes:
@@ -85,7 +85,7 @@ class Bucket(NamedTuple):
     number: int
     arrays: tuple[int, ...]
     exact: tuple[int, ...]
-    units: tuple[Unit, ...]
+    units: tuple[ExchangeUnit, ...]
 
 
 class Shape(NamedTuple):
@@ -208,7 +208,7 @@ def _bucket(
                     )
                 )
             if not all(part.is_empty for part in parts):
-                units.append(Unit(number, lane, tuple(parts)))
+                units.append(ExchangeUnit(number, lane, tuple(parts)))
     return Bucket(number, tuple(arrays), tuple(exact), tuple(units))
 
 

@@ -21,7 +21,7 @@ from data_parallel.coder import (
     MakeCode,
 )
 from data_parallel.flow import Flow
-from data_parallel.layout import Bucket, Unit
+from data_parallel.layout import Bucket, ExchangeUnit
 from data_parallel.messages import OPENING, Buffers, Messages, Steps
 from data_parallel.nodes import shares
 from data_parallel.opening import Opening
@@ -204,7 +204,7 @@ class UnderWay:
         for unit in bucket.units:
             self._flow.add(partial(self._unit, unit, self._new_unit(), about))
 
-    def _unit(self, unit: Unit, number: int, about: str) -> Steps:
+    def _unit(self, unit: ExchangeUnit, number: int, about: str) -> Steps:
         ranks = self._ranks
         messages = Messages(ranks.comm, number, ranks.buffers, about)
         lane, now = ranks.lanes[unit.lane], time.perf_counter

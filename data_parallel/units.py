@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_parallel.coder import Coder
-from data_parallel.layout import Part, Unit
+from data_parallel.layout import ExchangeUnit, Part
 from data_parallel.messages import (
     CONTRIBUTION,
     MESSAGE,
@@ -99,7 +99,7 @@ class UnitExchange:
 
     def __init__(
         self,
-        unit: Unit,
+        unit: ExchangeUnit,
         lane: Sequence[int],
         placement: Placement,
         coder: Coder,

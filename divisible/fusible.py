@@ -14,7 +14,7 @@ from divisible.layer_pass import pass_through
 
 if TYPE_CHECKING:
     from chainer_kernels.fusion.fusing import Fusion
-    from chainer_kernels.fusion.measuring import Choice
+    from chainer_kernels.fusion.measuring import FusionChoice
 
 
 class Fusible(LayerList):
@@ -181,7 +181,7 @@ class Fusible(LayerList):
         self._fusion = Fusion(chosen, waits, only_exact=True)
 
     @property
-    def fusion_choices(self) -> tuple[Choice, ...]:
+    def fusion_choices(self) -> tuple[FusionChoice, ...]:
         """The chains that :meth:`fuse` has measured, in their order."""
         choices = {} if self._fusion is None else self._fusion.choices
         return tuple(choices[span] for span in sorted(choices))

@@ -46,6 +46,8 @@ html_math_renderer = "mathml"
 # Diagrams, grids and tables of text: programs say what they are.
 highlight_language = "none"
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_title = f"divisible {release}"
 html_show_copyright = False
 html_copy_source = False

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from divisible.communication.wait_queries import Place
+from divisible.communication.wait_queries import WaitPlace
 from divisible.communication.waiting import wait
 
 
@@ -94,7 +94,7 @@ class Messages:
             StallError: If a message does not arrive in time.
         """
         for request, peer, what, _ in pending:
-            place = Place(self._comm, peer)
+            place = WaitPlace(self._comm, peer)
             wait(request.Test, self._timeout, lambda what=what: what, place=place)
 
 

@@ -15,7 +15,7 @@ from heterogeneous.partition import RectangularPartition
 from heterogeneous.units import Block, shape_of
 
 
-class State(NamedTuple):
+class MappingState(NamedTuple):
     """An array that an update rule keeps for each element of a parameter.
 
     Attributes:
@@ -34,7 +34,7 @@ class State(NamedTuple):
         return self.rule.state[self.name]
 
 
-def states_of(link: chainer.Link, names: Sequence[str]) -> list[State]:
+def states_of(link: chainer.Link, names: Sequence[str]) -> list[MappingState]:
     """Returns the states of parameters' update rules, in the same order on all ranks.
 
     Args:
@@ -60,7 +60,7 @@ def states_of(link: chainer.Link, names: Sequence[str]) -> list[State]:
                     f" shape {value.shape}, not {param.dtype} of {param.shape}: it"
                     f" cannot be divided by hidden units. Use another optimizer"
                 )
-            found.append(State(key, name, rule))
+            found.append(MappingState(key, name, rule))
     return found
 
 
@@ -70,7 +70,7 @@ def remap(
     before: tuple[int, int],
     after: tuple[int, int],
     parameters: Sequence[tuple[chainer.Parameter, str]],
-    states: Sequence[State],
+    states: Sequence[MappingState],
 ) -> None:
     """Gives each rank the units of another partition.
 

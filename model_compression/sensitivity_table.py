@@ -33,7 +33,7 @@ BETTER = ("higher", "lower")
 _COURSE = ("begin", "end", "steps", "curve")
 
 
-class Trial(NamedTuple):
+class SensitivityTrial(NamedTuple):
     """One layer, changed by one method to one degree.
 
     Attributes:
@@ -64,7 +64,7 @@ class Sensitivity:
 
     Attributes:
         base (float): Metric of the unchanged model.
-        trials (list of Trial): All trials of the table, layer by layer.
+        trials (list of SensitivityTrial): All trials of the table, layer by layer.
         sizes (dict): Bytes of the weights, by layer.
         better (str): The better direction of the metric, ``'higher'`` or ``'lower'``.
         granularity: Groups in which elements were pruned.
@@ -73,7 +73,7 @@ class Sensitivity:
     def __init__(
         self,
         base: float,
-        trials: Sequence[Trial],
+        trials: Sequence[SensitivityTrial],
         sizes: Mapping[str, int],
         better: str,
         granularity: Any,
@@ -81,7 +81,7 @@ class Sensitivity:
         self.base, self.trials, self.sizes = base, list(trials), dict(sizes)
         self.better, self.granularity = better, granularity
 
-    def loss(self, trial: Trial) -> float:
+    def loss(self, trial: SensitivityTrial) -> float:
         """Returns by how much the metric is worse than that of the model."""
         sign = 1 if self.better == "higher" else -1
         return sign * (self.base - trial.metric)
@@ -145,7 +145,7 @@ class Sensitivity:
             )
         return CompressionPlan(rules)
 
-    def _rule(self, trial: Trial, course: Mapping[str, Any]) -> Rule:
+    def _rule(self, trial: SensitivityTrial, course: Mapping[str, Any]) -> Rule:
         if trial.degree:
             return Prune(
                 trial.method,
@@ -233,12 +233,12 @@ def _checked(fields: dict[str, Any]) -> dict[str, Any]:
     return {**fields, "trials": trials, "granularity": granularity}
 
 
-def _trial_of(row: Any, what: str) -> Trial:
-    if not isinstance(row, dict) or row.keys() != {*Trial._fields}:
+def _trial_of(row: Any, what: str) -> SensitivityTrial:
+    if not isinstance(row, dict) or row.keys() != {*SensitivityTrial._fields}:
         raise ValueError(
-            f"{what} must have {', '.join(Trial._fields)}, not {shown(row)}"
+            f"{what} must have {', '.join(SensitivityTrial._fields)}, not {shown(row)}"
         )
-    trial = Trial(**row)
+    trial = SensitivityTrial(**row)
     for name in ("layer", "method"):
         plain_text(f"{name} of {what}", row[name])
     for name in ("degree", "metric", "bytes", "seconds"):

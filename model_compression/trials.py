@@ -22,7 +22,12 @@ from model_compression.plan import Rule
 from model_compression.rules import Prune, Quantize, check_layers
 from model_compression.scores import lowest, score, spread
 from model_compression.selection import check_rows, output_axis, select, weighted_layers
-from model_compression.sensitivity_table import BETTER, KIND, Sensitivity, Trial
+from model_compression.sensitivity_table import (
+    BETTER,
+    KIND,
+    Sensitivity,
+    SensitivityTrial,
+)
 
 
 def sensitivity(
@@ -155,7 +160,7 @@ def _try(
     weights: Sequence[chainer.Parameter],
     rule: Rule,
     axis: int,
-) -> Trial:
+) -> SensitivityTrial:
     kept = [param.array.copy() for param in weights]
     try:
         n_bytes = sum(_change(param, rule, axis) for param in weights)
@@ -165,7 +170,9 @@ def _try(
     finally:
         for param, array in zip(weights, kept):
             param.array[...] = array
-    return Trial(layer, rule.method, getattr(rule, "to", 0.0), metric, n_bytes, seconds)
+    return SensitivityTrial(
+        layer, rule.method, getattr(rule, "to", 0.0), metric, n_bytes, seconds
+    )
 
 
 def _change(param: chainer.Parameter, rule: Rule, axis: int) -> float:

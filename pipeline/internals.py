@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from divisible.schedules.automatic import Trial
+from divisible.schedules.automatic import ScheduleTrial
 from divisible.schedules.group_trial import GroupTrial
 from divisible.schedules.rank_program import Record
 from pipeline.calls.ranks import Ranks
@@ -40,7 +40,7 @@ class Internals:
         self.step: Step = pipeline._step
 
     @property
-    def trial(self) -> Trial | GroupTrial | None:
+    def trial(self) -> ScheduleTrial | GroupTrial | None:
         """The trial of schedules or groups that ``'auto'`` has not finished yet."""
         return self.step.current.trial
 

@@ -23,7 +23,7 @@ from benchmarks.cluster.construction import (
     remove,
     remove_stale,
 )
-from benchmarks.cluster.registry import Entry
+from benchmarks.cluster.registry import HostEntry
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def guard(name: str, hosts: list[Host], owner: int | None, told: int) -> None:
     with registry.locked(name) as file:
         if file is None:
             raise ClusterError(f"a cluster {name!r} is up already")
-        registry.write(file, Entry(name, os.getpid(), owner))
+        registry.write(file, HostEntry(name, os.getpid(), owner))
         try:
             build(name, hosts)
             close_output()

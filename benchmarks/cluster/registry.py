@@ -21,7 +21,7 @@ PATIENCE = 0.5
 NAME = re.compile(r"[a-z0-9_]{1,30}")
 
 
-class Entry(NamedTuple):
+class HostEntry(NamedTuple):
     """A cluster that is up, or on its way up or down.
 
     Attributes:
@@ -71,14 +71,14 @@ def locked(name: str) -> Iterator[IO | None]:
             return
 
 
-def write(file: IO, entry: Entry) -> None:
+def write(file: IO, entry: HostEntry) -> None:
     """Writes who has locked a file."""
     file.truncate(0)
     file.write(json.dumps(entry._asdict()))
     file.flush()
 
 
-def entries() -> tuple[list[Entry], list[str]]:
+def entries() -> tuple[list[HostEntry], list[str]]:
     """Returns the clusters that are up, and the names of those left over."""
     found, stale = [], []
     for path in sorted(FOLDER.glob("*.json")):
@@ -90,14 +90,14 @@ def entries() -> tuple[list[Entry], list[str]]:
     return found, stale
 
 
-def read(name: str) -> Entry | None:
+def read(name: str) -> HostEntry | None:
     """Returns the entry of a cluster; ``None`` if it is not up."""
     try:
         with open(file_of(name)) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
-                return Entry(**json.loads(file.read()))
+                return HostEntry(**json.loads(file.read()))
     except (FileNotFoundError, json.JSONDecodeError):
         # The latter just after it was locked: not up yet.
         return None

@@ -9,7 +9,7 @@ import numpy as np
 from chainer.backends import cuda
 
 from chainer_kernels.providers import cudnn
-from chainer_kernels.providers.cudnn_library import Choice
+from chainer_kernels.providers.cudnn_library import EngineChoice
 
 Array = Any
 
@@ -43,7 +43,7 @@ def has_cudnn() -> bool:
     )
 
 
-def choice(x: Array) -> Choice:
+def choice(x: Array) -> EngineChoice:
     """Returns which engines may compute with an array.
 
     Where nothing else is said, float32 is computed in float32, as on a CPU.
@@ -53,6 +53,6 @@ def choice(x: Array) -> Choice:
         tensor_cores = x.dtype == np.float16
     else:
         tensor_cores = cuda.should_use_cudnn_tensor_core(x.dtype)
-    return Choice(
+    return EngineChoice(
         bool(tensor_cores), bool(config.cudnn_deterministic), bool(config.autotune)
     )

@@ -61,7 +61,7 @@ class Weights(NamedTuple):
     zero: np.ndarray
 
 
-class Choice(NamedTuple):
+class LayerChoice(NamedTuple):
     """How a shape is computed.
 
     Attributes:
@@ -86,10 +86,10 @@ class Choice(NamedTuple):
 
 
 #: Measured choices, by shapes and geometry.
-_choices: dict[tuple, Choice] = {}
+_choices: dict[tuple, LayerChoice] = {}
 
 
-def choice_of(x: Shape, W: Shape, geometry: Geometry | None) -> Choice | None:
+def choice_of(x: Shape, W: Shape, geometry: Geometry | None) -> LayerChoice | None:
     """Returns the choice that this process measured for a shape, or ``None``.
 
     Args:
@@ -331,7 +331,7 @@ def _sums(key: tuple, ways: list[Way], x: np.ndarray, W: np.ndarray) -> np.ndarr
         for way in ways:
             way(x, W)
         runs = [[_seconds(way, x, W) for way in ways] for _ in range(_N_RUNS)]
-        _choices[key] = Choice(*key, *(1e3 * min(each) for each in zip(*runs)))
+        _choices[key] = LayerChoice(*key, *(1e3 * min(each) for each in zip(*runs)))
     return ways[0 if _choices[key].is_whole else 1](x, W)
 
 

@@ -35,7 +35,7 @@ Draw = Callable[[np.ndarray], Sequence[np.ndarray]]
 TAKES_ANOTHER_SHAPE = "it takes an input of another shape"
 
 
-class Trial(NamedTuple):
+class ChainTrial(NamedTuple):
     """A chain to measure, unfused and fused.
 
     Attributes:
@@ -90,7 +90,7 @@ class Chain(abc.ABC):
         """
 
     @abc.abstractmethod
-    def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> Trial:
+    def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> ChainTrial:
         """Returns the unfused and the fused chain, for a measurement.
 
         Args:
@@ -104,9 +104,9 @@ class Chain(abc.ABC):
         draw: Draw,
         parameters: Sequence[chainer.Parameter],
         n_arrays: tuple[int, int],
-    ) -> Trial:
+    ) -> ChainTrial:
         """Returns a trial of the whole chain."""
-        return Trial(
+        return ChainTrial(
             lambda *values: call_each(self._layers, values, self._side_inputs),
             lambda *values: self.apply(values, draw),
             inputs,
@@ -138,7 +138,7 @@ class Pointwise(Chain):
         (y,) = FusedFunction(self._compiled, masks).apply(tuple(inputs))
         return y
 
-    def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> Trial:
+    def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> ChainTrial:
         """Returns the unfused and the fused chain, for a measurement."""
         n_arrays = _n_arrays(self.program), self._compiled.n_arrays
         return self._trial(inputs, draw, (), n_arrays)
@@ -190,7 +190,7 @@ class Normalized(Chain):
         (y,) = function.apply((x, link.gamma, link.beta, *others))
         return y
 
-    def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> Trial:
+    def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> ChainTrial:
         """Returns the unfused and the fused chain, for a measurement."""
         n_before = _n_arrays(self.program) + HeadedLoops.N_ARRAYS_OF_HEAD
         parameters = self._link.gamma, self._link.beta
@@ -272,7 +272,7 @@ class Product(Chain):
         (y,) = EpilogueFunction(self._epilogue, masks).apply((z, *others, *bias))
         return y
 
-    def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> Trial:
+    def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> ChainTrial:
         """Returns the chain behind a small product, unfused and fused."""
         link, tail = self._link, self._layers[1:]
         x, *others = inputs
@@ -289,7 +289,7 @@ class Product(Chain):
         n_before = _n_arrays(self.program) + 3 * self._epilogue.has_bias
         parameters = [link.b] if self._epilogue.has_bias else []
         n_arrays = n_before, self._epilogue.n_arrays
-        return Trial(unfused, fused, [thin.x, *others], parameters, *n_arrays)
+        return ChainTrial(unfused, fused, [thin.x, *others], parameters, *n_arrays)
 
 
 def traced(

@@ -24,7 +24,7 @@ from chainer_kernels.fusion import products
 from chainer_kernels.fusion.chains import TAKES_ANOTHER_SHAPE, Chain, traced
 from chainer_kernels.fusion.heads import heads_of, unobserved
 from chainer_kernels.fusion.hooks import has_hooks, is_quiet
-from chainer_kernels.fusion.measuring import Choice, measured
+from chainer_kernels.fusion.measuring import FusionChoice, measured
 from chainer_kernels.fusion.side_inputs import Surroundings
 from chainer_kernels.fusion.tracing import NotPointwise
 from chainer_kernels.fusion.trust import why_not
@@ -89,7 +89,7 @@ class Fusion:
     ) -> None:
         self._set(decisions or {})
         self._is_decided = decisions is not None
-        self.choices: dict[Span, Choice] = {}
+        self.choices: dict[Span, FusionChoice] = {}
         self.reasons: dict[int, str] = {}
         self.waits, self.is_early = waits, False
         self._only_exact = only_exact

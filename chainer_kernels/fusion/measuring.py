@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from chainer_kernels.fusion.chains import Chain, Trial
+from chainer_kernels.fusion.chains import Chain, ChainTrial
 
 #: Fewest and most runs, and the seconds after which no further run begins. The fastest
 #: run counts, since other processes may disturb some. A run before them compiles.
 _FEWEST_RUNS, _MOST_RUNS, _SECONDS = 2, 8, 0.1
 
 
-class Choice(NamedTuple):
+class FusionChoice(NamedTuple):
     """A measured chain of layers, and whether it is fused.
 
     Attributes:
@@ -45,7 +45,7 @@ class Choice(NamedTuple):
     is_exact: bool
 
 
-def measured(span: tuple[int, int], chain: Chain, trial: Trial) -> Choice:
+def measured(span: tuple[int, int], chain: Chain, trial: ChainTrial) -> FusionChoice:
     """Times a chain unfused and fused, forward and backward.
 
     Args:
@@ -84,7 +84,7 @@ def measured(span: tuple[int, int], chain: Chain, trial: Trial) -> Choice:
     np.random.set_state(state)
     before, after = map(min, zip(*runs))
     size = results[0][0].nbytes
-    return Choice(
+    return FusionChoice(
         *span,
         " > ".join(chain.program.labels),
         after < before,

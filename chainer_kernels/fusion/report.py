@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from chainer_kernels.fusion.fusing import Fusion
-from chainer_kernels.fusion.measuring import Choice
+from chainer_kernels.fusion.measuring import FusionChoice
 from chainer_kernels.fusion.side_inputs import Surroundings
 from chainer_kernels.text_table import text_table
 
@@ -31,13 +31,14 @@ class FusionReport:
         fusion: The chains that were found in the layers.
 
     Attributes:
-        choices (tuple of Choice): The measured chains, in the order of their layers.
+        choices (tuple of FusionChoice): The measured chains, in the order of their
+            layers.
         not_fused (tuple of NotFused): Layers that are in no chain for a known reason.
     """
 
     def __init__(self, layers: Sequence[Callable], fusion: Fusion) -> None:
         self._layers, self._fusion = list(layers), fusion
-        self.choices: tuple[Choice, ...] = tuple(
+        self.choices: tuple[FusionChoice, ...] = tuple(
             fusion.choices[span] for span in sorted(fusion.choices)
         )
         in_chains = {p for c in self.choices for p in range(c.start, c.end)}
@@ -110,7 +111,7 @@ def run_layers(layers: Sequence[Callable], fusion: Fusion, inputs: tuple) -> Any
     return value
 
 
-def table(choices: Sequence[Choice], not_fused: Sequence[NotFused] = ()) -> str:
+def table(choices: Sequence[FusionChoice], not_fused: Sequence[NotFused] = ()) -> str:
     """Returns a table of chains, and below it the reasons of layers in no chain."""
     heads = "layers", "fused", "ms before", "after", "MB before", "after", "difference"
     rows = [

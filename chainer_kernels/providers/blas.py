@@ -28,7 +28,7 @@ from chainer_kernels import (
     kept_weights,
     threads,
 )
-from chainer_kernels.convolution_blocks import Plan
+from chainer_kernels.convolution_blocks import BlockPlan
 from chainer_kernels.gemm import gemm
 from chainer_kernels.geometry import Geometry
 from chainer_kernels.loops import convolution as loops
@@ -201,7 +201,7 @@ def _turn(
 
 def _convolve(
     x: np.ndarray,
-    plan: Plan,
+    plan: BlockPlan,
     matrices: np.ndarray,
     y: np.ndarray,
     b: np.ndarray | None,

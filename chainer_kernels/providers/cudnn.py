@@ -27,7 +27,7 @@ from chainer_kernels.geometry import Geometry
 from chainer_kernels.providers import cudnn_library
 from chainer_kernels.providers.cudnn_library import (
     ALIGNMENT,
-    Choice,
+    EngineChoice,
     Operand,
     Request,
     cupy,
@@ -55,7 +55,7 @@ def device() -> int:
 
 
 def convolution(
-    x: Array, W: Array, b: Array | None, geometry: Geometry, choice: Choice
+    x: Array, W: Array, b: Array | None, geometry: Geometry, choice: EngineChoice
 ) -> Array | None:
     """Returns the output of a convolution.
 
@@ -91,7 +91,7 @@ def convolution_data(
     b: Array | None,
     geometry: Geometry,
     size: Shape,
-    choice: Choice,
+    choice: EngineChoice,
 ) -> Array | None:
     """Returns the gradient of a convolution's input, or a deconvolution's output.
 
@@ -113,7 +113,7 @@ def convolution_data(
 
 
 def convolution_weights(
-    x: Array, gy: Array, geometry: Geometry, choice: Choice
+    x: Array, gy: Array, geometry: Geometry, choice: EngineChoice
 ) -> Array | None:
     """Returns the gradient of a convolution's weights, C contiguous.
 
@@ -140,7 +140,7 @@ def batch_normalization(
     running: tuple[Array, Array] | None,
     eps: float,
     decay: float,
-    choice: Choice,
+    choice: EngineChoice,
 ) -> tuple[Array, Array, Array] | None:
     """Returns a normalized batch, its mean and the inverse of its standard deviation.
 
@@ -184,7 +184,7 @@ def batch_normalization(
 
 
 def batch_normalization_backward(
-    gy: Array, x: Array, gamma: Array, mean: Array, inv_std: Array, choice: Choice
+    gy: Array, x: Array, gamma: Array, mean: Array, inv_std: Array, choice: EngineChoice
 ) -> tuple[Array, Array, Array] | None:
     """Returns the gradients of a batch normalization's input, gamma and beta.
 
@@ -264,7 +264,7 @@ def _computed(
     shape: Shape,
     is_last: bool,
     geometry: Geometry,
-    choice: Choice,
+    choice: EngineChoice,
     is_vital: bool = True,
 ) -> Array | None:
     """Returns the output of a convolution's operation over arranged arrays."""

@@ -63,7 +63,7 @@ class Operand(NamedTuple):
     dtype: str
 
 
-class Choice(NamedTuple):
+class EngineChoice(NamedTuple):
     """The engines that may compute.
 
     Attributes:
@@ -97,7 +97,7 @@ class Request(NamedTuple):
     outputs: tuple[Operand, ...]
     parameters: tuple[tuple[str, Shape], ...] = ()
     scalars: tuple[float, ...] = ()
-    choice: Choice = Choice()
+    choice: EngineChoice = EngineChoice()
     device: int = 0
 
 

@@ -31,7 +31,7 @@ from chainer_kernels.geometry import Geometry
 from chainer_kernels.loops import activations
 from chainer_kernels.providers import blas, onednn_products
 from chainer_kernels.providers import onednn_library as dnnl
-from chainer_kernels.providers.onednn_library import Choice, Layout, Primitive
+from chainer_kernels.providers.onednn_library import AlgorithmChoice, Layout, Primitive
 from chainer_kernels.providers.onednn_products import SMALLEST_PRODUCT
 
 NAME = "oneDNN"
@@ -259,7 +259,7 @@ def _chosen(
     x_layout, y_layout = channels_last(x), channels_last(y)
     bias = Layout(y[-1:], (1,)) if is_added and operation == _FORWARD else None
     around = windows(geometry, x[1:-1], y[1:-1])
-    choice = Choice(
+    choice = AlgorithmChoice(
         _FORWARD,
         *(engine, dnnl.FORWARD_TRAINING, dnnl.DIRECT),
         *(x_layout, any_W, bias, y_layout, *around),
@@ -268,12 +268,16 @@ def _chosen(
     if operation == _DATA:
         arguments = {dnnl.DIFF_DST: y_layout, dnnl.DIFF_SRC: x_layout}
         layouts = x_layout, any_W, y_layout
-        choice = Choice(operation, engine, dnnl.DIRECT, *layouts, *around, choice)
+        choice = AlgorithmChoice(
+            operation, engine, dnnl.DIRECT, *layouts, *around, choice
+        )
     elif operation == _WEIGHTS:
         weights = dnnl.DIFF_WEIGHTS
         arguments = {dnnl.SRC: x_layout, dnnl.DIFF_DST: y_layout}
         layouts = x_layout, any_W, None, y_layout
-        choice = Choice(operation, engine, dnnl.DIRECT, *layouts, *around, choice)
+        choice = AlgorithmChoice(
+            operation, engine, dnnl.DIRECT, *layouts, *around, choice
+        )
     if choice.name.startswith("ref"):
         return None
     chosen = choice.layout(weights)
@@ -281,7 +285,7 @@ def _chosen(
     if bias is not None:
         arguments[dnnl.BIAS] = bias
     ends = (chosen, plain_W) if operation == _WEIGHTS else (plain_W, chosen)
-    reorder = Choice(
+    reorder = AlgorithmChoice(
         "reorder",
         *(ends[0], engine, ends[1], engine),
         is_added=is_added and operation == _WEIGHTS,

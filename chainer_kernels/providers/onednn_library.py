@@ -247,7 +247,7 @@ class ChosenLayout(_Object):
     Two are equal if arrays in one may be read as arrays in the other.
     """
 
-    def __init__(self, choice: Choice, argument: int) -> None:
+    def __init__(self, choice: AlgorithmChoice, argument: int) -> None:
         query = library().primitive_desc_query_md
         found = query(choice, _QUERY_LAYOUT[argument], 0)
         super().__init__("memory_desc_clone", "memory_desc_destroy", found)
@@ -262,7 +262,7 @@ class ChosenLayout(_Object):
         return hash(self.n_bytes)
 
 
-class Choice(_Object):
+class AlgorithmChoice(_Object):
     """An implementation that was chosen for an operation.
 
     Args:
@@ -304,7 +304,7 @@ class Primitive:
         layouts: Layouts of the arguments, in the order in which they are passed.
     """
 
-    def __init__(self, choice: Choice, layouts: Mapping[int, Layout]) -> None:
+    def __init__(self, choice: AlgorithmChoice, layouts: Mapping[int, Layout]) -> None:
         dnnl = library()
         self._code = _Object("primitive_create", "primitive_destroy", choice)
         self._stream = _Object(

@@ -29,7 +29,7 @@ from chainer_kernels import kept_weights
 from chainer_kernels.geometry import Geometry
 from chainer_kernels.kept_weights import Weights
 from chainer_kernels.providers import onednn_library as dnnl
-from chainer_kernels.providers.onednn_library import Choice, Layout, Primitive
+from chainer_kernels.providers.onednn_library import AlgorithmChoice, Layout, Primitive
 
 #: How many products are kept.
 _KEPT = 1024
@@ -228,7 +228,7 @@ def _make(
     plain = Layout((k, n), (1, k) if is_transposed else (n, 1))
     try:
         choices = [
-            Choice("matmul", engine, a, layout, None, y)
+            AlgorithmChoice("matmul", engine, a, layout, None, y)
             for layout in (Layout((k, n)), plain)
         ]
         names = {choice.name for choice in choices}
@@ -236,7 +236,7 @@ def _make(
         if len(names) > 1 or not names.pop().startswith("brg"):
             return None
         chosen = choices[0].layout(dnnl.WEIGHTS)
-        reorder = Choice("reorder", plain, engine, chosen, engine)
+        reorder = AlgorithmChoice("reorder", plain, engine, chosen, engine)
     except dnnl.OneDNNError:
         return None
     ends = {dnnl.SRC: a, dnnl.DST: y}

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from divisible.communication.exit_notices import together
 from divisible.communication.flight_record import EVERYBODY
 from divisible.communication.tags import BROADCAST_TAG, CLOCK_TAG
-from divisible.communication.wait_queries import Place, listening
+from divisible.communication.wait_queries import WaitPlace, listening
 from divisible.communication.waiting import wait
 
 
@@ -53,7 +53,7 @@ def wait_for_all(
             names the ranks that are missing.
     """
     with together(comm), listening(comm):
-        wait(request.Test, timeout, lambda: purpose, watch, Place(comm, EVERYBODY))
+        wait(request.Test, timeout, lambda: purpose, watch, WaitPlace(comm, EVERYBODY))
 
 
 def all_gather(
@@ -125,13 +125,13 @@ def fill(
     # knows which. The buffers here are small enough to be sent to each rank directly.
     if comm.rank != root:
         request = comm.Irecv(buffer, root, BROADCAST_TAG)
-        tell, place = f"rank {root} to tell {what}", Place(comm, root)
+        tell, place = f"rank {root} to tell {what}", WaitPlace(comm, root)
         wait(request.Test, timeout, lambda: tell, watch, place)
         return
     others = [rank for rank in range(comm.size) if rank != root]
     requests = [comm.Isend(buffer, rank, BROADCAST_TAG) for rank in others]
     for rank, request in zip(others, requests):
-        take, place = f"rank {rank} to take {what}", Place(comm, rank)
+        take, place = f"rank {rank} to take {what}", WaitPlace(comm, rank)
         wait(request.Test, timeout, lambda take=take: take, watch, place)
 
 
@@ -165,7 +165,7 @@ def _clock_offsets(comm: MPI.Comm, timeout: float) -> np.ndarray:
     clock = np.empty(1)
 
     def wait_for(request: MPI.Request, rank: int, what: str) -> None:
-        place = Place(comm, rank)
+        place = WaitPlace(comm, rank)
         wait(request.Test, timeout, lambda: f"rank {rank} {what}", place=place)
 
     def receive(source: int) -> float:

@@ -27,7 +27,7 @@ from divisible.communication.busy import is_busy
 from divisible.communication.collectives import wait_for_all
 from divisible.communication.exit_notices import exit_notices, together
 from divisible.communication.flight_record import EVERYBODY
-from divisible.communication.wait_queries import Place, listening, wait_queries
+from divisible.communication.wait_queries import WaitPlace, listening, wait_queries
 from divisible.communication.waiting import wait
 
 # Keys are names that all ranks of a communicator know.
@@ -37,7 +37,7 @@ _dropped: dict[str, MPI.Comm] = {}
 _N_HELD_TO_COLLECT = 256
 
 
-class Announcement(NamedTuple):
+class DuplicateAnnouncement(NamedTuple):
     """A rank's message to the others before they duplicate a communicator together.
 
     Attributes:
@@ -50,15 +50,15 @@ class Announcement(NamedTuple):
     dropped: Sequence[tuple[str, int]]
 
 
-def announcement() -> Announcement:
+def announcement() -> DuplicateAnnouncement:
     """Returns the announcement of this rank."""
     if len(_held) % _N_HELD_TO_COLLECT == _N_HELD_TO_COLLECT - 1:
         gc.collect()
     no_longer = [(name, comm.size) for name, comm in _dropped.items() if comm]
-    return Announcement(uuid.uuid4().hex, no_longer)
+    return DuplicateAnnouncement(uuid.uuid4().hex, no_longer)
 
 
-def free_dropped(announcements: Sequence[Announcement]) -> str:
+def free_dropped(announcements: Sequence[DuplicateAnnouncement]) -> str:
     """Frees communicators that none of their ranks uses any longer.
 
     Args:
@@ -143,7 +143,7 @@ def split(
             thread = threading.Thread(target=make, name="split", daemon=True)
             thread.start()
             with together(comm), listening(comm):
-                place = Place(comm, EVERYBODY)
+                place = WaitPlace(comm, EVERYBODY)
                 wait(lambda: made or failed, timeout, lambda: purpose, place=place)
         if failed:
             raise failed[0]

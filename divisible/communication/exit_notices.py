@@ -25,7 +25,7 @@ from divisible.communication.errors import StallError, in_words
 from divisible.communication.flight_record import EVERYBODY
 from divisible.communication.leaving import at_end
 from divisible.communication.tags import EXIT_TAG
-from divisible.communication.wait_queries import Place, wait_queries
+from divisible.communication.wait_queries import WaitPlace, wait_queries
 
 # Seconds in which a rank that has ended its script receives notices of others.
 _SECONDS_TO_LISTEN = 10.0
@@ -164,7 +164,7 @@ def together(comm: MPI.Comm) -> contextlib.AbstractContextManager[None]:
     return found.together() if found and found.comm else contextlib.nullcontext()
 
 
-def check_exit_notices(waiting_for: Callable[[], str], place: Place | None) -> None:
+def check_exit_notices(waiting_for: Callable[[], str], place: WaitPlace | None) -> None:
     """Checks that no rank has left that is needed in a current operation.
 
     Waits call this again and again.

@@ -49,7 +49,7 @@ _LATEST = 253_402_300_799
 _LONGEST_HOST = 64
 
 
-class Entry(NamedTuple):
+class FlightEntry(NamedTuple):
     """One line of a flight record.
 
     Attributes:
@@ -93,14 +93,14 @@ class Log(NamedTuple):
     n_ranks: int
     host: str
     process: int
-    entries: list[Entry]
+    entries: list[FlightEntry]
 
 
 class FlightRecord:
     """The record of this process.
 
     Attributes:
-        pipeline (int): Number of the pipeline that is in use; see :class:`Entry`.
+        pipeline (int): Number of the pipeline that is in use; see :class:`FlightEntry`.
         call (int): Number of the call that the pipeline makes.
         host (str): The name of this host.
 
@@ -146,7 +146,7 @@ class FlightRecord:
         """Adds an entry, which replaces the oldest one in a full record.
 
         Args:
-            kind (int): Kind of the entry; see :class:`Entry` for all arguments.
+            kind (int): Kind of the entry; see :class:`FlightEntry` for all arguments.
             phase (int): `BEGIN` or `END`.
             text (str): Text, of which 50 bytes are kept.
             peer (int): The rank at the other end.
@@ -208,7 +208,11 @@ def with_end(data: bytearray, text: str) -> None:
         ValueError: If the content is not a flight record.
     """
     entries = read(bytes(data), "it").entries
-    last = entries[-1] if entries else Entry(0, 0.0, 0, 0, 0, NOBODY, FAILURE, END, "")
+    last = (
+        entries[-1]
+        if entries
+        else FlightEntry(0, 0.0, 0, 0, 0, NOBODY, FAILURE, END, "")
+    )
     offset = _HEADER_BYTES + last.number % N_ENTRIES * _ENTRY.size
     number = last.number + 1
     place = 0, last.pipeline, last.call, NOBODY, FAILURE, END
@@ -266,19 +270,19 @@ def _integer(value: Any, least: int, most: int) -> int:
     return value
 
 
-def _entries(data: bytes) -> Iterator[Entry]:
+def _entries(data: bytes) -> Iterator[FlightEntry]:
     for slot, fields in enumerate(_ENTRY.iter_unpack(data[_HEADER_BYTES:])):
         *others, text, again = fields
         number = others[0]
         # The process may have ended while it wrote an entry, or may be writing it.
         if number == again and number and (number - 1) % N_ENTRIES == slot:
             text = text.rstrip(b"\0").decode("utf-8", "ignore")
-            entry = Entry(*others, printable(text))
+            entry = FlightEntry(*others, printable(text))
             if _is_possible(entry):
                 yield entry
 
 
-def _is_possible(entry: Entry) -> bool:
+def _is_possible(entry: FlightEntry) -> bool:
     """Returns whether a process can have written an entry like this one."""
     is_known = entry.kind <= FAILURE and entry.phase <= END
     return is_known and entry.peer >= EVERYBODY and 0 <= entry.time <= _LATEST

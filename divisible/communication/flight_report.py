@@ -28,7 +28,7 @@ from divisible.communication.flight_record import (
     NOBODY,
     RECEIVE,
     WAIT,
-    Entry,
+    FlightEntry,
     Log,
     own_flight_record,
 )
@@ -39,7 +39,7 @@ _MOST_RANKS, _LINES_OF_EACH = 16, 3
 _SECONDS_TO_READ, _SECONDS_BETWEEN_LOOKS = 2, 0.005
 
 
-class State(NamedTuple):
+class RankState(NamedTuple):
     """The state of a rank at the end of its record.
 
     Attributes:
@@ -48,8 +48,8 @@ class State(NamedTuple):
         call (int): The number of its last call of that pipeline.
         call_name (str): Name of that call, if the record goes back so far.
         calls (dict): The number of the last recorded call, by pipeline.
-        doing (Entry or None): The entry of the last beginning without an end, or of
-            the first failure; ``None`` between calls.
+        doing (FlightEntry or None): The entry of the last beginning without an end, or
+            of the first failure; ``None`` between calls.
         time (float): Time of the last entry.
     """
 
@@ -58,7 +58,7 @@ class State(NamedTuple):
     call: int
     call_name: str
     calls: dict[int, int]
-    doing: Entry | None
+    doing: FlightEntry | None
     time: float
 
     @property
@@ -67,14 +67,14 @@ class State(NamedTuple):
         is_waiting = self.doing is not None and self.doing.kind in (RECEIVE, WAIT)
         return self.doing.peer if is_waiting else NOBODY
 
-    def is_ahead_of(self, other: State) -> bool:
+    def is_ahead_of(self, other: RankState) -> bool:
         """Returns whether the other rank has not begun this rank's last call."""
         return self.call > other.calls.get(self.pipeline, 0)
 
 
-def state(log: Log) -> State:
+def state(log: Log) -> RankState:
     """Returns the state of a rank at the end of its record."""
-    begun: list[Entry] = []
+    begun: list[FlightEntry] = []
     call, call_name, pipeline, last = 0, "", 0, 0.0
     calls: dict[int, int] = {}
     for entry in log.entries:
@@ -92,7 +92,7 @@ def state(log: Log) -> State:
             begun.pop()
     failed = [entry for entry in begun if entry.kind == FAILURE]
     doing = (failed or begun[-1:] or [None])[0]
-    return State(log.rank, pipeline, call, call_name, calls, doing, last)
+    return RankState(log.rank, pipeline, call, call_name, calls, doing, last)
 
 
 def verdict(logs: Sequence[Log], are_all: bool = True) -> list[str]:
@@ -141,14 +141,14 @@ def _without_record(logs: Sequence[Log]) -> list[str]:
     return [f"{whom} {has} no record here: ended regularly, or on another host"]
 
 
-def _is_behind(each: State, states: Sequence[State]) -> bool:
+def _is_behind(each: RankState, states: Sequence[RankState]) -> bool:
     if any(each.is_ahead_of(other) for other in states):
         # With two pipelines, each rank may be ahead in one: they make different calls.
         return False
     return any(other.is_ahead_of(each) for other in states)
 
 
-def _at(each: State, labels: dict[int, str]) -> str:
+def _at(each: RankState, labels: dict[int, str]) -> str:
     label = labels.get(each.pipeline)
     call = f"call {each.call} of pipeline {label}" if label else f"call {each.call}"
     if each.call_name:

@@ -22,7 +22,7 @@ from divisible.communication.flight_record import (
     RECEIVE,
     SEND,
     WAIT,
-    Entry,
+    FlightEntry,
     Log,
 )
 
@@ -74,7 +74,7 @@ def labels_of(logs: Sequence[Log]) -> dict[int, str]:
     return {pipeline: f"{pipeline:08x}"[:4] for pipeline in pipelines}
 
 
-def _rows_of(log: Log, labels: dict[int, str]) -> Iterator[tuple[Entry, Row]]:
+def _rows_of(log: Log, labels: dict[int, str]) -> Iterator[tuple[FlightEntry, Row]]:
     call_name = ""
     for entry in log.entries:
         if entry.kind == CALL:
@@ -94,7 +94,7 @@ def _rows_of(log: Log, labels: dict[int, str]) -> Iterator[tuple[Entry, Row]]:
         )
 
 
-def text_of(entry: Entry) -> str:
+def text_of(entry: FlightEntry) -> str:
     """Returns the text of an entry; for a wait, with the ranks that are waited for."""
     is_of_all = entry.kind == WAIT and entry.peer == EVERYBODY
     return f"all ranks {entry.text}" if is_of_all else entry.text

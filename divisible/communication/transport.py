@@ -34,7 +34,7 @@ from mpi4py import MPI
 from divisible.communication.buffers import create_buffers
 from divisible.communication.signatures import Signature, Tensor, signature
 from divisible.communication.tags import UNUSED_TAG, channel_tags
-from divisible.communication.wait_queries import Place
+from divisible.communication.wait_queries import WaitPlace
 from divisible.communication.waiting import wait
 from divisible.communication.wire import IN_NUMPY
 
@@ -134,7 +134,7 @@ class Transport:
                 self.timeout,
                 lambda peer=peer: f"rank {peer} to take what was sent to it",
                 self.watch,
-                Place(self.comm, peer),
+                WaitPlace(self.comm, peer),
             )
             self._sent.pop()
 
@@ -144,7 +144,7 @@ class _Channel:
         self._transport = transport
         self._comm = transport.comm
         self._peer = peer
-        self._place = Place(transport.comm, peer)
+        self._place = WaitPlace(transport.comm, peer)
         # Tags of pieces of a known signature, of signatures, of pieces of a new one.
         self._data_tag, self._signature_tag, self._new_tag = channel_tags(channel)
 

@@ -32,7 +32,7 @@ _SECONDS_TO_ANSWER = 0.5
 _MOST_TOLD = 4
 
 
-class Place(NamedTuple):
+class WaitPlace(NamedTuple):
     """The place of a wait: a communicator, and the rank that is waited for.
 
     Attributes:
@@ -74,11 +74,11 @@ class WaitQueries:
         self._have_asked: dict[int, _Whereabouts] = {}
         self._sent: list[MPI.Request] = []
 
-    def _here(self, waiting_for: str, place: Place) -> _Whereabouts:
+    def _here(self, waiting_for: str, place: WaitPlace) -> _Whereabouts:
         same = place.comm == self.comm
         return _Whereabouts(waiting_for, place.peer, *self.call, same)
 
-    def answer(self, waiting_for: str, place: Place) -> None:
+    def answer(self, waiting_for: str, place: WaitPlace) -> None:
         """Answers ranks that ask for which rank this one waits."""
         for rank, whereabouts in self._heard(QUESTION_TAG):
             if rank >= self.comm.size:
@@ -89,7 +89,7 @@ class WaitQueries:
             self._have_asked[rank] = whereabouts
             self._tell(rank, ANSWER_TAG, self._here(waiting_for, place))
 
-    def ask(self, waiting_for: str, place: Place) -> dict[int, _Whereabouts]:
+    def ask(self, waiting_for: str, place: WaitPlace) -> dict[int, _Whereabouts]:
         """Asks all other ranks, and returns the answers; silent ranks are left out."""
         others = set(range(self.comm.size)) - {self.comm.rank}
         for rank in others:
@@ -142,20 +142,20 @@ def listening(comm: MPI.Comm) -> Iterator[WaitQueries]:
             _wait_queries_of.pop(handle, None)
 
 
-def answer(waiting_for: str, place: Place) -> None:
+def answer(waiting_for: str, place: WaitPlace) -> None:
     """Answers questions over any communicator. Waits call this again and again.
 
     Args:
         waiting_for (str): Words for the awaited event, such as ``'what rank 1 sends'``.
             If all ranks are awaited, the purpose, such as ``'to save'``.
-        place (Place): The place of this rank's wait.
+        place (WaitPlace): The place of this rank's wait.
     """
     for each in list(_wait_queries_of.values()):
         if each.comm:
             each.answer(waiting_for, place)
 
 
-def explain(waiting_for: str, place: Place) -> str:
+def explain(waiting_for: str, place: WaitPlace) -> str:
     """Asks the other ranks, and returns text on the ranks that are missing.
 
     If they cannot be asked, the text is only for what this rank waits. An error in here
@@ -163,7 +163,7 @@ def explain(waiting_for: str, place: Place) -> str:
 
     Args:
         waiting_for (str): Words for the awaited event; see :func:`answer`.
-        place (Place): The place of this rank's wait.
+        place (WaitPlace): The place of this rank's wait.
     """
     try:
         with listening(place.comm) as asked:
@@ -176,7 +176,7 @@ def explain(waiting_for: str, place: Place) -> str:
 
 def _who(
     waiting_for: str,
-    place: Place,
+    place: WaitPlace,
     said: dict[int, _Whereabouts],
     titles: Mapping[int, str],
 ) -> str:
@@ -201,7 +201,7 @@ def _who(
     return ". ".join([first, *sentences, _blame(silent, titles)])
 
 
-def _is_here(theirs: _Whereabouts, waiting_for: str, place: Place) -> bool:
+def _is_here(theirs: _Whereabouts, waiting_for: str, place: WaitPlace) -> bool:
     if place.call:
         # A rank that has begun the call is not missing.
         return theirs.call >= place.call

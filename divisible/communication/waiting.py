@@ -18,7 +18,7 @@ from divisible.communication.flight_record import (
     WAIT,
     own_flight_record,
 )
-from divisible.communication.wait_queries import Place, answer, explain
+from divisible.communication.wait_queries import WaitPlace, answer, explain
 
 # An MPI library spins while it waits, which starves the other ranks when they
 # share a core and wastes the quota of a host that has less than one. So this
@@ -45,7 +45,7 @@ def wait(
     timeout: float,
     waiting_for: Callable[[], str],
     watch: Callable[[], None] | None = None,
-    place: Place | None = None,
+    place: WaitPlace | None = None,
 ) -> Any:
     """Polls ``test`` until it returns something true, and returns that.
 
@@ -56,9 +56,9 @@ def wait(
             message. If all ranks are awaited, the purpose, such as ``'to save'``.
         watch: Called after each poll without result; may raise an error to end the
             wait.
-        place (Place or None): The communicator and the awaited rank. Over it, a wait
-            that takes too long asks which ranks are missing. The communicator is never
-            freed if the wait ends with an error.
+        place (WaitPlace or None): The communicator and the awaited rank. Over it, a
+            wait that takes too long asks which ranks are missing. The communicator is
+            never freed if the wait ends with an error.
 
     Raises:
         StallError: If the time is over, an awaited rank has ended its script, or the
@@ -86,7 +86,7 @@ def _poll(
     timeout: float,
     waiting_for: Callable[[], str],
     watch: Callable[[], None] | None,
-    place: Place | None,
+    place: WaitPlace | None,
 ) -> Any:
     now, waited, next_answer = time.perf_counter(), 0.0, _LONG_WAIT
     while True:
@@ -114,7 +114,7 @@ def _poll(
             time.sleep(min(_LONGEST_SLEEP, max(_SHORTEST_SLEEP, waited * _SLEEP_SHARE)))
 
 
-def _peer(place: Place | None) -> int:
+def _peer(place: WaitPlace | None) -> int:
     return NOBODY if place is None else place.peer
 
 

@@ -56,7 +56,7 @@ def first_schedule(stage_ranks: Sequence[int], n_microbatches: int) -> Schedule:
     return _list_schedule(equal, stage_ranks, n_microbatches)
 
 
-class Trial:
+class ScheduleTrial:
     """The minibatches by which a schedule is chosen.
 
     Args:

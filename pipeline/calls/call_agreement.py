@@ -21,7 +21,7 @@ from divisible.communication.flight_record import (
     EVERYBODY,
     own_flight_record,
 )
-from divisible.communication.wait_queries import Place, wait_queries
+from divisible.communication.wait_queries import WaitPlace, wait_queries
 from divisible.communication.waiting import wait
 from pipeline.calls import differences
 
@@ -301,7 +301,7 @@ class CallAgreement:
                 self._comparison.request.Test,
                 self._timeout,
                 lambda: f"to call {self.call}",
-                place=Place(self._comm, EVERYBODY, self._n_calls),
+                place=WaitPlace(self._comm, EVERYBODY, self._n_calls),
             )
             self._end_comparison(self._comparison.extremes)
 

@@ -35,7 +35,7 @@ from pipeline.rebalancing.stage_times import (
     together,
     under_load,
 )
-from pipeline.rebalancing.trials import ChangesOnTrial, Choice
+from pipeline.rebalancing.trials import ChangeChoice, ChangesOnTrial
 from pipeline.start.plans import planned_network
 from pipeline.trainer_lines import say
 
@@ -272,7 +272,7 @@ class Rebalance(training.Extension):
 
     def _move(
         self, trainer: Any, pipe: Pipeline, decision: Decision, step_seconds: float
-    ) -> tuple[Choice, Moved | None]:
+    ) -> tuple[ChangeChoice, Moved | None]:
         """Moves layers if that is decided, or back if the last move did not pay."""
         # One change at a time, so that a longer step has a known cause.
         wanted = None if self._share_trial.is_open else decision.cuts

@@ -20,8 +20,11 @@ import numpy as np
 
 from divisible import Divisible, free_memory
 from divisible.communication.attempts import on_all_ranks
-from divisible.communication.communicators import Announcement as OfCommunicators
-from divisible.communication.communicators import announcement, free_dropped
+from divisible.communication.communicators import (
+    DuplicateAnnouncement,
+    announcement,
+    free_dropped,
+)
 from divisible.communication.errors import DisagreementError
 from divisible.moved_layers import become, different_stage, new_layers
 from divisible.optimizer_wrapper import each_within
@@ -38,7 +41,7 @@ from pipeline.rebalancing.messages import (
 )
 from pipeline.rebalancing.state import Want
 from pipeline.snapshots.optimizers import OptimizersOfStages
-from pipeline.start.agreement import Announcement, Start, agree
+from pipeline.start.agreement import Start, StartAnnouncement, agree
 from pipeline.start.replicas import agree_on_replicas
 
 
@@ -317,7 +320,7 @@ def _bytes_to_make(task: _Task) -> int:
 
 def _make(
     pipe: Pipeline, task: _Task, incoming: Mapping[int, Parcel]
-) -> tuple[_Made, tuple[Announcement, OfCommunicators]]:
+) -> tuple[_Made, tuple[StartAnnouncement, DuplicateAnnouncement]]:
     """Makes this rank's new stages and files; returns an announcement of its stages."""
     stages = {}
     for number, change in task.changes.items():
@@ -326,12 +329,12 @@ def _make(
     after = {**pipe.stages, **stages}
     of_loss = [p for link in pipe.internals.loss.links.values() for p in link.params()]
     ordered = [after[number] for number in sorted(after)]
-    mine = Announcement.of(ordered, of_loss, {})
+    mine = StartAnnouncement.of(ordered, of_loss, {})
     return _Made(stages, files_for(incoming.values())), (mine, announcement())
 
 
 def _start(
-    pipe: Pipeline, said: Sequence[tuple[Announcement, OfCommunicators]]
+    pipe: Pipeline, said: Sequence[tuple[StartAnnouncement, DuplicateAnnouncement]]
 ) -> Start:
     """Returns the future stages of all ranks, or raises an error on every rank."""
     grid, words = pipe.internals.ranks.grid, [theirs for theirs, _ in said]

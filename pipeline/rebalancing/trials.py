@@ -13,7 +13,7 @@ _CHANGED = 1.25
 _MOST_CHECKS = 16
 
 
-class Choice(NamedTuple):
+class ChangeChoice(NamedTuple):
     """The change to make now.
 
     Attributes:
@@ -73,7 +73,7 @@ class ChangesOnTrial:
 
     def choose(
         self, wanted: Sequence[Any] | None, now: Sequence[Any], seconds: float
-    ) -> Choice:
+    ) -> ChangeChoice:
         """Returns the change to make now; to be called once at each check.
 
         Args:
@@ -95,17 +95,17 @@ class ChangesOnTrial:
                 f" shorter",
             )
         if wanted is None:
-            return Choice(None)
+            return ChangeChoice(None)
         self._origin, self._seconds = list(now), seconds
-        return Choice(list(wanted))
+        return ChangeChoice(list(wanted))
 
-    def _judge(self, wanted: Sequence[Any] | None, seconds: float) -> Choice:
+    def _judge(self, wanted: Sequence[Any] | None, seconds: float) -> ChangeChoice:
         origin, self._origin = self._origin, None
         if seconds < self._seconds:
             self._next_pause = 0
             return _stay(wanted, "the last check has seen a change")
         self._pause = self._next_pause = min(max(1, 2 * self._next_pause), _MOST_CHECKS)
-        return Choice(
+        return ChangeChoice(
             origin,
             f"a step took {format_seconds(self._seconds)} before the last change, and"
             f" takes {format_seconds(seconds)} since, which is taken back",
@@ -113,5 +113,5 @@ class ChangesOnTrial:
         )
 
 
-def _stay(wanted: Sequence[Any] | None, reason: str) -> Choice:
-    return Choice(None, None if wanted is None else reason)
+def _stay(wanted: Sequence[Any] | None, reason: str) -> ChangeChoice:
+    return ChangeChoice(None, None if wanted is None else reason)

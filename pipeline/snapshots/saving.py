@@ -22,8 +22,8 @@ from pipeline.snapshots.errors import SnapshotError, on_all_ranks, on_first
 from pipeline.snapshots.finding import Series
 from pipeline.snapshots.names import COMMON, check_name
 from pipeline.snapshots.writing import (
-    Announcement,
     Contents,
+    SaveAnnouncement,
     Writing,
     collect,
     common_arrays,
@@ -178,7 +178,7 @@ def save(
 
 def _collect(
     pipeline: Pipeline, what: str, background: bool, *run: Any
-) -> tuple[Contents, Sequence[Announcement], Sequence[Any]]:
+) -> tuple[Contents, Sequence[SaveAnnouncement], Sequence[Any]]:
     """Returns the arrays that this rank writes, and announcements of all ranks.
 
     Args:
@@ -205,7 +205,7 @@ def _collect(
 
 def _prepare(
     background: bool, *run: Any
-) -> tuple[Contents, Announcement, dict[str, free_memory.Claim] | None]:
+) -> tuple[Contents, SaveAnnouncement, dict[str, free_memory.Claim] | None]:
     """Returns the results of :func:`collect`, and the memory of a copy."""
     contents, mine = collect(*run)
     claims = free_memory.claims(n_bytes_to_copy(contents)) if background else None
@@ -243,7 +243,7 @@ def _settled(pipeline: Pipeline) -> Iterator[None]:
 
 
 def _compare(
-    announcements: Sequence[Announcement], claims: Sequence[Any], what: str
+    announcements: Sequence[SaveAnnouncement], claims: Sequence[Any], what: str
 ) -> None:
     """Refuses one snapshot with several paths, or written in several ways."""
     for rank, theirs in enumerate(announcements):

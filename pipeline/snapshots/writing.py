@@ -40,7 +40,7 @@ _schedules: weakref.WeakKeyDictionary[Pipeline, tuple[Schedule, Mapping[str, Any
 )
 
 
-class Announcement(NamedTuple):
+class SaveAnnouncement(NamedTuple):
     """A rank's description of its part, for the others, before it writes.
 
     Attributes:
@@ -70,7 +70,7 @@ def collect(
     state: Mapping[str, Any],
     values: Mapping[str, Any],
     draft: Draft,
-) -> tuple[Contents, Announcement]:
+) -> tuple[Contents, SaveAnnouncement]:
     """Returns this rank's arrays, by file, and its announcement."""
     check_objects(state)
     json.dumps(values)
@@ -85,7 +85,7 @@ def collect(
         objects = {}
         draft.begin()
     ranges = {number: stage.layer_range for number, stage in pipeline.stages.items()}
-    mine = Announcement(
+    mine = SaveAnnouncement(
         (ranks.replica, ranks.rank),
         str(draft.path),
         str(draft.folder),
@@ -135,7 +135,7 @@ def _file_contents(
 
 
 def common_arrays(
-    announcements: Sequence[Announcement], objects: Mapping[str, np.ndarray]
+    announcements: Sequence[SaveAnnouncement], objects: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Returns the arrays that belong to no stage; ``objects`` are rank 0's.
 
@@ -153,7 +153,9 @@ def common_arrays(
 
 
 def of_replica(
-    contents: Contents, mine: Announcement, announcements: Sequence[Announcement]
+    contents: Contents,
+    mine: SaveAnnouncement,
+    announcements: Sequence[SaveAnnouncement],
 ) -> Contents:
     """Returns the arrays that a rank writes: in later replicas, those that differ.
 
@@ -213,7 +215,7 @@ class Writing:
     def of(
         cls,
         pipeline: Pipeline,
-        announcements: Sequence[Announcement],
+        announcements: Sequence[SaveAnnouncement],
         contents: Contents,
         values: Mapping[str, Any],
         draft: Draft,

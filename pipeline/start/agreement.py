@@ -36,7 +36,7 @@ from pipeline.stages.loss import Loss
 from pipeline.start.arguments import Arguments
 
 
-class Announcement(NamedTuple):
+class StartAnnouncement(NamedTuple):
     """A rank's description of its part, for the other ranks.
 
     Attributes:
@@ -83,7 +83,7 @@ class Announcement(NamedTuple):
         of_loss: Iterable[chainer.Parameter],
         settings: Mapping[str, str],
         hold_in: str = "memory",
-    ) -> Announcement:
+    ) -> StartAnnouncement:
         """Returns the announcement of this rank.
 
         Args:
@@ -159,7 +159,7 @@ class Start(NamedTuple):
     streamed: Sequence[int] = ()
 
 
-def agree(said: Sequence[Announcement | Refusal]) -> Start:
+def agree(said: Sequence[StartAnnouncement | Refusal]) -> Start:
     """Returns how the layers lie on the ranks, from all announcements.
 
     Args:
@@ -209,7 +209,7 @@ def check_placement(schedule: Schedule, stage_ranks: Sequence[int]) -> None:
         )
 
 
-def compare_models(said: Sequence[Announcement]) -> None:
+def compare_models(said: Sequence[StartAnnouncement]) -> None:
     """Refuses ranks that have divided different models.
 
     Raises:
@@ -236,7 +236,7 @@ def compare_models(said: Sequence[Announcement]) -> None:
             )
 
 
-def _place(said: Sequence[Announcement]) -> list[tuple[tuple[int, int], int]]:
+def _place(said: Sequence[StartAnnouncement]) -> list[tuple[tuple[int, int], int]]:
     """Returns the layers and the rank of each stage, in the order of the model."""
     placed = sorted(
         (layer_range, rank)
@@ -311,7 +311,7 @@ def compare_settings(settings: Sequence[Mapping[str, str]]) -> None:
                 )
 
 
-def _check_loss(said: Sequence[Announcement]) -> None:
+def _check_loss(said: Sequence[StartAnnouncement]) -> None:
     """Refuses a loss that uses a parameter of another stage."""
     for path in (path for word in said for path in word.loss_uses):
         raise DisagreementError(
@@ -321,7 +321,9 @@ def _check_loss(said: Sequence[Announcement]) -> None:
         )
 
 
-def warnings_of(said: Sequence[Announcement], dtypes: Set[np.dtype]) -> list[list[str]]:
+def warnings_of(
+    said: Sequence[StartAnnouncement], dtypes: Set[np.dtype]
+) -> list[list[str]]:
     """Returns the warnings that each rank shows, each of them once."""
     warnings: list[list[str]] = [[] for _ in said]
     if np.dtype(np.float16) in dtypes and said[0].settings["loss_scale"] == "None":

@@ -22,7 +22,7 @@ from mpi4py import MPI
 from divisible import Machine, Network
 from divisible.communication.collectives import all_gather
 from divisible.communication.tags import PROBE_TAG
-from divisible.communication.wait_queries import Place
+from divisible.communication.wait_queries import WaitPlace
 from divisible.communication.waiting import wait
 from divisible.free_memory import Claim, claims
 
@@ -168,7 +168,7 @@ def _to_and_fro(
     comm: MPI.Comm, peer: int, is_first: bool, n_bytes: int, timeout: float
 ) -> float:
     """Returns the seconds of a message one way, the shortest of several."""
-    message, place, seconds = np.zeros(n_bytes, np.uint8), Place(comm, peer), []
+    message, place, seconds = np.zeros(n_bytes, np.uint8), WaitPlace(comm, peer), []
 
     def finish(request: Any) -> None:
         words = f"rank {peer} {_PURPOSE}"

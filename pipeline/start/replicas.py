@@ -12,16 +12,16 @@ from data_parallel.replica_agreement import broadcast_values, differing
 from divisible import Divisible
 from divisible.communication.errors import DisagreementError, in_words
 from pipeline.start.agreement import (
-    Announcement,
     Refusal,
     Start,
+    StartAnnouncement,
     agree,
     compare_models,
     compare_settings,
 )
 
 
-def agree_on_replicas(said: Sequence[Announcement | Refusal], grid: Grid) -> Start:
+def agree_on_replicas(said: Sequence[StartAnnouncement | Refusal], grid: Grid) -> Start:
     """Returns how the model lies on each pipeline, from all announcements.
 
     Args:
@@ -61,7 +61,9 @@ def agree_on_replicas(said: Sequence[Announcement | Refusal], grid: Grid) -> Sta
     return starts[grid.replica]
 
 
-def without_draws(said: Sequence[Announcement], grid: Grid) -> list[Announcement]:
+def without_draws(
+    said: Sequence[StartAnnouncement], grid: Grid
+) -> list[StartAnnouncement]:
     """Returns announcements without the draws of later replicas.
 
     Replicas begin with the parameters of replica 0, so their own draws do not count.
@@ -100,7 +102,7 @@ def begin_alike(
 
 
 def _compare_cuts(
-    said: Sequence[Announcement], grid: Grid, here: int, there: int
+    said: Sequence[StartAnnouncement], grid: Grid, here: int, there: int
 ) -> None:
     if said[here].layer_ranges != said[there].layer_ranges:
         places = [

@@ -22,7 +22,13 @@ from divisible.communication.launchers import is_started_by_a_rank, launch_or_jo
 from divisible.user_warnings import warn_user
 from pipeline.calls.replicas import replicas_of, world_of
 from pipeline.stages.loss import Loss
-from pipeline.start.agreement import Announcement, Refusal, Start, agree, warnings_of
+from pipeline.start.agreement import (
+    Refusal,
+    Start,
+    StartAnnouncement,
+    agree,
+    warnings_of,
+)
 from pipeline.start.arguments import Arguments, place_of
 from pipeline.start.replicas import agree_on_replicas, without_draws
 from pipeline.start.versions import told
@@ -58,7 +64,7 @@ def agree_on_start(comm: Any, arguments: Arguments) -> Start:
             "the number of ranks in a pipeline": str(grid and grid.n_pipeline),
             **arguments.to_compare(loss.names),
         }
-        mine = Announcement.of(
+        mine = StartAnnouncement.of(
             arguments.stages, loss.params(), settings, place_of(arguments.hold_in)
         )
     said = told(comm, (mine, announcement()), arguments.timeout)

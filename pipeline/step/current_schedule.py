@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Callable
 
 from divisible.free_memory import claims, refusal
-from divisible.schedules.automatic import AUTO, Trial, first_schedule
+from divisible.schedules.automatic import AUTO, ScheduleTrial, first_schedule
 from divisible.schedules.catalogue import create
 from divisible.schedules.group_trial import GroupTrial
 from divisible.schedules.groups import group_weights, weight_group_sizes
@@ -56,7 +56,7 @@ class CurrentSchedule:
 
     def __init__(self, arguments: Arguments, stage_ranks: Sequence[int]) -> None:
         n_microbatches, when = arguments.n_microbatches, arguments.recompute
-        self.trial: Trial | GroupTrial | None = None
+        self.trial: ScheduleTrial | GroupTrial | None = None
         groups = arguments.weight_groups
         self._tries_groups = groups == AUTO
         groups = 1 if self._tries_groups else groups
@@ -64,7 +64,7 @@ class CurrentSchedule:
             schedule = arguments.schedule
         elif arguments.schedule == AUTO:
             schedule = first_schedule(stage_ranks, n_microbatches)
-            self.trial = Trial(stage_ranks, n_microbatches, when, groups)
+            self.trial = ScheduleTrial(stage_ranks, n_microbatches, when, groups)
         else:
             n_stages, n_ranks = len(stage_ranks), len(set(stage_ranks))
             schedule = create(arguments.schedule, n_stages, n_microbatches, n_ranks)

@@ -21,7 +21,7 @@ from pipeline.calls.ranks import Ranks
 from pipeline.start.arguments import AUTO, NONE, Span
 
 if TYPE_CHECKING:
-    from chainer_kernels.fusion.measuring import Choice
+    from chainer_kernels.fusion.measuring import FusionChoice
 
 
 def _is_within(span: Span, other: Span) -> bool:
@@ -43,7 +43,7 @@ class FusedLayers:
     Attributes:
         chains (tuple of pairs): Fused chains of all ranks, for ``Pipeline(fuse=)`` and
             ``Plan(fusion=)``.
-        choices (tuple of Choice): Measurements of all ranks.
+        choices (tuple of FusionChoice): Measurements of all ranks.
         is_open (bool): Whether later minibatches decide which chains to fuse.
     """
 
@@ -51,7 +51,7 @@ class FusedLayers:
         self._stages, self.is_open = list(stages), fuse == AUTO
         self._has_waited = False
         self.chains: tuple[Span, ...] = ()
-        self.choices: tuple[Choice, ...] = ()
+        self.choices: tuple[FusionChoice, ...] = ()
         if fuse == AUTO:
             for stage in stages:
                 stage.measure_fusion()
@@ -82,7 +82,7 @@ class FusedLayers:
         self._has_waited = True
         if any(early for _, early in said):
             return
-        found: dict[Span, Choice] = {}
+        found: dict[Span, FusionChoice] = {}
         for theirs, _ in said:
             for span, choice in theirs.items():
                 # The choice of the first replica that has run the chain.

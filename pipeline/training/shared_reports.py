@@ -19,7 +19,7 @@ from chainer.training import Extension, Trainer
 
 from divisible.user_warnings import warn_user
 from pipeline.training.one_trainer import TriggerAround
-from pipeline.training.sharing_place import Entry, Place, find_place
+from pipeline.training.sharing_place import SharedEntry, SharingPlace, find_place
 
 
 class SharedReports(Extension):
@@ -39,7 +39,7 @@ class SharedReports(Extension):
     priority = -1_000_000
 
     def __init__(self) -> None:
-        self._place = Place([], False, False)
+        self._place = SharingPlace([], False, False)
         self._have_fired = False
         self._told: set[str] = set()
 
@@ -54,7 +54,7 @@ class SharedReports(Extension):
             return
         # The trainer calls extensions in this order.
         called = sorted(trainer._extensions.items(), key=lambda item: -item[1].priority)
-        mine = [Entry.of(name, entry) for name, entry in called]
+        mine = [SharedEntry.of(name, entry) for name, entry in called]
         with ranks.calls.made("tell which extensions there are"):
             said = ranks.all_gather(mine, "to tell which extensions they have")
         self._place = find_place(said)

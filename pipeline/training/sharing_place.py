@@ -40,7 +40,7 @@ _BY_TIME = (
 )
 
 
-class Entry(NamedTuple):
+class SharedEntry(NamedTuple):
     """An extension of a trainer, described for the other ranks.
 
     Attributes:
@@ -59,7 +59,7 @@ class Entry(NamedTuple):
     when: str | None
 
     @classmethod
-    def of(cls, name: str, entry: Any) -> Entry:
+    def of(cls, name: str, entry: Any) -> SharedEntry:
         """Returns the description of an extension."""
         extension, trigger, role = entry.extension, entry.trigger, "reporter"
         if isinstance(extension, _CONSUMERS):
@@ -81,7 +81,7 @@ def _is_ours(extension: Any) -> bool:
     return type(extension).__module__.partition(".")[0] == "pipeline"
 
 
-class Place(NamedTuple):
+class SharingPlace(NamedTuple):
     """The place where the ranks share reported values.
 
     Attributes:
@@ -95,7 +95,7 @@ class Place(NamedTuple):
     are_alike: bool
 
 
-def find_place(said: Sequence[Sequence[Entry]]) -> Place:
+def find_place(said: Sequence[Sequence[SharedEntry]]) -> SharingPlace:
     """Finds the place to share, between the same collective extensions on every rank.
 
     The place is before the first extension that reads reported values. If no such
@@ -131,15 +131,15 @@ def find_place(said: Sequence[Sequence[Entry]]) -> Place:
         reporters.append(found)
     first, *others = reporters
     are_alike = None not in first.values() and all(each == first for each in others)
-    return Place(positions, any(reporters), are_alike)
+    return SharingPlace(positions, any(reporters), are_alike)
 
 
-def _first_consumer(entries: Sequence[Entry]) -> int | None:
+def _first_consumer(entries: Sequence[SharedEntry]) -> int | None:
     roles = [entry.role for entry in entries]
     return roles.index("consumer") if "consumer" in roles else None
 
 
-def _first_reader(entries: Sequence[Entry]) -> int:
+def _first_reader(entries: Sequence[SharedEntry]) -> int:
     return next(
         i for i, entry in enumerate(entries) if entry.priority <= PRIORITY_READER
     )

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from divisible import Divisible
 from model_compression import Prune, Quantize, Sensitivity, sensitivity
-from model_compression.sensitivity_table import Trial
+from model_compression.sensitivity_table import SensitivityTrial
 from tests.support.faulty_files import Fault, faulty
 
 X = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
@@ -139,7 +139,9 @@ def test_the_plan_saves_most_within_the_budget(costs, budget):
     for i, own in enumerate(costs):
         for k, cost in enumerate(own, 1):
             size = sizes[f"/{i}"] * (1 - k / 4)
-            trials.append(Trial(f"/{i}", "l1", k / 4, 1 - cost / 100, size, 0.0))
+            trials.append(
+                SensitivityTrial(f"/{i}", "l1", k / 4, 1 - cost / 100, size, 0.0)
+            )
     table = Sensitivity(1.0, trials, sizes, "higher", "element")
     expected = best(trials, sizes, budget / 100)
     if expected == 0:
@@ -155,11 +157,11 @@ def test_the_plan_saves_most_within_the_budget(costs, budget):
 
 def test_a_plan_may_mix_methods_and_has_the_course():
     trials = [
-        Trial("/0", "l1", 0.5, 0.99, 50, 0.0),
-        Trial("/0", "int4", 0.0, 0.9, 12.5, 0.0),
-        Trial("/1", "l1", 0.5, 0.5, 50, 0.0),
-        Trial("/1", "int4", 0.0, 1.1, 12.5, 0.0),
-        Trial("/1", "codebook2", 0.0, float("nan"), 6.0, 0.0),
+        SensitivityTrial("/0", "l1", 0.5, 0.99, 50, 0.0),
+        SensitivityTrial("/0", "int4", 0.0, 0.9, 12.5, 0.0),
+        SensitivityTrial("/1", "l1", 0.5, 0.5, 50, 0.0),
+        SensitivityTrial("/1", "int4", 0.0, 1.1, 12.5, 0.0),
+        SensitivityTrial("/1", "codebook2", 0.0, float("nan"), 6.0, 0.0),
     ]
     table = Sensitivity(1.0, trials, {"/0": 100, "/1": 100}, "higher", (2, 4))
     course = {"begin": (1, "epoch"), "end": (4, "epoch"), "steps": 3}

@@ -7,7 +7,7 @@ import pytest
 
 from chainer_kernels import whole_numbers
 from chainer_kernels.functions import whole_layers
-from chainer_kernels.functions.whole_layers import Choice
+from chainer_kernels.functions.whole_layers import LayerChoice
 from chainer_kernels.geometry import Geometry
 
 
@@ -54,4 +54,4 @@ def choose(
 ) -> None:
     """Lets a shape be computed in a way, as if that had been faster."""
     times = (1.0, 2.0) if is_whole else (2.0, 1.0)
-    whole_layers._choices[x, W, geometry] = Choice(x, W, geometry, *times)
+    whole_layers._choices[x, W, geometry] = LayerChoice(x, W, geometry, *times)

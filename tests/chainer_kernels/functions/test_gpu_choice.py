@@ -8,7 +8,7 @@ import pytest
 
 from chainer_kernels.functions import gpu_choice
 from chainer_kernels.providers import cudnn
-from chainer_kernels.providers.cudnn_library import Choice
+from chainer_kernels.providers.cudnn_library import EngineChoice
 from tests.support import fake_cudnn
 from tests.support.fake_cudnn import on_gpu
 
@@ -57,15 +57,15 @@ def test_may_be_forbidden():
 def test_tensor_cores(dtype, setting, tensor_cores):
     (x,) = arrays(dtype)
     with chainer.using_config("use_cudnn_tensor_core", setting):
-        assert gpu_choice.choice(x) == Choice(tensor_cores)
+        assert gpu_choice.choice(x) == EngineChoice(tensor_cores)
 
 
 def test_settings():
     (x,) = arrays()
     with chainer.using_config("cudnn_deterministic", True):
-        assert gpu_choice.choice(x) == Choice(is_deterministic=True)
+        assert gpu_choice.choice(x) == EngineChoice(is_deterministic=True)
     with chainer.using_config("autotune", True):
-        assert gpu_choice.choice(x) == Choice(is_tuned=True)
+        assert gpu_choice.choice(x) == EngineChoice(is_tuned=True)
     with (
         chainer.using_config("use_cudnn_tensor_core", "sometimes"),
         pytest.raises(ValueError, match="sometimes"),

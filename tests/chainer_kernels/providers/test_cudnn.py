@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from chainer_kernels.geometry import Geometry
 from chainer_kernels.layouts import is_channels_last
 from chainer_kernels.providers import cudnn
-from chainer_kernels.providers.cudnn_library import Choice
+from chainer_kernels.providers.cudnn_library import EngineChoice
 from tests.support import fake_cudnn, kernels
 from tests.support.fake_cudnn import on_gpu
 
-CHOICE = Choice(tensor_cores=True)
+CHOICE = EngineChoice(tensor_cores=True)
 
 
 @st.composite
@@ -83,7 +83,7 @@ def test_bias_is_added_apart_where_no_engine_adds_it(recwarn, tensor_cores, refu
     with fake_cudnn.gpu() as graphs:
         graphs.refused = frozenset(refused)
         ours = cudnn.convolution(
-            *map(on_gpu, (x, W, b)), geometry, Choice(tensor_cores)
+            *map(on_gpu, (x, W, b)), geometry, EngineChoice(tensor_cores)
         )
         n_graphs = len(graphs.made)
     np.testing.assert_allclose(ours, y, 1e-5, 1e-5)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chainer_kernels.providers import cudnn_library
-from chainer_kernels.providers.cudnn_library import Choice, Operand, Request
+from chainer_kernels.providers.cudnn_library import EngineChoice, Operand, Request
 from tests.support import fake_cudnn
 from tests.support.fake_cudnn import on_gpu
 
@@ -34,7 +34,7 @@ def test_a_graph_is_made_once():
         first = cudnn_library.find(request())
         assert cudnn_library.find(request()) is first
         assert cudnn_library.find(request(4)) is not first
-        assert cudnn_library.find(request(choice=Choice(True))) is not first
+        assert cudnn_library.find(request(choice=EngineChoice(True))) is not first
         assert len(graphs.made) == 3
         np.testing.assert_array_equal(executed(first), [[0, 2, 4]])
         assert first.graph.streams == [fake_cudnn.STREAM]
@@ -60,12 +60,12 @@ ENGINES = (
 @pytest.mark.parametrize(
     ("choice", "engine"),
     [
-        (Choice(), 3),
-        (Choice(tensor_cores=True), 1),
-        (Choice(is_deterministic=True), 4),
-        (Choice(tensor_cores=True, is_deterministic=True), 1),
+        (EngineChoice(), 3),
+        (EngineChoice(tensor_cores=True), 1),
+        (EngineChoice(is_deterministic=True), 4),
+        (EngineChoice(tensor_cores=True, is_deterministic=True), 1),
         # Later ones are faster here.
-        (Choice(is_tuned=True), 4),
+        (EngineChoice(is_tuned=True), 4),
     ],
 )
 def test_engine(choice, engine):
@@ -80,7 +80,7 @@ def test_so_many_engines_are_tried(monkeypatch):
     monkeypatch.setattr(cudnn_library, "_N_TUNED", 2)
     with fake_cudnn.gpu() as graphs:
         graphs.engines = ENGINES
-        graph = cudnn_library.find(request(choice=Choice(True, is_tuned=True)))
+        graph = cudnn_library.find(request(choice=EngineChoice(True, is_tuned=True)))
         assert graph.graph.selected == 2
 
 

@@ -8,7 +8,7 @@ from mpi4py import MPI
 from divisible.communication import waiting
 from divisible.communication.errors import StallError
 from divisible.communication.flight_record import EVERYBODY
-from divisible.communication.wait_queries import Place
+from divisible.communication.wait_queries import WaitPlace
 
 
 @pytest.mark.parametrize("seconds, stalls", [(1.0, True), (400.0, False)])
@@ -67,6 +67,6 @@ def test_a_wait_in_which_mpi_fails_names_what_was_waited_for():
 )
 def test_a_stall_is_told_when_nobody_can_be_asked(peer, awaited, said):
     # As of a pipeline that was closed meanwhile.
-    place = Place(MPI.COMM_NULL, peer)
+    place = WaitPlace(MPI.COMM_NULL, peer)
     with pytest.raises(StallError, match=said):
         waiting.wait(lambda: False, 0.0, lambda: awaited, place=place)

@@ -9,7 +9,7 @@ from divisible.schedules.actions import ScheduleError, Transfer
 from divisible.schedules.automatic import (
     N_TIMED,
     N_WARM,
-    Trial,
+    ScheduleTrial,
     first_schedule,
     measured_costs,
 )
@@ -84,7 +84,7 @@ def test_the_choice_is_the_fastest_that_fits(case, checkpoint):
     n_ranks = max(stage_ranks) + 1
     first = first_schedule(stage_ranks, n_microbatches)
     timeline = measured(recompute(first, checkpoint), costs)
-    trial = Trial(stage_ranks, n_microbatches, checkpoint)
+    trial = ScheduleTrial(stage_ranks, n_microbatches, checkpoint)
     asked = []
     while not trial.note(lambda: asked.append(1) or timeline):
         assert len(asked) < N_TIMED
@@ -116,7 +116,7 @@ def choose(stage_ranks, n_microbatches, costs, checkpoint):
     """Returns what has been running and what is chosen, by simulated times."""
     first = recompute(first_schedule(stage_ranks, n_microbatches), checkpoint)
     timeline = measured(first, costs)
-    trial = Trial(stage_ranks, n_microbatches, checkpoint)
+    trial = ScheduleTrial(stage_ranks, n_microbatches, checkpoint)
     while not trial.note(lambda: timeline):
         pass
     return first, trial.choose()
@@ -144,7 +144,7 @@ def test_a_schedule_is_made_for_stages_that_recompute():
 
 
 def test_warm_minibatches_are_not_timed():
-    trial = Trial([0, 1], 2, "never")
+    trial = ScheduleTrial([0, 1], 2, "never")
     for _ in range(N_WARM):
         assert not trial.note(lambda: pytest.fail("timed"))
 

@@ -18,8 +18,8 @@ from pipeline.calls.tie_exchange import SharedParameter
 from pipeline.stages.loss import Loss
 from pipeline.start import agreement
 from pipeline.start.agreement import (
-    Announcement,
     Refusal,
+    StartAnnouncement,
     agree,
     check_placement,
     warnings_of,
@@ -54,7 +54,7 @@ def say(model, *ranges, of_loss=(), **arguments):
     stages = [model.divide(*positions) for positions in ranges]
     checked = DEFAULTS._replace(stages=stages, **arguments).checked()
     settings = checked.to_compare(Loss(checked.lossfun, checked.accfun).names)
-    word = Announcement.of(stages, of_loss, settings)
+    word = StartAnnouncement.of(stages, of_loss, settings)
     # As a host on which nothing else runs.
     return word._replace(host="a", n_threads=1, n_cores=4)
 

@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 from divisible import Divisible
 from pipeline import Pipeline
-from pipeline.start.agreement import Announcement, agree
+from pipeline.start.agreement import StartAnnouncement, agree
 
 X, T = np.eye(4, 3, dtype=np.float32), np.arange(4, dtype=np.int32) % 3
 
@@ -40,7 +40,7 @@ def test_parts_that_are_made_anew_go_on():
         loss = pipe.step(X, T)["loss"]
         grads = [param.grad.copy() for stage in stages for param in stage.params()]
         runner, hooks = pipe.internals.step.runner, pipe.internals.step.updates.hooks
-        pipe.internals.lay_out(agree([Announcement.of(stages, (), {})]))
+        pipe.internals.lay_out(agree([StartAnnouncement.of(stages, (), {})]))
         assert (
             pipe.internals.step.runner is not runner
             and pipe.internals.ties is pipe.internals.step.ties

@@ -2,20 +2,22 @@
 
 import pytest
 
-from pipeline.training.sharing_place import Entry, find_place
+from pipeline.training.sharing_place import SharedEntry, find_place
 
 EPOCH = "every epoch"
 
 
 def reporter(name, when=EPOCH, priority=300):
-    return Entry(name, priority, "reporter", False, when)
+    return SharedEntry(name, priority, "reporter", False, when)
 
 
 def other(name, priority=100, is_collective=False):
-    return Entry(name, priority, "", is_collective, EPOCH)
+    return SharedEntry(name, priority, "", is_collective, EPOCH)
 
 
-LOG, PLOT = (Entry(name, 100, "consumer", False, EPOCH) for name in ("log", "plot"))
+LOG, PLOT = (
+    SharedEntry(name, 100, "consumer", False, EPOCH) for name in ("log", "plot")
+)
 EVALUATE, SAVE = other("evaluate", 300, True), other("save", -100, True)
 STATS, LAST = reporter("stats"), other("last", -1e6)
 
