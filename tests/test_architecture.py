@@ -32,7 +32,7 @@ FACES = {
     """,
     "divisible.schedules": """
         Action Costs NAMES Schedule ScheduleError Timeline Transfer create gpipe
-        interleaved list_schedule looped_bfs one_f_one_b zero_bubble_h1 zero_bubble_h2
+        group_stages group_weights interleaved list_schedule looped_bfs one_f_one_b zero_bubble_h1 zero_bubble_h2
         zero_bubble_v
     """,
     "data_parallel": """
