@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from chainer_kernels.kept_weights import SHARE
 from divisible.planning.disk import Disk
 from divisible.planning.expected_costs import ExchangePlan
 from divisible.planning.gradient_exchange import GradientExchange, Spans
@@ -207,6 +208,23 @@ class CostModel:
             self.on_disk,
         )
         return memory.round().astype(np.int64) + np.array(held)
+
+    def prepared_bytes(self, cuts: Sequence[int], memory: np.ndarray) -> np.ndarray:
+        """Returns the bytes of prepared weights that each rank keeps besides.
+
+        They are kept in a part of the memory that is free, so no plan needs them. With
+        one microbatch none are kept.
+
+        Args:
+            cuts: Positions of the cuts in the model.
+            memory: Bytes that each rank may use; infinite without a limit.
+        """
+        sums = self.largest.sums.stages(cuts)
+        ranks = np.array(self.schedule.stage_ranks)
+        wanted = np.bincount(ranks, sums.prepared_bytes, self.schedule.n_ranks)
+        wanted *= self.schedule.n_microbatches > 1
+        free = np.maximum(memory - self.rank_bytes(cuts), 0.0)
+        return np.minimum(wanted, SHARE * free).astype(np.int64)
 
     def phase_seconds(self, cuts: Sequence[int]) -> np.ndarray:
         """Returns the seconds that each stage takes for each microbatch.

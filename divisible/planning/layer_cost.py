@@ -25,6 +25,7 @@ FIXED_BYTES = (
     "optimizer_bytes",
     "streamable_bytes",
     "gathered_bytes",
+    "prepared_bytes",
 )
 _PARTS = (
     ("passing_bytes", "output_bytes"),
@@ -67,6 +68,8 @@ class LayerCost:
             :func:`divisible.streaming.stream`.
         gathered_bytes: The part of ``streamable_bytes`` of which a microbatch needs
             some rows: embeddings.
+        prepared_bytes: Bytes of weights in the order of the kernels, which are kept
+            during a minibatch if there is room (:mod:`chainer_kernels`).
         takes_groups: Whether several microbatches may pass through as one: the layer
             carries no state, and its inputs and outputs have the samples along the
             first axis. ``False`` if that is not known.
@@ -94,6 +97,7 @@ class LayerCost:
     n_parameters: int = 0
     streamable_bytes: int = 0
     gathered_bytes: int = 0
+    prepared_bytes: int = 0
     takes_groups: bool = False
     name: str = ""
     place: str = ""

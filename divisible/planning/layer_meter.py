@@ -182,9 +182,11 @@ class LayerMeter:
         self, runs: Phases, parameters: Sequence[chainer.Parameter], **known: Any
     ) -> LayerCost:
         device = self._model.device
+        seconds = runs.seconds(device, self._repeat)
         return LayerCost(
-            **runs.seconds(device, self._repeat),
+            **seconds,
             **known,
+            prepared_bytes=runs.prepared_bytes,
             parameter_bytes=sum(param.array.nbytes for param in parameters),
             optimizer_bytes=state_bytes(self._optimizer, parameters),
             workspace_bytes=runs.workspace(device),

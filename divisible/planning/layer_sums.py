@@ -26,6 +26,7 @@ class StageSums(NamedTuple):
         fixed_bytes: Bytes of the parameters, their gradients and the optimizer's state.
         graph_bytes: Bytes held from F, or R, to B or I besides the input.
         pending_bytes: Bytes held between I and W.
+        prepared_bytes: Bytes of weights in the order of the kernels.
         workspace_bytes: Bytes that the greediest layer allocates and frees again.
         input_bytes: Bytes of the inputs: the output of the layer before, and the values
             of skip connections that end in the stage.
@@ -40,6 +41,7 @@ class StageSums(NamedTuple):
     fixed_bytes: np.ndarray
     graph_bytes: np.ndarray
     pending_bytes: np.ndarray
+    prepared_bytes: np.ndarray
     workspace_bytes: np.ndarray
     input_bytes: np.ndarray
     output_bytes: np.ndarray
@@ -56,8 +58,8 @@ class LayerSums:
     Attributes:
         forward, backward_input, backward_weight: Seconds of the layers before each
             position. All attributes are of shape (n_layers + 1,), except ``workspace``.
-        parameters, fixed, activations, pending: Bytes of the layers before each
-            position.
+        parameters, fixed, activations, pending, prepared: Bytes of the layers before
+            each position.
         gradients: Elements that replicas exchange, of the layers before each position.
         ended_skips: Bytes of the skip connections that end before each position.
         crossing: Bytes that cross a cut at each position in one direction.
@@ -79,6 +81,7 @@ class LayerSums:
         self.gradients = _before(column("n_gradients"))
         self.activations = _before(column("activation_bytes"))
         self.pending = _before(column("pending_bytes"))
+        self.prepared = _before(column("prepared_bytes"))
         self.ended_skips = _before(column("skip_bytes"))
         self.crossing = _behind(column("output_bytes"))
         self.passing = _behind(column("passing_bytes"))
@@ -114,6 +117,7 @@ class LayerSums:
             fixed_bytes=np.diff(self.fixed[cuts]),
             graph_bytes=np.diff(self.activations[cuts]) + self.boundary[end],
             pending_bytes=np.diff(self.pending[cuts]),
+            prepared_bytes=np.diff(self.prepared[cuts]),
             workspace_bytes=np.maximum.reduceat(self.workspace, start),
             input_bytes=self.own_input[start] + skips,
             output_bytes=self.crossing[end],

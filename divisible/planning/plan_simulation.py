@@ -49,8 +49,8 @@ def simulate_plan(
         slowest rank and link of any replica, for the samples of that replica, because
         all replicas wait for each other in the end. With several replicas it includes
         the exchange of their gradients. ``peak_memory`` has all bytes of a rank:
-        parameters, gradients, optimizer state, activations, workspace, and buffers of
-        the exchange.
+        parameters, gradients, optimizer state, activations, workspace and buffers of
+        the exchange. It also has prepared weights, as far as there is room.
 
     Raises:
         ValueError: If an argument is out of range, or the plan is for another model.
@@ -87,7 +87,8 @@ def simulate_plan(
         weight_groups=plan.weight_groups,
         stage_groups=plan.stage_groups,
     )
-    model = Workload(profiles, machine, batch, wire).cost_model(uncut, parts)
+    workload = Workload(profiles, machine, batch, wire)
+    model = workload.cost_model(uncut, parts)
     if holds:
         model = model.waiting_on([place == "disk" for place in plan.hold_in])
     timeline = model.simulate(plan.cuts)
@@ -95,7 +96,8 @@ def simulate_plan(
     if spans is not None:
         timeline = _with_exchange(timeline, model.schedule, spans)
     timeline.name = plan.title
-    timeline.peak_memory = model.rank_bytes(plan.cuts)
+    prepared = model.prepared_bytes(plan.cuts, workload.memory(uncut))
+    timeline.peak_memory = model.rank_bytes(plan.cuts) + prepared
     return timeline
 
 

@@ -10,6 +10,7 @@ from typing import Any, Callable
 import chainer
 
 import chainer_kernels
+from chainer_kernels import kept_weights
 from chainer_kernels.prepared_weights import scope_for
 from divisible.backward import backprop
 from divisible.backward.tensors import from_tensor
@@ -34,6 +35,7 @@ class Phases:
             them until they are sent.
         pending: Pending weight gradients of the last I; ``None`` after their W.
         mean_seconds (float): Mean seconds of all phases together; see :meth:`seconds`.
+        prepared_bytes (int): Bytes of prepared weights that :meth:`seconds` has kept.
         scatter_seconds (float): Scatter of the runs of all phases together: half of the
             runs are this near to their median, or nearer.
     """
@@ -53,6 +55,7 @@ class Phases:
         self._values: list[Any] = []
         self._gradients: list[Any] | None = None
         self.mean_seconds = self.scatter_seconds = 0.0
+        self.prepared_bytes = 0
         self.outputs: tuple = ()
         self.input_gradients: Any = ()
         self.pending: backprop.PendingWeightGradients | None = None
@@ -94,6 +97,7 @@ class Phases:
                 for _ in range(repeat + 1):
                     for name, values in times.items():
                         values.append(seconds(getattr(self, name)))
+                self.prepared_bytes = kept_weights.n_bytes()
         finally:
             if enabled:
                 gc.enable()
