@@ -7,7 +7,7 @@ the gradient of a weight matrix is told as the product that it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy
@@ -39,39 +39,52 @@ class Scratch:
 class Rows:
     """Arrays of several microbatches, joined along the first axis.
 
-    An array that is asked for twice is joined once.
+    Arrays that are asked for twice are joined once.
     """
 
     def __init__(self) -> None:
-        self._joined: dict[tuple[int, ...], Array] = {}
+        self._joined: dict[tuple[Hashable, ...], Array] = {}
 
-    def of(self, arrays: Sequence[Array]) -> Array:
+    def of(self, arrays: Sequence[Array]) -> Array | None:
         """Returns one array of all rows; a view where they lie one behind the other.
 
         Args:
-            arrays: C contiguous arrays of one dtype, whose axes but the first agree.
+            arrays: Arrays of one kind.
+
+        Returns:
+            ``None`` if their dtypes or their axes but the first differ.
         """
-        key = tuple(map(id, arrays))
+        first = arrays[0]
+        for array in arrays:
+            if array.dtype != first.dtype or array.shape[1:] != first.shape[1:]:
+                return None
+        key = tuple(map(_memory_of, arrays))
         if key not in self._joined:
-            first = arrays[0]
             joined = _adjacent(arrays) if type(first) is numpy.ndarray else None
             if joined is None:
                 joined = backend.get_array_module(first).concatenate(arrays)
-            # The arrays live as long as their identities are keys.
+            # The arrays live as long as their memory is a key.
             self._joined[key] = joined, arrays
         return self._joined[key][0]
+
+
+def _memory_of(array: Array) -> Hashable:
+    """Returns what two views of the same elements have in common."""
+    if type(array) is not numpy.ndarray:
+        return id(array)
+    return array.__array_interface__["data"][0], array.shape, array.strides
 
 
 def _adjacent(arrays: Sequence[numpy.ndarray]) -> numpy.ndarray | None:
     """Returns a view of arrays that are neighbours in one array, or ``None``."""
     first, n_rows = arrays[0], 0
-    at = first.ctypes.data
+    at = first.__array_interface__["data"][0]
     for array in arrays:
         if (
             array.base is None
             or array.base is not first.base
             or not array.flags.c_contiguous
-            or array.ctypes.data != at
+            or array.__array_interface__["data"][0] != at
         ):
             return None
         at += array.nbytes
@@ -85,7 +98,8 @@ class Contribution(Protocol):
 
     One may have an attribute ``turned``, an :class:`InOtherOrder` or ``None``. One that
     can be computed together with those of other microbatches has a method ``joined``,
-    which gets these and a :class:`Rows`, and returns the contribution of all.
+    which gets these and a :class:`Rows`. It returns the contribution of all, or ``None``
+    where they do not fit together.
     """
 
     def write(self, out: Array) -> None:
@@ -158,11 +172,14 @@ class Product(NamedTuple):
             with threads.all_blas_threads():
                 out += numpy.dot(self.a, self.b, out=product)
 
-    def joined(self, others: Sequence[Product], rows: Rows) -> Product:
-        """Returns the product of all rows; ``a`` has them as columns."""
+    def joined(self, others: Sequence[Contribution], rows: Rows) -> Product | None:
+        """Returns the product of all rows, if they fit; ``a`` has them as columns."""
+        if any(type(other) is not Product for other in others):
+            return None
         every = [self, *others]
-        a = rows.of([each.a.T for each in every]).T
-        return Product(a, rows.of([each.b for each in every]))
+        a = rows.of([each.a.T for each in every])
+        b = rows.of([each.b for each in every])
+        return None if a is None or b is None else Product(a.T, b)
 
     def _matrix(self, out: Array) -> Array:
         return out.reshape(self.a.shape[0], self.b.shape[1])

@@ -54,12 +54,15 @@ class EmbeddingRows(NamedTuple):
         arguments = self.rows, self.gy, out.reshape(-1, width)
         threads.run_ranges(loops.add_rows, width, *arguments, size=n_rows)
 
-    def joined(self, others: Sequence[EmbeddingRows], rows: Rows) -> EmbeddingRows:
+    def joined(
+        self, others: Sequence[Contribution], rows: Rows
+    ) -> EmbeddingRows | None:
         """Returns the gradient for the words of all microbatches."""
+        if any(type(other) is not EmbeddingRows for other in others):
+            return None
         every = [self, *others]
-        return EmbeddingRows(
-            rows.of([each.rows for each in every]), rows.of([each.gy for each in every])
-        )
+        ids, gy = (rows.of([each[i] for each in every]) for i in (0, 1))
+        return None if gy is None else EmbeddingRows(ids, gy)
 
 
 def weights(

@@ -67,9 +67,12 @@ class Sum(NamedTuple):
         """Adds to an array."""
         out += total(self.array, self.axis)
 
-    def joined(self, others: Sequence[Sum], rows: Rows) -> Sum:
-        """Returns the sum over all microbatches."""
-        return Sum(rows.of([each.array for each in (self, *others)]), self.axis)
+    def joined(self, others: Sequence[Contribution], rows: Rows) -> Sum | None:
+        """Returns the sum over all microbatches, if they have the same axes."""
+        if any(type(other) is not Sum or other.axis != self.axis for other in others):
+            return None
+        array = rows.of([each.array for each in (self, *others)])
+        return None if array is None else Sum(array, self.axis)
 
 
 class TurnedWeights(NamedTuple):
@@ -120,15 +123,21 @@ class ConvolutionWeights(NamedTuple):
         providers.active().convolution_weights(*self, out=out, accumulate=True)
 
     def joined(
-        self, others: Sequence[ConvolutionWeights], rows: Rows
-    ) -> ConvolutionWeights:
-        """Returns the gradient for the images of all microbatches."""
+        self, others: Sequence[Contribution], rows: Rows
+    ) -> ConvolutionWeights | None:
+        """Returns the gradient for the images of all microbatches, if they are alike.
+
+        A convolution may be called with other strides, or for images of other sizes.
+        """
+        for other in others:
+            is_alike = type(other) is ConvolutionWeights
+            if not is_alike or other.geometry != self.geometry:
+                return None
         every = [self, *others]
-        return ConvolutionWeights(
-            rows.of([each.x for each in every]),
-            rows.of([each.gy for each in every]),
-            self.geometry,
-        )
+        x, gy = (rows.of([each[i] for each in every]) for i in (0, 1))
+        if x is None or gy is None:
+            return None
+        return ConvolutionWeights(x, gy, self.geometry)
 
 
 def convolution(

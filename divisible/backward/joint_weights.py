@@ -111,9 +111,10 @@ class _Together:
                 parameter = self._parameters[key]
                 first, *others = shares
                 join = getattr(first, "joined", None)
-                if others and join is not None:
+                joined = join(others, rows) if others and join is not None else None
+                if joined is not None:
                     self._complete(parameter, len(others))
-                    shares = [join(others, rows)]
+                    shares = [joined]
                 for share in shares:
                     self._weight_gradients.accumulate(parameter, share)
                     self._complete(parameter, 1)

@@ -253,3 +253,57 @@ def test_an_error_has_the_position_of_its_layer():
     assert caught.value.layer_position == 7
     with pytest.raises(RuntimeError, match="computed already"):
         run_together(pending, gradients)
+
+
+class Varied(chainer.Chain):
+    """A convolution that is called with another geometry, or for other sizes."""
+
+    def __init__(self, ways):
+        super().__init__()
+        self.ways = iter(ways)
+        with self.init_scope():
+            self.W = chainer.Parameter(np.random.RandomState(0).randn(3, 2, 3, 3))
+            self.W.array = self.W.array.astype("f")
+            self.b = chainer.Parameter(np.zeros(3, "f"))
+
+    def __call__(self, x):
+        return F.convolution_2d(x, self.W, self.b, **next(self.ways))
+
+
+@pytest.mark.parametrize(
+    "sizes, ways",
+    [
+        ((8, 8), [{"pad": 1}, {"pad": 2, "dilate": 2}]),
+        ((8, 6), [{"pad": 1}, {"pad": 1}]),
+        ((7, 7, 7), [{}, {"stride": 1}, {"stride": 2}]),
+    ],
+)
+def test_calls_that_do_not_fit_together_are_added_one_by_one(sizes, ways):
+    random = np.random.RandomState(1)
+    images = [random.randn(2, 2, size, size).astype("f") for size in sizes]
+    found = []
+    for together in (True, False):
+        net = Varied(ways)
+        gradients = WeightGradients(net.params)
+        gradients.begin()
+        pending = []
+        for x in map(chainer.Variable, images):
+            y = net(x)
+            gy = np.cos(np.arange(y.size, dtype="f")).reshape(y.shape)
+            pending.append(backward_input([x], [y], [gy], gradients)[1])
+        if together:
+            run_together(pending, gradients)
+        else:
+            for each in pending:
+                each.run()
+        gradients.finish()
+        found.append((net.W.grad, net.b.grad))
+    for one, other in zip(*found):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_rows_that_differ_are_not_joined():
+    whole = np.zeros(24, "f")
+    one, other = whole[:8].reshape(2, 4), whole[8:].reshape(2, 8)
+    assert Rows().of([one, other]) is None
+    assert Rows().of([one, one.astype("d")]) is None
