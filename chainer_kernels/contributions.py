@@ -98,8 +98,8 @@ class Contribution(Protocol):
 
     One may have an attribute ``turned``, an :class:`InOtherOrder` or ``None``. One that
     can be computed together with those of other microbatches has a method ``joined``,
-    which gets these and a :class:`Rows`. It returns the contribution of all, or ``None``
-    where they do not fit together.
+    which gets these and a :class:`Rows`. It returns the contribution of all; ``None``
+    if they do not fit together.
     """
 
     def write(self, out: Array) -> None:
