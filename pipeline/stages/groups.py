@@ -184,6 +184,7 @@ class Group(int):
             ratios.add(shape[0] // part.n_samples)
         if len(ratios) > 1:
             raise self._refusal(values[0])
+        check_alike(values)
         if all(isinstance(value, chainer.Variable) for value in values):
             return F.concat(values, 0)
         return Rows().of(values)
@@ -234,6 +235,21 @@ class Group(int):
                 is_alone = not _are_close(run(*trial), y)
         self._once[key] = not is_alone
         return y
+
+
+def check_alike(values: Sequence[Any]) -> None:
+    """Refuses values of microbatches that cannot be joined.
+
+    Raises:
+        TypeError: If their dtypes or their axes but the first differ.
+    """
+    kinds = {(value.dtype.name, value.shape[1:]) for value in values}
+    if len(kinds) > 1:
+        found = " and ".join(f"{name} {shape}" for name, shape in sorted(kinds))
+        raise TypeError(
+            f"the samples of microbatches in a group are {found}, so they cannot be"
+            f" joined: give this stage groups of 1"
+        )
 
 
 class _Normalizing(chainer.FunctionHook):

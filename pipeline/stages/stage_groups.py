@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from chainer_kernels.contributions import Rows
 from divisible.communication.signatures import Tensors
-from pipeline.stages.groups import Group, Part
+from pipeline.stages.groups import Group, Part, check_alike
 from pipeline.stages.stage import Stage
 
 
@@ -141,7 +141,8 @@ def _all_rows(tensors: Sequence[Tensors]) -> Tensors:
     """Joins the tensors of microbatches.
 
     Raises:
-        TypeError: If a gradient is there in some microbatches only.
+        TypeError: If a gradient is there in some microbatches only, or samples differ
+            in shape.
     """
     joined = []
     for each in zip(*tensors):
@@ -152,7 +153,10 @@ def _all_rows(tensors: Sequence[Tensors]) -> Tensors:
                 "a value between stages gets a gradient in some microbatches of a group"
                 " only: give this stage groups of 1"
             )
-        rows = None if all(missing) else Rows().of(arrays)
+        rows = None
+        if not all(missing):
+            check_alike(arrays)
+            rows = Rows().of(arrays)
         joined.append(each[0]._replace(array=rows))
     return tuple(joined)
 

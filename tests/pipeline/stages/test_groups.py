@@ -224,3 +224,18 @@ def test_layers_that_cannot_run_in_groups(layer, message):
         pipe.step(x, t)
     assert message in str(error.value) and "in layer 1" in str(error.value)
     assert "groups of 1" in str(error.value)
+
+
+def test_samples_of_several_lengths():
+    lengths = iter([3, 3, 2, 2] * 9)
+
+    def shortened(x):
+        return x[:, : next(lengths)]
+
+    model = Divisible(shortened, lambda x: F.sum(x, axis=1, keepdims=True) * np.ones(4))
+    x, t = np.ones((8, 6), "f"), np.zeros(8, "i")
+    with (
+        Pipeline(model, MPI.COMM_SELF, schedule=schedule_of([4], False)) as pipe,
+        pytest.raises(ActionError, match=r"float32 \(2,\) and float32 \(3,\)"),
+    ):
+        pipe.step(x, t)
