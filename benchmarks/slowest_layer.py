@@ -75,7 +75,7 @@ def main() -> None:
     add("--model", choices=["vgg16", "resnet50"], default="vgg16")
     add("--hosts", type=int, default=8)
     add("--microbatches", type=int, default=20)
-    add("--image", type=int, default=32, help="pixels on a side; paper: 224")
+    add("--image", type=int, default=32, help="pixels on a side")
     add("--rounds", type=int, default=9)
     add("--output", type=Path, help="of the result")
     arguments = parser.parse_args()

@@ -107,7 +107,7 @@ def parse() -> argparse.Namespace:
     add("--list", action="store_true", help="only say how much there is to measure")
     add("--write", action="store_true", help="only write what was measured so far")
     add("--width", type=int, default=2048, help="of the perceptron; paper: 5000")
-    add("--image", type=int, default=32, help="pixels on a side; paper: 224")
+    add("--image", type=int, default=32, help="pixels on a side")
     add("--batch", type=int, help="samples, to try it out; paper: 1200, 84, 90")
     add("--rounds", type=int, default=2, help="steps of each point; paper: 10")
     add("--output", type=Path, help="folder, in place of docs/paper_tables and data")
