@@ -11,7 +11,8 @@ stages may have other groups::
 A layer runs once if that changes nothing. It runs once for each microbatch if it draws
 random numbers, normalizes over the samples, reports values or changes a persistent
 value, and if its outputs would otherwise be others. The first group of a stage finds
-out, by running each layer in both ways. The loss runs once for each microbatch.
+out, by running each layer in both ways. It compares outputs, not gradients, and for the
+samples of this group only. The loss runs once for each microbatch.
 """
 
 from __future__ import annotations
@@ -218,8 +219,9 @@ class Group(int):
                 outputs.append(y)
                 draws |= has_drawn()
         y = self._joined(outputs)
-        if sizes_come:
-            # The layer has drawn its weights just now. The next group finds out.
+        if sizes_come or len(self.parts) == 1:
+            # The layer has drawn its weights just now, or nothing was joined. A later
+            # group finds out.
             return y
         is_alone = draws or normalizing.is_seen or not before.are_there()
         is_alone |= sum(map(len, self.reported)) > n_reported

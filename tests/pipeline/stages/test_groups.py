@@ -239,3 +239,18 @@ def test_samples_of_several_lengths():
         pytest.raises(ActionError, match=r"float32 \(2,\) and float32 \(3,\)"),
     ):
         pipe.step(x, t)
+
+
+def test_a_group_of_one_microbatch_finds_out_nothing():
+    """A minibatch with one sample comes first; then rows would be mixed."""
+    found = []
+    for groups in ([1] * M, [4]):
+        np.random.seed(0)
+        model = Divisible(L.Linear(6, 6), centered, L.Linear(6, 4))
+        x, t = np.random.RandomState(1).randn(8, 6).astype("f"), np.arange(8) % 4
+        t = t.astype("i")
+        schedule = schedule_of(groups, False)
+        with Pipeline(model, MPI.COMM_SELF, schedule=schedule) as pipe:
+            pipe.step(x[:1], t[:1])
+            found.append([pipe.step(x, t)["loss"] for _ in range(2)])
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
