@@ -46,7 +46,7 @@ class ChangesOnTrial:
     Example:
         >>> trial = ChangesOnTrial()
         >>> trial.choose(wanted=[0, 3, 4], now=[0, 2, 4], seconds=0.5)
-        Choice(target=[0, 3, 4], reason=None, goes_back=False)
+        ChangeChoice(target=[0, 3, 4], reason=None, goes_back=False)
         >>> trial.choose(wanted=None, now=[0, 3, 4], seconds=0.6).target
         [0, 2, 4]
         >>> print(trial.choose(wanted=[0, 3, 4], now=[0, 2, 4], seconds=0.5).reason)

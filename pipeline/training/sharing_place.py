@@ -106,11 +106,11 @@ def find_place(said: Sequence[Sequence[SharedEntry]]) -> SharingPlace:
             last extension, which comes after the place.
 
     Example:
-        >>> stats = Entry("stats", 300, "reporter", False, "every epoch")
-        >>> log = Entry("log", 100, "consumer", False, None)
-        >>> last = Entry("last", -1, "", False, None)
+        >>> stats = SharedEntry("stats", 300, "reporter", False, "every epoch")
+        >>> log = SharedEntry("log", 100, "consumer", False, None)
+        >>> last = SharedEntry("last", -1, "", False, None)
         >>> find_place([[stats, log, last], [stats, last]])
-        Place(positions=[1, 1], are_any=True, are_alike=True)
+        SharingPlace(positions=[1, 1], are_any=True, are_alike=True)
     """
     firsts = [_first_consumer(entries) for entries in said]
     leader = next((i for i, first in enumerate(firsts) if first is not None), 0)
