@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import sys
 import threading
@@ -55,19 +56,23 @@ class _Exit:
             # end MPI. Any other exit code ends the job with that code.
             is_rank = os.getpid() == self._process
             is_main = threading.current_thread() is threading.main_thread()
-            if status == 0 and is_rank and is_main:
-                _leave()
+            if status == 0 and is_rank and is_main and _leave():
+                # MPICH reports its end to the launcher in a function that C calls at
+                # the end of a process, after MPI_Finalize. Python runs nothing more.
+                ctypes.PyDLL(None).exit(status)
         finally:
             self._exit(status)
 
 
-def _leave() -> None:
+def _leave() -> bool:
+    """Ends MPI on several ranks. Returns whether MPI has ended, now or before."""
     MPI = sys.modules.get("mpi4py.MPI")
-    if MPI is None or not MPI.Is_initialized() or MPI.Is_finalized():
-        return
-    if MPI.COMM_WORLD.size > 1:
+    if MPI is None or not MPI.Is_initialized():
+        return False
+    if not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
         for function in reversed(_functions):
             # The other ranks must not be killed for an error in one function.
             with contextlib.suppress(Exception):
                 function()
         MPI.Finalize()
+    return MPI.Is_finalized()
