@@ -6,7 +6,8 @@ A pipeline of one stage on one rank makes steps, forward and backward, undivided
 microbatches. Nothing travels and no rank waits, so additional time is the cost of the
 microbatches alone. They read and prepare weights for fewer rows, add up gradients of
 weights, and run more Python. Weight gradients are computed for each microbatch, and
-together for some or all of them.
+together for some or all of them. Microbatches pass through the stage one by one, or
+several as one.
 
 Each provider of products has a process of its own. In it the numbers of microbatches
 take turns, and ratios are taken within a round. Times are CPU times of the one thread,
@@ -34,6 +35,9 @@ from benchmarks.against_torch.workers import Worker
 from benchmarks.common.perceptron import minibatch, mlp
 from benchmarks.common.results import Result, alternate, command, machine, ratios
 from divisible import Divisible
+from divisible.schedules import Schedule, one_f_one_b
+from divisible.schedules.groups import group_weights
+from divisible.schedules.stage_groups import group_stages
 from examples.train.models.resnet50 import ResNet50
 from examples.train.models.vgg16 import VGG16
 from pipeline import Pipeline
@@ -46,20 +50,38 @@ class Way(NamedTuple):
 
     Attributes:
         n_microbatches: Number of microbatches.
+        as_one: Number of microbatches that pass through the stage as one.
         group: Number of microbatches whose weight gradients are computed together.
     """
 
     n_microbatches: int
+    as_one: int
     group: int
 
     @classmethod
-    def all_of(cls, workload: Workload, groups: Sequence[int]) -> dict[str, Way]:
+    def all_of(
+        cls, workload: Workload, stages: Sequence[int], groups: Sequence[int]
+    ) -> dict[str, Way]:
         """Returns the ways of a workload by name, the undivided step first."""
-        ways = [cls(1, 1)]
+        ways = [cls(1, 1, 1)]
         for m in workload.microbatches:
-            # A group of 0 is the whole minibatch.
-            ways += [cls(m, size or m) for size in groups if size <= m]
-        return {f"{way.n_microbatches:>13}{way.group:>9}": way for way in ways}
+            ways += [
+                # A group of 0 is the whole minibatch.
+                cls(m, as_one, size or m)
+                for as_one in stages
+                for size in groups
+                if as_one <= (size or m) <= m
+            ]
+        return {
+            f"{way.n_microbatches:>13}{way.as_one:>8}{way.group:>9}": way
+            for way in ways
+        }
+
+    @property
+    def schedule(self) -> Schedule:
+        """The forward and backward of each group, and weight gradients in groups."""
+        alone = one_f_one_b(1, self.n_microbatches)
+        return group_weights(group_stages(alone, self.as_one), self.group)
 
 
 class Workload(NamedTuple):
@@ -150,8 +172,7 @@ class Steps:
             pipe = self._pipelines[way] = Pipeline(
                 self._model.divide(None, None),
                 MPI.COMM_SELF,
-                n_microbatches=way.n_microbatches,
-                weight_groups=way.group,
+                schedule=way.schedule,
                 lossfun=_loss,
                 accfun=None,
             )
@@ -173,10 +194,10 @@ def measure(
     """Measures a workload by each provider, and writes its part of the result."""
     result.write(
         f"{workload.title}",
-        f"  {'':<10}{'microbatches':>13}{'W groups':>9}{'CPU ms':>9}"
+        f"  {'':<10}{'microbatches':>13}{'as one':>8}{'W groups':>9}{'CPU ms':>9}"
         f"  ratio to the undivided step",
     )
-    ways = Way.all_of(workload, arguments.groups)
+    ways = Way.all_of(workload, arguments.as_one, arguments.groups)
     undivided = next(iter(ways))
     for provider in arguments.providers:
         worker = Worker(
@@ -204,6 +225,13 @@ def main() -> None:
     add = parser.add_argument
     add("--models", nargs="+", choices=workloads(False), default=None)
     add("--providers", nargs="+", choices=PROVIDERS, default=list(PROVIDERS))
+    add(
+        "--as-one",
+        nargs="+",
+        type=int,
+        default=[1],
+        help="numbers of microbatches that pass through the stage as one",
+    )
     add(
         "--groups",
         nargs="+",

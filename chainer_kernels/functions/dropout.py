@@ -33,7 +33,7 @@ def dropout_grad(function: Any, inputs: Arrays) -> Arrays:
 def drawn_mask(x: np.ndarray, ratio: float) -> np.ndarray:
     """Draws the mask of a dropout, in C order, for the memory order of ``x``."""
     scale = x.dtype.type(1.0 / (1 - ratio))
-    drawn = global_random.pairs(x.size)
+    drawn = global_random.pairs(x.size) if x.dtype.itemsize <= 4 else None
     if drawn is None:
         factors = scale * (np.random.rand(*x.shape) >= ratio)
     else:

@@ -26,6 +26,7 @@ from typing import Any, Callable
 import chainer
 import chainer.functions as F
 import numpy as np
+from chainer.functions.noise.dropout import Dropout
 from chainer.functions.rnn import n_step_gru, n_step_lstm
 
 from chainer_kernels import kept_weights, switch
@@ -73,8 +74,7 @@ def n_step_rnn_impl(
         outputs = []
         for direction in range(n_directions):
             i = n_directions * layer + direction
-            # The draws of all steps at once are those of one after the other.
-            x = F.dropout(sequence, dropout_ratio) if layer else sequence
+            x = _dropout(sequence, dropout_ratio, lengths) if layer else sequence
             node = NStepLayer(cell, step, lengths, bool(direction))
             y, *after = node.apply((x, *(s[i] for s in states), *shares[i]))
             outputs.append(y)
@@ -84,6 +84,16 @@ def n_step_rnn_impl(
     ys = F.split_axis(sequence, ends, axis=0) if len(xs) > 1 else [sequence]
     hy, *cy = (F.stack(state) for state in zip(*last))
     return hy, cy[0] if cy else None, tuple(ys)
+
+
+def _dropout(sequence: Any, ratio: float, lengths: Sequence[int]) -> Any:
+    """Drops values of all steps; the draws are those of one step after the other."""
+    if not chainer.config.train:
+        return sequence
+    function = Dropout(ratio)
+    # For hooks that need to know which rows belong to which sequence.
+    function.lengths = lengths
+    return function.apply((sequence,))[0]
 
 
 def _cell(step: Callable) -> Cell | None:

@@ -8,17 +8,20 @@ stages may have other groups::
                                                                             |
     outputs of 4, 5, 6, 7 <--------------------------------- rows taken apart
 
-A layer runs once if that changes nothing. It runs once for each microbatch if it draws
-random numbers, normalizes over the samples, reports values or changes a persistent
-value, and if its outputs would otherwise be others. The first group of a stage finds
-out, by running each layer in both ways. It compares outputs, not gradients, and for the
-samples of this group only. The loss runs once for each microbatch.
+A layer runs once if that changes nothing. It runs once for each microbatch if it
+normalizes over the samples, reports values or changes a persistent value, and if its
+outputs would otherwise be others. Dropout gets the mask of each microbatch
+(`pipeline.stages.group_masks`); a layer that draws other random numbers runs once for
+each. The first group of a stage finds out, by running each layer in both ways. It
+compares outputs, not gradients, and for the samples of this group only. The loss runs
+once for each microbatch.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import chainer
@@ -28,8 +31,21 @@ import numpy as np
 from chainer_kernels.contributions import Rows
 from divisible.random_streams import RandomKey, begin_stream, has_drawn
 from pipeline.stages.batch_statistics import NORMALIZING, BatchStatistics
+from pipeline.stages.group_masks import GroupMasks, NoRowsError
 from pipeline.stages.held import Persistents
 from pipeline.stages.loss import Loss
+
+
+class LayerCalls(enum.Enum):
+    """How a layer runs for a group."""
+
+    #: Once for each microbatch.
+    EACH = "each"
+    #: Once for all.
+    ONCE = "once"
+    #: Once for all, with the dropout masks of each microbatch.
+    WITH_MASKS = "with masks"
+
 
 # Largest difference of outputs, relative to the largest value, by the size of an item.
 _ROUNDING = {2: 2e-2, 4: 1e-4, 8: 1e-10}
@@ -56,8 +72,9 @@ class Group(int):
 
     Args:
         parts: The microbatches.
-        once (dict): Whether a layer runs once, by its position and ``config.train``, as
-            far as this is known; changed. The groups of a stage share it.
+        calls (dict): How a layer runs (LayerCalls), by its position and
+            ``config.train``, as far as this is known; changed. The groups of a stage
+            share it.
         reports: ``reports(values)`` returns the context in which layers report into a
             dictionary.
         statistics (BatchStatistics or None): Collects the statistics of batch
@@ -76,7 +93,7 @@ class Group(int):
     def __new__(
         cls,
         parts: Sequence[Part],
-        once: dict[tuple[int, bool], bool],
+        calls: dict[tuple[int, bool], LayerCalls],
         reports: Callable[[dict], AbstractContextManager],
         statistics: BatchStatistics | None = None,
     ) -> Group:
@@ -86,7 +103,7 @@ class Group(int):
         group.numbers = [part.microbatch for part in parts]
         group.n_samples = sum(part.n_samples for part in parts)
         group.reported = [{} for _ in parts]
-        group._once, group._reports, group._statistics = once, reports, statistics
+        group._calls, group._reports, group._statistics = calls, reports, statistics
         return group
 
     def call(
@@ -105,11 +122,22 @@ class Group(int):
                 axis.
         """
         key = position, chainer.config.train
-        if key not in self._once:
+        calls = self._calls.get(key)
+        if calls is None:
             return self._first_call(key, layer, run, inputs)
-        if self._once[key]:
+        if calls is LayerCalls.EACH:
+            return self._joined([*self._apart(position, run, inputs)])
+        if calls is LayerCalls.ONCE:
             return run(*inputs)
-        return self._joined([*self._apart(position, run, inputs)])
+        with self._masks(position):
+            y = run(*inputs)
+        if has_drawn():
+            raise TypeError(
+                "this layer draws random numbers outside of F.dropout, but did not in"
+                " the first group, so its microbatches cannot run in groups: give this"
+                " stage groups of 1"
+            )
+        return y
 
     def reports(self) -> list[tuple[int, dict]]:
         """Returns the samples of each microbatch with reports, and what it reported."""
@@ -190,6 +218,11 @@ class Group(int):
             return F.concat(values, 0)
         return Rows().of(values)
 
+    def _masks(self, position: int) -> GroupMasks:
+        """Returns the context in which dropouts of a layer have the right masks."""
+        keys = [part.key for part in self.parts]
+        return GroupMasks(keys, [part.n_samples for part in self.parts], position)
+
     def _refusal(self, value: Any) -> TypeError:
         """Returns the error for a value that has no rows for each microbatch."""
         shape = getattr(value, "shape", ())
@@ -223,20 +256,50 @@ class Group(int):
             # The layer has drawn its weights just now, or nothing was joined. A later
             # group finds out.
             return y
-        is_alone = draws or normalizing.is_seen or not before.are_there()
+        is_alone = normalizing.is_seen or not before.are_there()
         is_alone |= sum(map(len, self.reported)) > n_reported
         if not is_alone:
-            first = self.split(trial)[0]
-            with chainer.no_backprop_mode():
-                if not _are_close(run(*map(_copy, first)), outputs[0]):
-                    raise TypeError(
-                        "the outputs of this layer change from call to call, so its"
-                        " microbatches cannot run in groups: give this stage groups of"
-                        " 1"
-                    )
-                is_alone = not _are_close(run(*trial), y)
-        self._once[key] = not is_alone
+            is_alone = not self._is_same_at_once(key[0], run, trial, draws, outputs, y)
+        if is_alone:
+            self._calls[key] = LayerCalls.EACH
+        else:
+            self._calls[key] = LayerCalls.WITH_MASKS if draws else LayerCalls.ONCE
         return y
+
+    def _is_same_at_once(
+        self,
+        position: int,
+        run: Callable[..., Any],
+        inputs: tuple,
+        draws: bool,
+        outputs: Sequence[Any],
+        y: Any,
+    ) -> bool:
+        """Returns whether one call of a layer computes what it did one by one.
+
+        Args:
+            position: Position of the layer in the undivided model.
+            run: Function that calls the layer.
+            inputs: Its inputs for all microbatches.
+            draws: Whether the layer draws random numbers.
+            outputs: The outputs of each microbatch.
+            y: The outputs of all microbatches, joined.
+        """
+        first = self.split(inputs)[0]
+        with chainer.no_backprop_mode():
+            begin_stream(self.parts[0].key, position)
+            if not _are_close(run(*map(_copy, first)), outputs[0]):
+                raise TypeError(
+                    "the outputs of this layer change from call to call, so its"
+                    " microbatches cannot run in groups: give this stage groups of 1"
+                )
+            begin_stream(self.parts[0].key, position)
+            try:
+                with self._masks(position) if draws else nullcontext():
+                    at_once = run(*inputs)
+            except NoRowsError:
+                return False
+        return _are_close(at_once, y) and not (draws and has_drawn())
 
 
 def check_alike(values: Sequence[Any]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from chainer_kernels.contributions import Rows
 from divisible.communication.signatures import Tensors
-from pipeline.stages.groups import Group, Part, check_alike
+from pipeline.stages.groups import Group, LayerCalls, Part, check_alike
 from pipeline.stages.stage import Stage
 
 
@@ -27,7 +27,7 @@ class StageGroups:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._once: dict[tuple[int, bool], bool] = {}
+        self._calls: dict[tuple[int, bool], LayerCalls] = {}
         # The group that is held of the microbatches from the first one on.
         self._groups: dict[int, Group] = {}
 
@@ -74,7 +74,7 @@ class StageGroups:
         self._groups.pop(microbatches[0], None)
         if parts:
             reports, statistics = stage.reports.reporter.scope, stage.statistics
-            group = Group(parts, self._once, reports, statistics)
+            group = Group(parts, self._calls, reports, statistics)
             self._groups[microbatches[0]] = group
             joined = _joined(
                 [each for each in inputs if each],

@@ -1,5 +1,7 @@
 """Groups of microbatches through a stage, against one microbatch after the other."""
 
+import contextlib
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
+import chainer_kernels
 from divisible import Divisible, pop, stash
 from divisible.schedules import Schedule
 from divisible.schedules.actions import Action
@@ -41,6 +44,24 @@ def centered(x):
     return x - F.broadcast_to(F.mean(x, axis=0, keepdims=True), x.shape)
 
 
+def noisy(x):
+    return x + np.random.randn(*x.shape).astype(x.dtype)
+
+
+def two_dropouts(x):
+    return F.dropout(F.relu(F.dropout(x, 0.3)))
+
+
+def dropout_within_samples(x):
+    """Drops out of three rows for each sample."""
+    return F.reshape(F.dropout(F.reshape(x, (-1, 2)), 0.4), x.shape)
+
+
+def dropout_across_samples(x):
+    """Drops out where samples are not along the first axis."""
+    return F.transpose(F.dropout(F.transpose(x)))
+
+
 LAYERS = {
     "linear": lambda: L.Linear(6, 6),
     "dropout": lambda: F.dropout,
@@ -50,7 +71,11 @@ LAYERS = {
     "reports": Reports,
     "counts": Counts,
     "centered": lambda: centered,
-    "noise": lambda: lambda x: x + np.random.randn(*x.shape).astype(x.dtype),
+    "noise": lambda: noisy,
+    "two dropouts": lambda: two_dropouts,
+    "dropout and noise": lambda: lambda x: noisy(F.dropout(x)),
+    "dropout within": lambda: dropout_within_samples,
+    "dropout across": lambda: dropout_across_samples,
     "pair": lambda: lambda x: (x, 2 * x),
 }
 
@@ -153,6 +178,79 @@ def calls_of(names, groups):
 def test_layers_run_once_for_a_group():
     assert calls_of(["dropout", "norm"], [4]) == [8]
     assert calls_of([], [1, 3]) == [2, 6]
+
+
+class Dropouts(chainer.FunctionHook):
+    """Counts the calls of dropout."""
+
+    name = "Dropouts"
+
+    def __init__(self):
+        self.n_calls = 0
+
+    def forward_preprocess(self, function, in_data):
+        self.n_calls += function.label == "Dropout"
+
+
+@pytest.mark.parametrize(
+    "layer, n_calls",
+    [
+        (F.dropout, 1),
+        (two_dropouts, 2),
+        (dropout_within_samples, 1),
+        (dropout_across_samples, M),
+        (lambda x: noisy(F.dropout(x)), M),
+    ],
+)
+def test_dropout_runs_once_for_a_group(layer, n_calls):
+    model = Divisible(L.Linear(6, 6), layer, L.Linear(6, 4))
+    x, t = np.random.randn(8, 6).astype("f"), np.zeros(8, "i")
+    with Pipeline(model, MPI.COMM_SELF, schedule=schedule_of([4], False)) as pipe:
+        pipe.step(x, t)
+        with Dropouts() as dropouts:
+            pipe.step(x, t)
+    assert dropouts.n_calls == n_calls
+
+
+class Recurrent(chainer.Chain):
+    """Two layers of LSTM with dropout over texts of one length, or of several."""
+
+    def __init__(self, has_one_length):
+        super().__init__()
+        self.has_one_length = has_one_length
+        with self.init_scope():
+            self.lstm = L.NStepLSTM(2, 3, 4, 0.4)
+
+    def forward(self, x):
+        steps = F.reshape(x, (len(x), 2, 3))
+        lengths = [2 - (not self.has_one_length and i % 2) for i in range(len(x))]
+        texts = [steps[i, :length] for i, length in enumerate(lengths)]
+        _, _, ys = self.lstm(None, None, texts)
+        return F.stack([y[-1] for y in ys])
+
+
+@pytest.mark.parametrize("has_one_length", [True, False])
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_dropout_within_recurrent_layers(has_one_length, has_kernels):
+    found, n_calls = [], []
+    for groups in ([1] * M, [1, 3]):
+        np.random.seed(0)
+        model = Divisible(L.Linear(6, 6), Recurrent(has_one_length))
+        x, t = np.random.RandomState(1).randn(12, 6).astype("f"), np.arange(12) % 4
+        schedule = schedule_of(groups, False)
+        with (
+            contextlib.nullcontext() if has_kernels else chainer_kernels.disabled(),
+            Pipeline(model, MPI.COMM_SELF, schedule=schedule) as pipe,
+        ):
+            pipe.step(x, t.astype("i"))
+            with Dropouts() as dropouts:
+                loss = pipe.step(x, t.astype("i"))["loss"]
+        found.append([param.grad for _, param in sorted(model.namedparams())])
+        found[-1].append(loss)
+        n_calls.append(dropouts.n_calls)
+    for one, other in zip(*found):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert (n_calls[1] < n_calls[0]) is has_one_length
 
 
 class Sized(L.Linear):
