@@ -324,8 +324,12 @@ BACKWARD = {
     "connection.convolution_nd:ConvolutionND": Backward(
         True, "weight_gradients:convolution"
     ),
-    "connection.deconvolution_2d:Deconvolution2DFunction": Backward(True),
-    "connection.deconvolution_nd:DeconvolutionND": Backward(True),
+    "connection.deconvolution_2d:Deconvolution2DFunction": Backward(
+        True, "weight_gradients:deconvolution"
+    ),
+    "connection.deconvolution_nd:DeconvolutionND": Backward(
+        True, "weight_gradients:deconvolution"
+    ),
     "connection.embed_id:EmbedIDFunction": Backward(True, "embedding:weights"),
     "connection.linear:LinearFunction": Backward(True, "weight_gradients:linear"),
     "connection.local_convolution_2d:LocalConvolution2DFunction": Backward(True),

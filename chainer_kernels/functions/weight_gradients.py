@@ -152,16 +152,50 @@ def convolution(
         parameters: The inputs that are parameters, by index.
         gy: Output gradient.
     """
-    if not switch.is_ours():
+    x = function.inputs[0].data
+    return _convolved(function, parameters, x, gy, gy)
+
+
+def deconvolution(
+    function: chainer.FunctionNode,
+    parameters: Mapping[int, chainer.Parameter],
+    gy: Array,
+) -> dict[int, Contribution]:
+    """Adds to the weight gradients of a deconvolution.
+
+    A deconvolution computes a convolution backwards. So ``gy`` has the shape of that
+    convolution's input, and ``x`` that of its output.
+
+    Args:
+        function: A deconvolution's node, of x, W and b.
+        parameters: The inputs that are parameters, by index.
+        gy: Output gradient.
+    """
+    # Chainer's own forward leaves this open on a CPU.
+    if function.cover_all is None:
         return {}
-    x, W = (function.inputs[i].data for i in range(2))
+    x = function.inputs[0].data
+    return _convolved(function, parameters, gy, x, gy)
+
+
+def _convolved(
+    function: chainer.FunctionNode,
+    parameters: Mapping[int, chainer.Parameter],
+    images: Array | None,
+    outputs: Array | None,
+    gy: Array,
+) -> dict[int, Contribution]:
+    """Returns the contributions of a convolution from images to outputs."""
+    if not switch.is_ours() or images is None or outputs is None:
+        return {}
+    W = function.inputs[1].data
     geometry = geometry_of(function, W.shape[2:])
-    if x is None or not is_covered(function, geometry, W.shape, (x, W, gy)):
+    if not is_covered(function, geometry, W.shape, (images, W, outputs)):
         return {}
     contributions: dict[int, Contribution] = {}
     if 1 in parameters:
         contributions[1] = ConvolutionWeights(
-            channels_last(x), channels_last(gy), geometry
+            channels_last(images), channels_last(outputs), geometry
         )
     if 2 in parameters:
         contributions[2] = Sum(gy, (0, *range(2, gy.ndim)))

@@ -167,6 +167,43 @@ def test_one_product_for_all_microbatches():
     assert gradients.n_parts(net.W) == gradients.n_parts(net.b) == 1
 
 
+@pytest.mark.parametrize(
+    "make_link",
+    [
+        lambda: L.Deconvolution2D(2, 4, 3, stride=2, pad=1),
+        # Windows that cover all: the last rows come from no other stride.
+        lambda: L.Deconvolution2D(2, 4, 3, stride=2, pad=1, outsize=(6, 6)),
+        lambda: L.Deconvolution2D(2, 4, 3, nobias=True, dilate=2),
+        lambda: L.Deconvolution2D(2, 4, 2, groups=2),
+        lambda: L.DeconvolutionND(2, 2, 4, 3, stride=2),
+    ],
+)
+def test_one_convolution_for_all_microbatches_of_a_deconvolution(make_link):
+    np.random.seed(0)
+    net, random = make_link(), np.random.RandomState(1)
+    gradients, pending = WeightGradients(net.params), []
+    gradients.begin()
+    net.cleargrads()
+    images = [random.randn(n, 2, 3, 3).astype("f") for n in (1, 2, 2)]
+    expected = {name: 0 for name, _ in net.namedparams()}
+    for image in images:
+        x = chainer.Variable(image)
+        y = net(x)
+        gy = np.cos(np.arange(y.size, dtype="f")).reshape(y.shape)
+        pending.append(backward_input([x], [y], [gy], gradients)[1])
+        names, params = zip(*net.namedparams())
+        grads = chainer.grad(
+            [net(chainer.Variable(image))], params, [chainer.Variable(gy)]
+        )
+        for name, grad in zip(names, grads):
+            expected[name] = expected[name] + grad.array
+    run_together(pending, gradients)
+    assert [gradients.n_parts(param) for param in net.params()] == [1] * len(params)
+    gradients.finish()
+    for name, param in net.namedparams():
+        np.testing.assert_allclose(param.grad, expected[name], rtol=1e-4, atol=1e-4)
+
+
 def test_hooks_see_each_function_of_each_microbatch():
     class Seen(chainer.FunctionHook):
         name = "seen"
