@@ -54,6 +54,10 @@ class GraphWalk:
             are added.
         defer (bool): Whether :meth:`run_activations` leaves out as many gradients of
             weights as it can.
+
+    Attributes:
+        not_deferred (set of int): Identities of the parameters whose gradients
+            :meth:`run_activations` has computed although it defers.
     """
 
     def __init__(self, weight_gradients: WeightGradients, defer: bool) -> None:
@@ -66,6 +70,7 @@ class GraphWalk:
         self._deferred: collections.deque[tuple] = collections.deque()
         self._inputs: frozenset[variable.VariableNode] = frozenset()
         self._weight_functions: frozenset[chainer.FunctionNode] = frozenset()
+        self.not_deferred: set[int] = set()
 
     def run_activations(
         self,
@@ -109,14 +114,18 @@ class GraphWalk:
 
     def run_weights(self) -> None:
         """Runs the functions that were left out, and those between weights."""
+        for _ in self.weights():
+            pass
+
+    def weights(self) -> Iterator[None]:
+        """Runs the same functions, one of those left out at each step."""
         completion = self._weight_gradients.completion
         if self._defer and completion is not None:
             completion.expect(self.expected_parameters())
-        with chainer.using_config("enable_backprop", False):
-            while self._deferred:
-                self._step(*self._deferred.popleft())
-            while self._weights.heap:
-                self._run_next(self._weights, defers=False)
+        while self._deferred:
+            self.run_next_weights()
+            yield
+        self.run_between_weights()
 
     def run_next_weights(self) -> None:
         """Runs the first of the functions that were left out."""
@@ -180,6 +189,9 @@ class GraphWalk:
             if weights and (not others or backward_of(type(function)).is_splittable):
                 self._deferred.append((function, weights, output_gradients))
                 targets = others
+            elif weights:
+                step = (function, weights)
+                self.not_deferred.update(map(id, self._parameters_of([step])))
         if targets:
             self._step(function, targets, output_gradients)
 

@@ -84,6 +84,19 @@ class Task(NamedTuple):
     group: Sequence[Member] = ()
 
 
+class Weights(NamedTuple):
+    """The weight gradients of a W, which may run before their position.
+
+    Attributes:
+        position: Position of the W among the tasks of its rank.
+        since: Position of the task after which it may run. After this task, no backward
+            of its microbatches is left, and none that adds to the same sums first.
+    """
+
+    position: int
+    since: int
+
+
 class RankProgram(NamedTuple):
     """A schedule from one rank's point of view.
 
@@ -95,6 +108,7 @@ class RankProgram(NamedTuple):
         receives: For each channel the microbatches that come over it, in order.
         absences: When microbatches may be outside memory, as positions among this
             rank's actions.
+        weights: The weight gradients (W) of this rank, in order.
     """
 
     name: str
@@ -103,6 +117,7 @@ class RankProgram(NamedTuple):
     tasks: Sequence[Task]
     receives: Mapping[Channel, Sequence[int]]
     absences: Absences
+    weights: Sequence[Weights]
 
     @classmethod
     def of(
@@ -162,6 +177,7 @@ class RankProgram(NamedTuple):
             tasks[::-1],
             receives,
             absences_on(schedule, rank),
+            _weights(operations),
         )
 
     @property
@@ -180,6 +196,26 @@ def _takes(action: Action, routes: Sequence[Route]) -> dict[str, Slot]:
             if here == action.stage:
                 takes[name] = Slot(there, is_forward, action.microbatch, name)
     return takes
+
+
+def _weights(operations: Sequence[Operation]) -> list[Weights]:
+    """Returns the W of a rank's operations, in order."""
+    found = []
+    # For each stage the position of its last whole backward.
+    whole: dict[int, int] = {}
+    of_inputs: dict[tuple[int, int], int] = {}
+    for position, operation in enumerate(operations):
+        if isinstance(operation, Action):
+            stage, kind, _ = operation
+            if kind == "B":
+                whole[stage] = position
+            elif kind == "I":
+                for i in operation.microbatches:
+                    of_inputs[stage, i] = position
+            elif kind == "W":
+                before = [of_inputs[stage, i] for i in operation.microbatches]
+                found.append(Weights(position, max(*before, whole.get(stage, 0))))
+    return found
 
 
 def _members(action: Action, routes: Sequence[Route]) -> tuple[Member, ...]:
@@ -206,19 +242,54 @@ class Span(NamedTuple):
         return Span(self.what, self.start - zero, self.end - zero)
 
 
+class Piece(NamedTuple):
+    """A part of an operation that was interrupted, and went on later.
+
+    Attributes:
+        position: Position of the operation in its program.
+        start: Start in seconds, by the clock of the code that records it.
+        end: End in seconds, by the same clock.
+    """
+
+    position: int
+    start: float
+    end: float
+
+    def since(self, zero: float) -> Piece:
+        """Returns the piece with seconds since a given moment."""
+        return Piece(self.position, self.start - zero, self.end - zero)
+
+
 class Record(NamedTuple):
     """The times of one run of a program on one rank.
 
     Attributes:
         program: The program that was run.
         times: The start and end of each operation in turn, in seconds of this host's
-            clock.
+            clock. A W that ran early has the times of its last piece.
         after: Spans between this run and the next one, by the same clock.
+        pieces: The pieces before the last one of each operation that was interrupted.
     """
 
     program: RankProgram
     times: list[float]
     after: Sequence[Span] = ()
+    pieces: Sequence[Piece] = ()
+
+    @property
+    def durations(self) -> np.ndarray:
+        """Seconds of each operation, in the order of the program."""
+        times = np.array(self.times)
+        seconds = times[1::2] - times[::2]
+        for position, start, end in self.pieces:
+            seconds[position] += end - start
+        return seconds
+
+    @property
+    def span(self) -> float:
+        """Seconds from the start of the first operation to the end of the last one."""
+        # The last operation of the program may have run early.
+        return max(self.times) - self.times[0] if self.times else 0.0
 
 
 class RankTimes(NamedTuple):
@@ -228,11 +299,13 @@ class RankTimes(NamedTuple):
         operations: The operations of the rank's program.
         times: The start and end of each in turn, in seconds.
         besides: Spans besides the program, during the run or after it.
+        pieces: The pieces before the last one of each operation that was interrupted.
     """
 
     operations: Sequence[Operation]
     times: np.ndarray
     besides: Sequence[Span]
+    pieces: Sequence[Piece] = ()
 
 
 def measured_timeline(name: str, ranks: Sequence[RankTimes]) -> Timeline:
@@ -247,8 +320,12 @@ def measured_timeline(name: str, ranks: Sequence[RankTimes]) -> Timeline:
     """
     first = min(each.times[0] for each in ranks if len(each.times))
     events = []
-    for rank, (operations, times, besides) in enumerate(ranks):
+    for rank, (operations, times, besides, pieces) in enumerate(ranks):
         for operation, start, end in zip(operations, times[::2], times[1::2]):
+            category = _category(operation)
+            events.append((rank, operation, start - first, end - first, category))
+        for position, start, end in pieces:
+            operation = operations[position]
             category = _category(operation)
             events.append((rank, operation, start - first, end - first, category))
         events += [(rank, *span.since(first), "other") for span in besides]

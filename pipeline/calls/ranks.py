@@ -222,7 +222,8 @@ class Ranks:
         offset = clock_offsets(self.comm, self.timeout)[self.rank]
         besides = [span.since(offset) for span in (*others, *record.after)]
         times = np.array(record.times) - offset
-        mine = RankTimes(record.program.operations, times, besides)
+        pieces = [piece.since(offset) for piece in record.pieces]
+        mine = RankTimes(record.program.operations, times, besides, pieces)
         said = all_gather(self.comm, mine, self.timeout, "to tell what they did")
         return measured_timeline(f"{record.program.name}, measured", said)
 

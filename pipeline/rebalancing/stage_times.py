@@ -41,13 +41,13 @@ class _Places(NamedTuple):
     Attributes:
         program: Program of the rank.
         stages: Numbers of its stages, in order.
-        times: Positions of the starts and ends of actions in a record, alternately.
+        actions: Positions of the actions in the program.
         columns: Position in ``stages`` of each action's stage.
     """
 
     program: RankProgram
     stages: list[int]
-    times: np.ndarray
+    actions: np.ndarray
     columns: np.ndarray
 
     @classmethod
@@ -59,14 +59,13 @@ class _Places(NamedTuple):
             if isinstance(operation, Action)
         ]
         stages = sorted({stage for _, stage in actions})
-        times = np.array([2 * i + k for i, _ in actions for k in (0, 1)])
+        positions = np.array([i for i, _ in actions])
         columns = np.array([stages.index(stage) for _, stage in actions])
-        return cls(program, stages, times, columns)
+        return cls(program, stages, positions, columns)
 
     def busy_seconds(self, record: Record) -> np.ndarray:
         """Returns the seconds that each stage was busy."""
-        times = np.array(record.times)[self.times]
-        busy = times[1::2] - times[::2]
+        busy = record.durations[self.actions]
         return np.bincount(self.columns, busy, len(self.stages))
 
 
@@ -105,7 +104,7 @@ class StageTimes:
             self.clear()
         if n_samples > 0:
             self._rows.append(self._places.busy_seconds(record) / n_samples)
-            self._spans.append((record.times[-1] - record.times[0]) / n_samples)
+            self._spans.append(record.span / n_samples)
             self._sizes.append(n_samples)
 
     def clear(self) -> None:

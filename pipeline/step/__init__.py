@@ -17,4 +17,5 @@ and features that only some runs use::
     fused_layers     chains of layers that run as one function
     early_exchanges  gradients that replicas exchange while a step computes
     early_updates    streamed layers that are updated while a step computes
+    early_weights    weight gradients that run while a message is late
 """

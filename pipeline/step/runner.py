@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
 import chainer
 import numpy as np
@@ -29,6 +29,7 @@ from divisible.schedules.schedule import Schedule
 from pipeline.stages.held_elsewhere import HeldElsewhere
 from pipeline.stages.stage import Stage
 from pipeline.stages.stage_groups import StageGroups
+from pipeline.step.early_weights import EarlyWeights
 
 # Number of receives that a channel has posted ahead of the one it waits for.
 RECEIVES_AHEAD = 2
@@ -66,6 +67,8 @@ class Runner:
         waits_for_device (bool): Whether each action waits for the GPU, so that its
             times are those of the computation, not of the launch.
         measures_pending (bool): Whether to measure :attr:`pending_bytes`.
+        fills_waits (bool): Whether weight gradients run during waits for messages,
+            except in steps that are measured to choose a schedule.
     """
 
     def __init__(
@@ -102,6 +105,11 @@ class Runner:
         self.waits_for_device = self.measures_pending = False
         self._pending: dict[int, float] = {}
         self._groups: dict[int, StageGroups] = {}
+        # A GPU starts functions before the ones before them have ended. The positions
+        # of actions determine which microbatches leave memory.
+        on_cpu = all(stage.layers.device.xp is np for stage in stages.values())
+        self.fills_waits = on_cpu and elsewhere is None and not transport.rendezvous
+        self._early_weights = EarlyWeights(stages)
 
     @property
     def pending_bytes(self) -> float:
@@ -149,23 +157,32 @@ class Runner:
         if self._elsewhere is not None:
             self._elsewhere.begin(program.absences)
         clock = time.perf_counter
-        times: list[float] = []
-        self.record = Record(program, times)
+        times = [0.0] * (2 * len(program.tasks))
+        self.record = Record(program, times, pieces=[])
+        early, is_trial = None, self.waits_for_device or self.measures_pending
+        if program.weights and self.fills_waits and not is_trial:
+            early = self._early_weights
+            early.begin(self.record)
         looks = self._looks if look is None else [*self._looks, look]
         with Progress(*looks) if looks else nullcontext():
-            for task in program.tasks:
-                times.append(clock())
+            for position, task in enumerate(program.tasks):
                 operation, slot = task.operation, task.slot
+                start = clock()
                 if isinstance(operation, Action):
+                    if early and operation.kind == "W" and early.has_run(position):
+                        continue
                     own_flight_record.write(ACTION, BEGIN, task.name)
-                    self._compute(task, results)
+                    self._compute(task, results, early)
                     own_flight_record.write(ACTION, END, task.name)
                 elif operation.direction == "send":
                     self._send(task, results.pop(slot))
                 else:
+                    if early is not None:
+                        self._fill_wait(early, task.channel, position)
+                        start = clock()
                     results[slot] = self._receive(task)
                     self._post_next(task.channel, posts)
-                times.append(clock())
+                times[2 * position : 2 * position + 2] = start, clock()
         if self._senders:
             self._transport.flush()
         outputs = (Slot(n_stages - 1, True, i) for i in microbatches)
@@ -197,7 +214,18 @@ class Runner:
         own_flight_record.write(RECEIVE, END, task.name, peer, _n_bytes(tensors))
         return tensors
 
-    def _compute(self, task: Task, results: dict[Slot, Tensors]) -> None:
+    def _fill_wait(self, early: EarlyWeights, channel: Channel, position: int) -> None:
+        """Runs weight gradients until the next message of a channel has come."""
+        try:
+            early.run_until(self._receivers[channel].has_come, position)
+        except Exception as error:
+            if early.action is None:
+                raise
+            self._raise(early.action, error)
+
+    def _compute(
+        self, task: Task, results: dict[Slot, Tensors], early: EarlyWeights | None
+    ) -> None:
         action = task.operation
         stage, microbatch = self._stages[action.stage], action.microbatch
         try:
@@ -212,8 +240,11 @@ class Runner:
             if action.kind == "W":
                 if self.measures_pending:
                     self._measure_pending(stage, action)
-                each = action.microbatch if task.group else (microbatch,)
-                stage.backward_weight(each)
+                if early is not None:
+                    early.run(action)
+                else:
+                    for _ in stage.backward_weight(action.microbatches):
+                        pass
             elif task.group:
                 self._compute_group(task, results)
             elif action.kind == "R":
@@ -233,11 +264,8 @@ class Runner:
                     results[task.slot._replace(skip=name)] = tensors
             if self._elsewhere is not None:
                 self._elsewhere.after(stage, microbatch)
-        except (DisagreementError, StallError):
-            # Errors of other ranks, received while this one computed.
-            raise
         except Exception as error:
-            raise ActionError(self._where(action, error)) from error
+            self._raise(action, error)
         if self.waits_for_device:
             _synchronize(stage.layers.device)
 
@@ -269,6 +297,13 @@ class Runner:
         n_bytes = stage.pending_bytes() / len(action.microbatches)
         known = self._pending.get(action.stage, 0)
         self._pending[action.stage] = max(known, n_bytes)
+
+    def _raise(self, action: Action, error: Exception) -> NoReturn:
+        """Raises an error of an action, with its place."""
+        if isinstance(error, (DisagreementError, StallError)):
+            # An error of another rank, received while this one computed.
+            raise error
+        raise ActionError(self._where(action, error)) from error
 
     def _where(self, action: Action, error: Exception) -> str:
         stage = self._stages[action.stage]

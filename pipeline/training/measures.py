@@ -42,14 +42,12 @@ def measure(record: Record, seconds: float, device: Any) -> StepCost:
         seconds (float): Seconds of the whole update.
         device (chainer.backend.Device): Device of the arrays.
     """
-    times = np.array(record.times)
-    durations = times[1::2] - times[::2]
-    operations = record.program.operations
+    durations, operations = record.durations, record.program.operations
     is_action = np.array([isinstance(each, Action) for each in operations], dtype=bool)
     computing = float(durations[is_action].sum())
-    span = float(times[-1] - times[0]) if len(times) else 0.0
     communicating = float(durations.sum()) - computing
-    return StepCost(computing, communicating, span, seconds, process_memory(device))
+    memory = process_memory(device)
+    return StepCost(computing, communicating, record.span, seconds, memory)
 
 
 def observations(costs: np.ndarray, n_samples: int) -> dict[str, float]:
