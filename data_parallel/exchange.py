@@ -70,7 +70,8 @@ class Exchange(OneByOne):
             are computed again.
         samples (int): Largest number of elements from which a quantile is computed.
         epsilon (float): Number that ``'oyama2017'`` adds to magnitudes of weights.
-        seed (int): Seed of the choice of these elements.
+        seed (int): Seed of the choice of these elements. Each rank has choices of its
+            own, for each array and each renewal.
         timeout (float): Seconds that a wait for another rank may take.
 
     Attributes:

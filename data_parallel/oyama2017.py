@@ -27,11 +27,9 @@ from data_parallel.arrays import HOST
 from data_parallel.coder import Gradients
 from data_parallel.layout import Bucket, Segment
 from data_parallel.nodes import nodes_of
+from data_parallel.quantiles import Draw, largest_quantile, quantile
 from data_parallel.settings import Settings
 from divisible.communication.wire import Fields
-
-# Least q with a reciprocal, and a quotient by the largest code, in float32.
-_LEAST_QUANTILE = float8.LARGEST * 2.0**-126
 
 
 def flat_weights(
@@ -66,30 +64,6 @@ def ratios(gradient: np.ndarray, weights: np.ndarray, epsilon: float) -> np.ndar
 def magnitudes(weights: np.ndarray, epsilon: float) -> np.ndarray:
     """Returns the magnitudes of weights, plus epsilon, float32."""
     return np.abs(weights) + np.float32(epsilon)
-
-
-def quantile(ratio: np.ndarray, settings: Settings) -> float:
-    """Returns this replica's q: a quantile of |D| over all or some elements.
-
-    Args:
-        ratio: The ratios D, flat.
-        settings: Settings of the exchange.
-    """
-    if ratio.size > settings.samples:
-        # A RandomState would shuffle all elements to choose some.
-        random = np.random.default_rng(settings.seed)
-        chosen = random.choice(ratio.size, settings.samples, replace=False)
-        ratio = ratio[chosen]
-    ratio = ratio[np.isfinite(ratio)]
-    if not ratio.size:
-        return 0.0
-    return float(np.quantile(np.abs(ratio), settings.quantile))
-
-
-def largest_quantile(found: Sequence[float]) -> float:
-    """Returns the q of all replicas; 1 if all gradients are zero."""
-    largest = max(found)
-    return max(largest, _LEAST_QUANTILE) if largest else 1.0
 
 
 def encode(
@@ -134,6 +108,8 @@ def mean(
     weights: np.ndarray,
     local_size: int,
     settings: Settings,
+    array: str,
+    renewal: int,
 ) -> tuple[np.ndarray, float, np.ndarray]:
     """Returns the mean, q and the codes of the sum, of all replicas in one process.
 
@@ -142,11 +118,17 @@ def mean(
         weights: The weights, flat float32; equal on all replicas.
         local_size: Number of replicas of a node.
         settings: Settings of the exchange.
+        array: Name of the array.
+        renewal: Number of the renewal that q belongs to.
     """
     each = [ratios(gradient, weights, settings.epsilon) for gradient in gradients]
     q = settings.q
     if q is None:
-        q = largest_quantile([quantile(ratio, settings) for ratio in each])
+        found = []
+        for rank, ratio in enumerate(each):
+            elements = Draw(rank, array, renewal).elements(ratio.size, settings)
+            found.append(quantile(ratio[elements], settings))
+        q = largest_quantile(found)
     codes = [encode(ratio, q, local_size, settings) for ratio in each]
     nodes = nodes_of(len(gradients), local_size)
     sums = [
@@ -184,6 +166,7 @@ class Oyama2017Code:
         gradients: Gradients of this replica.
         weights: Weights of each array, flat float32; equal on all replicas.
         q: Quantile of each array; 0 where a new one is needed.
+        draws: Choice of the elements of each array from which a new one is computed.
         nodes: The replicas of each node, as many on each.
         are_alike: Whether the replicas' minibatches have equally many samples.
     """
@@ -196,11 +179,13 @@ class Oyama2017Code:
         gradients: Gradients,
         weights: Sequence[np.ndarray],
         q: list[float],
+        draws: Sequence[Draw],
         nodes: Sequence[Sequence[int]],
         are_alike: bool,
     ) -> None:
         self._settings, self._gradients, self._weights = settings, gradients, weights
-        self._q, self._n_nodes, self._local_size = q, len(nodes), len(nodes[0])
+        self._q, self._draws = q, draws
+        self._n_nodes, self._local_size = len(nodes), len(nodes[0])
         # Factor of the gradients before coding.
         self._factor = None
         if not are_alike:
@@ -212,7 +197,7 @@ class Oyama2017Code:
         coded = _coded(bucket)
         if all(self._q[i] for i in coded):
             return None
-        return np.array([quantile(self._ratios(i), self._settings) for i in coded])
+        return np.array([self._quantile(i) for i in coded])
 
     def agree(self, bucket: Bucket, largest: np.ndarray) -> None:
         """Stores the largest quantiles of all replicas."""
@@ -259,11 +244,15 @@ class Oyama2017Code:
             fields.codes, q, weights, self._settings
         )
 
+    def _quantile(self, i: int) -> float:
+        elements = self._draws[i].elements(self._gradients.flat[i].size, self._settings)
+        return quantile(self._ratios(i, elements), self._settings)
+
     def _codes(self, segment: Segment) -> np.ndarray:
         ratio = self._ratios(segment.array, segment.elements)
         return encode(ratio, self._q[segment.array], self._local_size, self._settings)
 
-    def _ratios(self, i: int, elements: slice = slice(None)) -> np.ndarray:
+    def _ratios(self, i: int, elements: slice | np.ndarray) -> np.ndarray:
         values = self._gradients.flat[i][elements]
         if self._factor is not None:
             values = values * self._factor

@@ -24,7 +24,7 @@ class Settings(NamedTuple):
             range.
         samples: Largest number of elements from which the quantile is computed.
         epsilon: Number that is added to the magnitudes of weights.
-        seed: Seed of the choice of these elements.
+        seed: Seed of the choices of these elements.
         q: The quantile itself, if it is given.
     """
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from data_parallel import oyama2017, two_roundings
 from data_parallel.nodes import lanes_of, nodes_of, shares, slices_of
-from data_parallel.settings import Settings
+from data_parallel.settings import Settings, check_integer
 from divisible.communication.wire import BLOCK
 
 
@@ -52,6 +52,8 @@ def simulate_exchange(
     samples: int = 1024,
     epsilon: float = 1e-5,
     seed: int = 0,
+    array: str = "0",
+    renewal: int = 0,
     residuals: Sequence[np.ndarray] | None = None,
 ) -> ExchangeResult:
     """Returns the result of an exchange between replicas, without MPI.
@@ -76,7 +78,13 @@ def simulate_exchange(
         quantile (float): Quantile of the ratios to the weights that becomes q.
         samples (int): Largest number of elements from which q is computed.
         epsilon (float): Number that is added to the magnitudes of the weights.
-        seed (int): Seed of the choice of these elements.
+        seed (int): Seed of the choice of these elements. The choice differs between
+            replicas, arrays and renewals.
+        array (str): Name of the array; that of the first one of
+            :meth:`Exchange.mean() <data_parallel.Exchange.mean>` is ``'0'``, and that
+            of a parameter its path.
+        renewal (int): Number of the renewal that q belongs to, from 0 on: the number of
+            exchanges before this one by ``every``, rounded down.
         residuals: Rounding errors of each replica so far, zeros at first. With them
             there is error feedback.
 
@@ -85,7 +93,7 @@ def simulate_exchange(
 
     Raises:
         ValueError: If an argument is out of its range, or arrays do not fit.
-        TypeError: If a gradient is not float32.
+        TypeError: If a gradient is not float32, or an integer is something else.
 
     Example:
         >>> gradients = [np.array([1, -3], 'f'), np.array([3, 1], 'f')]
@@ -94,6 +102,7 @@ def simulate_exchange(
         >>> simulate_exchange(gradients, exchange_dtype='int8').mean
         array([ 1.996063, -1.00589 ], dtype=float32)
     """
+    check_integer("renewal", renewal, 0)
     settings = Settings(
         exchange_dtype=exchange_dtype,
         strategy=strategy,
@@ -120,7 +129,9 @@ def simulate_exchange(
                 gradient * (share * np.float32(n_replicas))
                 for gradient, share in zip(flat, shares(n_samples, n_replicas))
             ]
-        mean, q, codes = oyama2017.mean(flat, weights, local_size, settings)
+        mean, q, codes = oyama2017.mean(
+            flat, weights, local_size, settings, array, renewal
+        )
         return ExchangeResult(mean.reshape(shape), sent, q, codes)
     if residuals is not None:
         if len(residuals) != n_replicas:

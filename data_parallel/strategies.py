@@ -21,7 +21,7 @@ from data_parallel import oyama2017
 from data_parallel.arrays import Spec
 from data_parallel.coder import Code, Gradients, MakeCode
 from data_parallel.oyama2017 import Oyama2017Code
-from data_parallel.quantiles import Quantiles
+from data_parallel.quantiles import Draw, Quantiles
 from data_parallel.residuals import NOT_LOADED, OpenResiduals, Residuals
 from data_parallel.settings import Settings
 from data_parallel.start import Options
@@ -89,7 +89,7 @@ def strategy_of(
         nodes: The ranks of each node.
     """
     if settings.is_oyama2017:
-        return Oyama2017(settings, nodes, options.every)
+        return Oyama2017(settings, comm.rank, nodes, options.every)
     return TwoRoundings(settings, comm, options.timeout, options.error_feedback)
 
 
@@ -156,6 +156,7 @@ class Oyama2017:
 
     Args:
         settings: Settings of the exchange.
+        rank: This rank.
         nodes: The ranks of each node.
         every: Number of exchanges after which there are new quantiles.
     """
@@ -165,9 +166,13 @@ class Oyama2017:
     origin = NOT_LOADED
 
     def __init__(
-        self, settings: Settings, nodes: Sequence[Sequence[int]], every: int
+        self,
+        settings: Settings,
+        rank: int,
+        nodes: Sequence[Sequence[int]],
+        every: int,
     ) -> None:
-        self._settings, self._nodes = settings, nodes
+        self._settings, self._rank, self._nodes = settings, rank, nodes
         self.quantiles = Quantiles(every)
 
     def begin(
@@ -184,9 +189,11 @@ class Oyama2017:
             n_samples: Sequence[int] | None,
             origins: Sequence[tuple[int, int]],
         ) -> Code:
-            q, are_alike = self.quantiles.open(specs), n_samples is None
+            q, renewal = self.quantiles.open(specs), self.quantiles.renewal
+            draws = [Draw(self._rank, spec.name, renewal) for spec in specs]
+            are_alike = n_samples is None
             return Oyama2017Code(
-                self._settings, gradients, flat, q, self._nodes, are_alike
+                self._settings, gradients, flat, q, draws, self._nodes, are_alike
             )
 
         return make

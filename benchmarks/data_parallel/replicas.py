@@ -22,6 +22,7 @@ from benchmarks.common.perceptron import step_seconds
 from benchmarks.data_parallel.digits import Digits, digits
 from benchmarks.data_parallel.networks import NETWORKS, Network
 from data_parallel import create_multi_node_optimizer, oyama2017
+from data_parallel.quantiles import Draw, quantile
 from data_parallel.settings import Settings
 from data_parallel.units import PARTS
 
@@ -112,9 +113,10 @@ class Replica:
     def quantile_seconds(self) -> float:
         """Returns the seconds that quantiles of Algorithm 1 take, by exchange."""
         start, settings = time.perf_counter(), Settings()
-        for param in self.model.params():
+        for name, param in self.model.namedparams():
             ratio = oyama2017.ratios(param.grad, param.array, settings.epsilon)
-            oyama2017.quantile(ratio.reshape(-1), settings)
+            ratio = ratio.reshape(-1)
+            quantile(ratio[Draw(0, name, 0).elements(ratio.size, settings)], settings)
         return (time.perf_counter() - start) / QUANTILE_EVERY
 
     def close(self) -> None:

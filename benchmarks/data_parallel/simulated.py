@@ -169,6 +169,7 @@ class _Exchange:
         self, gradients: dict[str, list[np.ndarray]], weights: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         way, is_new = self._way, self._n % QUANTILE_EVERY == 0
+        renewal = self._n // QUANTILE_EVERY
         self._n += 1
         found = {}
         for name, each in gradients.items():
@@ -178,6 +179,7 @@ class _Exchange:
             options = dict(way.options)
             is_oyama2017 = options.get("strategy") == "oyama2017"
             if is_oyama2017:
+                options["array"], options["renewal"] = name, renewal
                 options["weights"] = weights[name]
                 if not way.ratio:
                     options["weights"] = np.ones_like(weights[name])

@@ -152,6 +152,7 @@ def test_the_range_does_not_keep_the_size_of_the_gradient():
             strategy="oyama2017",
             local_size=local_size,
             weights=weights,
+            samples=20000,
         ).mean
         assert found @ exact / (exact @ exact) == pytest.approx(gain, abs=0.15)
 

@@ -198,7 +198,11 @@ def test_oyama2017_rounds_the_gradient_of_one_replica():
     weights = link.W.array.copy()
     gradient = random.standard_normal((30, 40)).astype("f")
     mean = simulate_exchange(
-        [gradient], exchange_dtype="fp8", strategy="oyama2017", weights=weights
+        [gradient],
+        exchange_dtype="fp8",
+        strategy="oyama2017",
+        weights=weights,
+        array="/W",
     ).mean
     link.W.grad = gradient.copy()
     optimizer.update()

@@ -239,6 +239,7 @@ def kept_quantiles(comm):
             strategy="oyama2017",
             weights=weights,
             samples=samples,
+            renewal=step // 3,
             q=None if step % 3 == 0 else q,
         )
         assert (expected.q == q) == (step % 3 > 0)

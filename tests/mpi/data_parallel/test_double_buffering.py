@@ -64,7 +64,12 @@ def ratios_of_late_weights(comm):
         gradients = [random.randn(30, 40).astype("f") for _ in range(comm.size)]
         q = None if last is None else last.q
         found = simulate_exchange(
-            gradients, exchange_dtype="fp8", strategy="oyama2017", weights=weights, q=q
+            gradients,
+            exchange_dtype="fp8",
+            strategy="oyama2017",
+            weights=weights,
+            q=q,
+            array="/W",
         )
         model.W.grad = gradients[comm.rank]
         if step and comm.rank == 1:

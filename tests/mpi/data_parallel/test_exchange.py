@@ -1,5 +1,7 @@
 """An exchange leaves on all ranks the same, and what is simulated."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -30,12 +32,14 @@ def one_array(comm, local_size, **options):
             timeout=TIMEOUT,
             **options,
         ) as exchange:
-            for n in [1, 15, 300, 20_000]:
-                for n_samples in [None, [3, 0, 5, 7][: comm.size]]:
-                    compare(exchange, n, n_samples, local_size, options)
+            cases = itertools.product(
+                [1, 15, 300, 20_000], [None, [3, 0, 5, 7][: comm.size]]
+            )
+            for renewal, (n, n_samples) in enumerate(cases):
+                compare(exchange, n, n_samples, local_size, options, renewal)
 
 
-def compare(exchange, n, n_samples, local_size, options):
+def compare(exchange, n, n_samples, local_size, options, renewal):
     comm, weights = exchange.comm, None
     if options.get("strategy") == "oyama2017":
         weights = np.random.RandomState(9).standard_normal(n).astype("f")
@@ -45,6 +49,7 @@ def compare(exchange, n, n_samples, local_size, options):
         local_size=local_size,
         n_samples=n_samples,
         weights=weights,
+        renewal=renewal,
         **options,
     )
     array = gradients[comm.rank]

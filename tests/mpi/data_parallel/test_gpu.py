@@ -63,12 +63,17 @@ def as_simulated(comm, device, local_size, way):
     with Exchange(
         comm, minimum=0, chunk_bytes=8192, every=1, timeout=TIMEOUT, **options
     ) as exchange:
-        for n, n_samples in [(1, None), (5000, [3, 0, 5, 7][: comm.size])]:
+        cases = [(1, None), (5000, [3, 0, 5, 7][: comm.size])]
+        for renewal, (n, n_samples) in enumerate(cases):
             gradients, weights = gradients_of(0, comm.size, n), None
             if way is PAPER:
                 weights = np.random.RandomState(9).standard_normal(n).astype("f")
             expected = simulate_exchange(
-                gradients, n_samples=n_samples, weights=weights, **options
+                gradients,
+                n_samples=n_samples,
+                weights=weights,
+                renewal=renewal,
+                **options,
             )
             array = device.send(gradients[comm.rank].copy())
             exchange.mean(
