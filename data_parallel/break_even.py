@@ -66,7 +66,7 @@ def minimum(
     mpi_comm = as_mpi(comm)
     found = between(mpi_comm, settings.wire.name, local_size, timeout, make)
     if found is None and mpi_comm.rank == 0:
-        warn_of_never(settings.exchange_dtype, mpi_comm.size)
+        warn_of_never(settings.dtype_name, mpi_comm.size)
     return _NEVER if found is None else found
 
 

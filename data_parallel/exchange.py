@@ -45,15 +45,15 @@ class Exchange(OneByOne):
     Args:
         comm: A ChainerMN communicator or an mpi4py one.
         exchange_dtype (str): Name of the dtype in which arrays are sent; see
-            :func:`~data_parallel.simulate_exchange`.
+            :func:`~data_parallel.simulate_exchange`. By default that of the strategy:
+            ``'int8'``, and for ``'oyama2017'`` float32 first and then ``'fp8'``.
         strategy (str): ``'two_roundings'`` or ``'oyama2017'``; see
             :func:`~data_parallel.simulate_exchange`.
         local_size (int): Number of successive ranks of a node; ``None`` for the ranks
             of each host.
         block (int): Number of elements that share a scale; a multiple of 16.
         bucket_bytes (int): Bytes of the arrays of a bucket, in float32. Arrays are
-            never
-            cut: a larger one has its own bucket.
+            never cut: a larger one has its own bucket.
         chunk_bytes (int): Bytes of a bucket, in float32, that are sent together;
             ``None`` for 4 MiB.
         minimum (int): Least number of elements of a bucket that is coded; smaller ones
@@ -67,9 +67,14 @@ class Exchange(OneByOne):
         quantile (float): Quantile of ``'oyama2017'`` that becomes the largest number of
             the range.
         every (int): Number of exchanges after which the quantiles of ``'oyama2017'``
-            are computed again.
+            are computed again. Exchanges in float32 do not count.
         samples (int): Largest number of elements from which a quantile is computed.
         epsilon (float): Number that ``'oyama2017'`` adds to magnitudes of weights.
+        ratio (bool): Whether ``'oyama2017'`` sends gradients relative to the weights;
+            otherwise it sends the gradients themselves.
+        fp32_first (int): Number of exchanges at the beginning that are in float32. By
+            default 100 for ``'oyama2017'`` without ``exchange_dtype``, as in the paper,
+            otherwise 0.
         seed (int): Seed of the choice of these elements. Each rank has choices of its
             own, for each array and each renewal.
         timeout (float): Seconds that a wait for another rank may take.
@@ -104,7 +109,7 @@ class Exchange(OneByOne):
         self,
         comm: Any,
         *,
-        exchange_dtype: str = "int8",
+        exchange_dtype: str | None = None,
         strategy: str = "two_roundings",
         local_size: int | None = None,
         block: int = BLOCK,
@@ -117,6 +122,8 @@ class Exchange(OneByOne):
         every: int = 100,
         samples: int = 1024,
         epsilon: float = 1e-5,
+        ratio: bool = True,
+        fp32_first: int | None = None,
         seed: int = 0,
         timeout: float = TIMEOUT,
     ) -> None:
@@ -128,6 +135,7 @@ class Exchange(OneByOne):
             quantile=quantile,
             samples=samples,
             epsilon=epsilon,
+            ratio=ratio,
             seed=seed,
         )
         options = Options(
@@ -137,6 +145,7 @@ class Exchange(OneByOne):
             minimum=minimum,
             error_feedback=error_feedback,
             every=every,
+            fp32_first=fp32_first,
             timeout=timeout,
         )
         # This comes first, because others may already wait for a rank that fails here.
@@ -164,7 +173,8 @@ class Exchange(OneByOne):
         kept = KeptState(
             own, layouts, minimum is None, strategy.residuals, strategy.quantiles
         )
-        super().__init__(ranks, settings, layouts, strategy, kept)
+        n_in_fp32 = options.n_in_fp32(settings)
+        super().__init__(ranks, settings, layouts, strategy, kept, n_in_fp32)
 
     @property
     def minimum(self) -> int:
@@ -188,7 +198,7 @@ class Exchange(OneByOne):
                 most. If an array has infinity or NaN on any rank, its mean has it on
                 all. With ``'two_roundings'`` a coded mean is then NaN as a whole. Other
                 arrays are not affected.
-            weights: Weights for ``'oyama2017'``, of the arrays' shapes.
+            weights: Weights for the ratios of ``'oyama2017'``, of the arrays' shapes.
             n_samples (int): Number of samples of this rank's minibatch, for a weighted
                 mean; ``None`` if all ranks have the same number.
             exempt: Positions of the arrays that are sent in float32.

@@ -3,7 +3,7 @@
 It is saved by array. So stages that are cut differently, whose exchanges have other
 arrays, find it::
 
-    optimizer/0/W/exchange/state      {"minimum": .., "n_exchanges": .., "quantile": ..}
+    optimizer/0/W/exchange/state      {"minimum": .., "n_means": .., "quantile": .., ..}
     optimizer/0/W/exchange/residual   what error feedback keeps of the array
 """
 
@@ -31,7 +31,8 @@ class KeptState:
         quantiles: Quantiles of the strategy, or ``None``.
 
     Attributes:
-        n_exchanges (int): Number of exchanges so far.
+        n_exchanges (int): Number of exchanges so far, with those that compare ranks.
+        n_means (int): Number of means so far.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class KeptState:
     ) -> None:
         self._comm, self._layouts, self._is_measured = comm, layouts, is_measured
         self._residuals, self._quantiles = residuals, quantiles
-        self.n_exchanges = 0
+        self.n_exchanges = self.n_means = 0
 
     @property
     def residuals(self) -> dict[str, Any]:
@@ -107,10 +108,16 @@ class KeptState:
 
     def _own(self) -> dict[str, Any]:
         minimum = self._layouts.shape.minimum
-        return {"minimum": minimum, "n_exchanges": self.n_exchanges}
+        return {
+            "minimum": minimum,
+            "n_exchanges": self.n_exchanges,
+            "n_means": self.n_means,
+        }
 
     def _load_own(self, state: Mapping[str, Any]) -> None:
         self.n_exchanges = state["n_exchanges"]
+        # Snapshots of earlier versions have no number of means.
+        self.n_means = state.get("n_means", self.n_exchanges)
         if self._is_measured:
             shape = self._layouts.shape
             self._layouts.shape = shape._replace(minimum=state["minimum"])

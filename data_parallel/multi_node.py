@@ -21,7 +21,7 @@ def create_multi_node_optimizer(
     *,
     exchange_dtype: str | None = None,
     strategy: str = "two_roundings",
-    exempt: Exempt = "1d",
+    exempt: Exempt = "auto",
     pipeline: Any = None,
     check_every: int = 1000,
     overlap: bool | None = None,
@@ -44,13 +44,16 @@ def create_multi_node_optimizer(
             Otherwise such a gradient is an error. A gradient that no rank has stays
             ``None``.
         exchange_dtype (str): Name of the dtype in which gradients are sent; see
-            :class:`Exchange`. With ``'fp32'`` nothing is rounded. By default the dtype
-            of the pipeline's plan, with its ``error_feedback``; without a plan
-            ``'fp32'``.
+            :class:`Exchange`. With ``'fp32'`` nothing is rounded. By default it is the
+            dtype of the pipeline's plan, with its ``error_feedback``. Without a plan it
+            is ``'fp32'``.
         strategy (str): ``'two_roundings'`` or ``'oyama2017'``; see :class:`Exchange`.
-        exempt: Choice of parameters whose gradients are sent in float32: ``'1d'`` for
-            those with fewer than two dimensions, as normalizations and biases have; a
-            function of a parameter; ``None`` for none.
+            ``'oyama2017'`` alone has the settings of the paper: the first 100 updates
+            are in float32, the others in ``'fp8'``, and biases are coded as well.
+        exempt: Choice of parameters whose gradients are sent in float32. ``'1d'`` are
+            those with fewer than two dimensions, as normalizations and biases have. A
+            function of a parameter returns whether it is one; ``None`` chooses none.
+            ``'auto'`` is ``None`` for ``'oyama2017'``, otherwise ``'1d'``.
         pipeline (Pipeline): Pipeline on a :class:`Grid` that computes the gradients. It
             knows their number of samples, and gives tied parameters of several stages
             the same mean.
@@ -93,7 +96,10 @@ def create_multi_node_optimizer(
     """
     if pipeline is not None:
         options.setdefault("bucket_bytes", BUCKET_OF_STAGE)
-    if exchange_dtype is None:
+    is_oyama2017 = strategy == "oyama2017"
+    if exempt == "auto":
+        exempt = None if is_oyama2017 else "1d"
+    if exchange_dtype is None and not is_oyama2017:
         plan = getattr(pipeline, "plan", None)
         exchange_dtype = getattr(plan, "exchange_dtype", None) or "fp32"
         if getattr(plan, "error_feedback", False):

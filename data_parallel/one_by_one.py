@@ -39,6 +39,7 @@ class OneByOne:
         layouts (Layouts): Buckets and chunks of the arrays.
         strategy: Maker of codes.
         kept (KeptState): State that one exchange leaves to the next.
+        n_in_fp32 (int): Number of exchanges at the beginning that are in float32.
 
     Attributes:
         comm (mpi4py.MPI.Comm): Communicator of the exchange's messages.
@@ -58,10 +59,12 @@ class OneByOne:
         layouts: Layouts,
         strategy: Strategy,
         kept: KeptState,
+        n_in_fp32: int,
     ) -> None:
         self.comm, self.kept = ranks.comm, kept
         self._ranks, self._settings = ranks, settings
         self._layouts, self._strategy = layouts, strategy
+        self._n_in_fp32 = n_in_fp32
         self._current = Current(self.comm)
         self.sent_bytes, self.spans = 0, {}
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -100,6 +103,8 @@ class OneByOne:
         make_code: MakeCode | None = None
         try:
             found = specs()
+            if self.kept.n_means < self._n_in_fp32:
+                found = tuple(spec._replace(is_exempt=True) for spec in found)
             device = common_device(found) if self._settings.runs_on_gpu else HOST
             make_code = self._strategy.begin(found, device, weights)
             check_n_samples(n_samples)
@@ -168,6 +173,7 @@ class OneByOne:
         self.sent_bytes = under_way.clock.sent_bytes
         self.seconds = under_way.clock.seconds
         self._strategy.keep(under_way.is_finite)
+        self.kept.n_means += 1
         return under_way.results()
 
     def refuse(self, error: TypeError | ValueError) -> None:
@@ -219,6 +225,7 @@ class OneByOne:
         if n_samples is not None:
             check_n_samples(n_samples)
             check_any_samples(n_samples)
+        self.kept.n_means += 1
 
     def close(self) -> None:
         """Frees the communicator; a call of all ranks.

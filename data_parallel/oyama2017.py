@@ -2,7 +2,7 @@
 
 ::
 
-    D = g / (|w| + epsilon)
+    D = g / (|w| + epsilon)                or g itself, without the ratio
     codes = e5m2(D * 57344 / q / P')       q: a quantile of |D|; P' replicas in a node
     within a node   fold in rank order, rounded to e5m2 after each addition
     between nodes   times 1 / nodes, rounded; folded likewise
@@ -31,6 +31,10 @@ from data_parallel.quantiles import Draw, largest_quantile, quantile
 from data_parallel.settings import Settings
 from divisible.communication.wire import Fields
 
+NEEDS_WEIGHTS = (
+    "strategy 'oyama2017' sends ratios: give weights, or ratio=False to send gradients"
+)
+
 
 def flat_weights(
     weights: Sequence[np.ndarray] | None, shapes: Sequence[tuple[int, ...]]
@@ -45,7 +49,7 @@ def flat_weights(
         ValueError: If there are no weights, or they do not fit.
     """
     if weights is None:
-        raise ValueError("strategy 'oyama2017' sends ratios: give weights")
+        raise ValueError(NEEDS_WEIGHTS)
     weights = [HOST.send(array) for array in weights]
     found = [np.shape(array) for array in weights]
     if found != list(shapes):
@@ -55,8 +59,15 @@ def flat_weights(
     return [np.ascontiguousarray(w, np.float32).reshape(-1) for w in weights]
 
 
-def ratios(gradient: np.ndarray, weights: np.ndarray, epsilon: float) -> np.ndarray:
-    """Returns the gradient relative to the weights, D, float32."""
+def ratios(
+    gradient: np.ndarray, weights: np.ndarray | None, epsilon: float
+) -> np.ndarray:
+    """Returns the gradient relative to the weights, D, float32.
+
+    Without weights D is the gradient itself.
+    """
+    if weights is None:
+        return gradient
     with np.errstate(over="ignore"):
         return _saturated(gradient / magnitudes(weights, epsilon), gradient)
 
@@ -88,11 +99,11 @@ def of_node(codes: np.ndarray, n_nodes: int, settings: Settings) -> np.ndarray:
 
 
 def decode(
-    codes: np.ndarray, q: float, weights: np.ndarray, settings: Settings
+    codes: np.ndarray, q: float, weights: np.ndarray | None, settings: Settings
 ) -> np.ndarray:
     """Returns the mean that all replicas get."""
     back = float8.decode(codes) * np.float32(q / float8.LARGEST)
-    return back * magnitudes(weights, settings.epsilon)
+    return back if weights is None else back * magnitudes(weights, settings.epsilon)
 
 
 def fold(messages: Sequence[np.ndarray], settings: Settings) -> np.ndarray:
@@ -105,7 +116,7 @@ def fold(messages: Sequence[np.ndarray], settings: Settings) -> np.ndarray:
 
 def mean(
     gradients: Sequence[np.ndarray],
-    weights: np.ndarray,
+    weights: np.ndarray | None,
     local_size: int,
     settings: Settings,
     array: str,
@@ -115,7 +126,8 @@ def mean(
 
     Args:
         gradients: Flat float32 arrays, one for each replica.
-        weights: The weights, flat float32; equal on all replicas.
+        weights: The weights, flat float32, equal on all replicas; ``None`` to send
+            gradients instead of ratios.
         local_size: Number of replicas of a node.
         settings: Settings of the exchange.
         array: Name of the array.
@@ -164,7 +176,8 @@ class Oyama2017Code:
     Args:
         settings: Settings of the exchange.
         gradients: Gradients of this replica.
-        weights: Weights of each array, flat float32; equal on all replicas.
+        weights: Weights of each array, flat float32, equal on all replicas; ``None`` to
+            send gradients instead of ratios.
         q: Quantile of each array; 0 where a new one is needed.
         draws: Choice of the elements of each array from which a new one is computed.
         nodes: The replicas of each node, as many on each.
@@ -177,7 +190,7 @@ class Oyama2017Code:
         self,
         settings: Settings,
         gradients: Gradients,
-        weights: Sequence[np.ndarray],
+        weights: Sequence[np.ndarray | None],
         q: list[float],
         draws: Sequence[Draw],
         nodes: Sequence[Sequence[int]],
@@ -238,7 +251,7 @@ class Oyama2017Code:
 
     def read(self, segment: Segment, fields: Fields) -> None:
         """Decodes the mean into the arrays."""
-        weights = self._weights[segment.array][segment.elements]
+        weights = self._weights_of(segment.array, segment.elements)
         q = self._q[segment.array]
         self._gradients.of(segment)[...] = decode(
             fields.codes, q, weights, self._settings
@@ -256,4 +269,9 @@ class Oyama2017Code:
         values = self._gradients.flat[i][elements]
         if self._factor is not None:
             values = values * self._factor
-        return ratios(values, self._weights[i][elements], self._settings.epsilon)
+        weights = self._weights_of(i, elements)
+        return ratios(values, weights, self._settings.epsilon)
+
+    def _weights_of(self, i: int, elements: slice | np.ndarray) -> np.ndarray | None:
+        weights = self._weights[i]
+        return None if weights is None else weights[elements]

@@ -11,6 +11,7 @@ import numpy as np
 from data_parallel.arrays import HOST, Spec
 
 #: Choice of parameters that are sent in float32: ``'1d'``, a predicate, or ``None``.
+#: Users may also give ``'auto'``, which leaves it to the strategy.
 Exempt = Union[str, Callable[[chainer.Parameter], Any], None]
 
 
@@ -101,7 +102,8 @@ def is_exempt(exempt: Exempt) -> Callable[[chainer.Parameter], bool]:
         return lambda param: param.ndim < 2
     if not callable(exempt):
         raise ValueError(
-            f"exempt must be '1d', None or a function of a parameter, not {exempt!r}"
+            f"exempt must be '1d', 'auto', None or a function of a parameter, not"
+            f" {exempt!r}"
         )
     return lambda param: bool(exempt(param))
 

@@ -92,11 +92,14 @@ class Quantiles:
         self._now: list[float] = []
 
     def open(self, specs: Sequence[Spec]) -> list[float]:
-        """Begins an exchange.
+        """Begins an exchange. It only counts if an array is coded.
 
         Returns:
             The q of each array. Zeros, to be replaced, where a new q is needed.
         """
+        if all(spec.is_exempt for spec in specs):
+            self._names, self._now = [], []
+            return [0.0] * len(specs)
         if self._age % self._every == 0:
             self._by_name.clear()
         self.renewal = self._age // self._every

@@ -8,15 +8,16 @@ import numpy as np
 
 from divisible.communication.wire import BLOCK, WIRE, WireDtype, check_wire_dtype
 
-STRATEGIES = ("two_roundings", "oyama2017")
+#: The strategies, with the dtype that each sends by default.
+STRATEGIES = {"two_roundings": "int8", "oyama2017": "fp8"}
 
 
 class Settings(NamedTuple):
     """The settings of the code in which gradients are exchanged.
 
     Attributes:
-        exchange_dtype: Name of the dtype in which arrays are sent. The strategy decides
-            which one ``'fp8'`` is.
+        exchange_dtype: Name of the dtype in which arrays are sent; ``None`` for the
+            strategy's default. The strategy decides which one ``'fp8'`` is.
         strategy: One of ``STRATEGIES``.
         block: Number of elements that share a scale, with ``'two_roundings'``.
         rounding: ``'nearest'`` or ``'truncate'``; ``None`` for the strategy's own.
@@ -24,17 +25,19 @@ class Settings(NamedTuple):
             range.
         samples: Largest number of elements from which the quantile is computed.
         epsilon: Number that is added to the magnitudes of weights.
+        ratio: Whether ``'oyama2017'`` sends gradients relative to the weights.
         seed: Seed of the choices of these elements.
         q: The quantile itself, if it is given.
     """
 
-    exchange_dtype: str = "int8"
+    exchange_dtype: str | None = None
     strategy: str = "two_roundings"
     block: int = BLOCK
     rounding: str | None = None
     quantile: float = 0.95
     samples: int = 1024
     epsilon: float = 1e-5
+    ratio: bool = True
     seed: int = 0
     q: float | None = None
 
@@ -44,11 +47,18 @@ class Settings(NamedTuple):
         return self.strategy == "oyama2017"
 
     @property
+    def dtype_name(self) -> str:
+        """The name of the dtype in which arrays are sent, given or by default."""
+        if self.exchange_dtype is None:
+            return STRATEGIES[self.strategy]
+        return self.exchange_dtype
+
+    @property
     def wire(self) -> WireDtype:
         """The dtype in which arrays are sent."""
-        if self.exchange_dtype == "fp8":
+        if self.dtype_name == "fp8":
             return WIRE["e5m2" if self.is_oyama2017 else "e4m3"]
-        return WIRE[self.exchange_dtype]
+        return WIRE[self.dtype_name]
 
     @property
     def runs_on_gpu(self) -> bool:
@@ -69,7 +79,7 @@ class Settings(NamedTuple):
         """
         if self.strategy not in STRATEGIES:
             raise ValueError(f"strategy must be {_or(STRATEGIES)}, not {self.strategy}")
-        check_wire_dtype("exchange_dtype", self.exchange_dtype, (*WIRE, "fp8"))
+        check_wire_dtype("exchange_dtype", self.dtype_name, (*WIRE, "fp8"))
         if self.is_oyama2017 and self.wire.name != "e5m2":
             raise ValueError(
                 f"strategy 'oyama2017' sends e5m2, not {self.exchange_dtype!r}: give"
@@ -93,6 +103,8 @@ class Settings(NamedTuple):
         check_integer("seed", self.seed, 0)
         if not self.epsilon > 0:
             raise ValueError(f"epsilon must be positive, not {self.epsilon}")
+        if not isinstance(self.ratio, bool):
+            raise TypeError(f"ratio must be True or False, not {self.ratio!r}")
         if self.q is not None and not self.q > 0:
             raise ValueError(f"q must be positive, not {self.q}")
         return self

@@ -40,7 +40,7 @@ class ExchangeResult(NamedTuple):
 def simulate_exchange(
     gradients: Sequence[np.ndarray],
     *,
-    exchange_dtype: str = "int8",
+    exchange_dtype: str | None = None,
     strategy: str = "two_roundings",
     local_size: int = 1,
     n_samples: Sequence[int] | None = None,
@@ -51,6 +51,7 @@ def simulate_exchange(
     quantile: float = 0.95,
     samples: int = 1024,
     epsilon: float = 1e-5,
+    ratio: bool = True,
     seed: int = 0,
     array: str = "0",
     renewal: int = 0,
@@ -62,7 +63,8 @@ def simulate_exchange(
         gradients: Float32 arrays of one shape, one for each replica, in rank order.
         exchange_dtype (str): Name of the dtype in which arrays are sent: ``'fp32'``,
             ``'fp16'``, ``'bf16'``, ``'e5m2'``, ``'e4m3'`` or ``'int8'``. Also
-            ``'fp8'``, which is e5m2 with ``'oyama2017'``, else e4m3.
+            ``'fp8'``, which is e5m2 with ``'oyama2017'``, else e4m3. By default
+            ``'int8'``, and ``'fp8'`` with ``'oyama2017'``.
         strategy (str): With ``'two_roundings'`` numbers are encoded, added up in
             float32, and encoded again. With ``'oyama2017'``, Algorithm 1 of Oyama et
             al., they are rounded after each addition.
@@ -71,13 +73,15 @@ def simulate_exchange(
         n_samples: Number of samples of each replica's minibatch, for a weighted mean;
             ``None`` if all are alike.
         block (int): Number of elements that share a scale; a multiple of 16.
-        weights: Weights for ``'oyama2017'``, of the gradients' shape.
+        weights: Weights for the ratios of ``'oyama2017'``, of the gradients' shape.
         q (float): The quantile of ``'oyama2017'``, instead of the gradients' own.
         rounding (str): ``'truncate'`` or ``'nearest'``; ``None`` for the strategy's
             own, truncation for ``'oyama2017'``.
         quantile (float): Quantile of the ratios to the weights that becomes q.
         samples (int): Largest number of elements from which q is computed.
         epsilon (float): Number that is added to the magnitudes of the weights.
+        ratio (bool): Whether ``'oyama2017'`` sends gradients relative to the weights;
+            otherwise the gradients themselves.
         seed (int): Seed of the choice of these elements. The choice differs between
             replicas, arrays and renewals.
         array (str): Name of the array; that of the first one of
@@ -111,6 +115,7 @@ def simulate_exchange(
         quantile=quantile,
         samples=samples,
         epsilon=epsilon,
+        ratio=ratio,
         seed=seed,
         q=q,
     ).checked()
@@ -119,18 +124,18 @@ def simulate_exchange(
     _check_local_size(local_size, n_replicas, settings)
     sent = _sent_bytes(flat[0].size, n_replicas, local_size, settings)
     if settings.is_oyama2017:
-        if weights is None:
-            raise ValueError("strategy 'oyama2017' sends ratios: give weights")
+        if ratio and weights is None:
+            raise ValueError(oyama2017.NEEDS_WEIGHTS)
         if residuals is not None:
             raise ValueError("strategy 'oyama2017' knows no residuals")
-        (weights,) = _flat([weights], "weights", shape)
+        of_array = _flat([weights], "weights", shape)[0] if ratio else None
         if n_samples is not None:
             flat = [
                 gradient * (share * np.float32(n_replicas))
                 for gradient, share in zip(flat, shares(n_samples, n_replicas))
             ]
         mean, q, codes = oyama2017.mean(
-            flat, weights, local_size, settings, array, renewal
+            flat, of_array, local_size, settings, array, renewal
         )
         return ExchangeResult(mean.reshape(shape), sent, q, codes)
     if residuals is not None:

@@ -21,6 +21,8 @@ from divisible.communication.errors import DisagreementError, check_timeout
 from divisible.communication.wire import CHUNK
 
 _PURPOSE = "to make the exchange"
+#: Iterations at the beginning that Oyama et al. compute in float32 (section 4.2.1).
+FP32_FIRST = 100
 
 
 class Options(NamedTuple):
@@ -34,6 +36,8 @@ class Options(NamedTuple):
             it.
         error_feedback: Whether there is error feedback.
         every: Number of exchanges after which there are new quantiles.
+        fp32_first: Number of exchanges at the beginning that are in float32; ``None``
+            for the strategy's default.
         timeout: Seconds that a wait may take.
     """
 
@@ -43,12 +47,23 @@ class Options(NamedTuple):
     minimum: int | None
     error_feedback: bool
     every: int
+    fp32_first: int | None
     timeout: float
 
     def bucket_and_chunk(self) -> tuple[int, int]:
         """Returns the elements of a bucket and of a chunk."""
         chunk = CHUNK if self.chunk_bytes is None else max(1, self.chunk_bytes // 4)
         return self.bucket_bytes // 4, chunk
+
+    def n_in_fp32(self, settings: Settings) -> int:
+        """Returns the number of exchanges at the beginning that are in float32.
+
+        By default ``'oyama2017'`` has those of the paper, unless a dtype is given.
+        """
+        if self.fp32_first is not None:
+            return self.fp32_first
+        is_preset = settings.is_oyama2017 and settings.exchange_dtype is None
+        return FP32_FIRST if is_preset else 0
 
     def check(self, settings: Settings) -> None:
         """Checks the values of the options.
@@ -59,7 +74,12 @@ class Options(NamedTuple):
         """
         check_integer("bucket_bytes", self.bucket_bytes, 1)
         check_integer("every", self.every, 1)
-        for name, least in (("local_size", 1), ("chunk_bytes", 1), ("minimum", 0)):
+        for name, least in (
+            ("local_size", 1),
+            ("chunk_bytes", 1),
+            ("minimum", 0),
+            ("fp32_first", 0),
+        ):
             value = getattr(self, name)
             if value is not None:
                 check_integer(name, value, least)
@@ -102,12 +122,15 @@ def agree_on_start(
     """
     mpi_comm = as_mpi(comm)
     refusal: Exception | None = None
+    given = {**settings._asdict(), **options._asdict()}
     try:
         settings.checked()
         options.check(settings)
+        # A default and an equal value do not differ.
+        given["exchange_dtype"] = settings.dtype_name
+        given["fp32_first"] = options.n_in_fp32(settings)
     except (TypeError, ValueError) as error:
         refusal = error
-    given = {**settings._asdict(), **options._asdict()}
     # Timeouts may differ between ranks.
     timeout = given.pop("timeout")
     here = socket.gethostname(), announcement()

@@ -4,7 +4,8 @@
 
     strategy          needs      keeps                            codes by
     'two_roundings'              residuals, with error feedback   TwoRoundingsCode
-    'oyama2017'       weights    quantiles, for some exchanges    Oyama2017Code
+    'oyama2017'       weights,   quantiles, for some exchanges    Oyama2017Code
+                      for ratios
 
 An exchange has one strategy during its life, which makes a new code for each mean.
 """
@@ -161,7 +162,7 @@ class Oyama2017:
         every: Number of exchanges after which there are new quantiles.
     """
 
-    residuals, uses_weights, changes_own = None, True, True
+    residuals, changes_own = None, True
     copying = "strategy='oyama2017'"
     origin = NOT_LOADED
 
@@ -174,6 +175,7 @@ class Oyama2017:
     ) -> None:
         self._settings, self._rank, self._nodes = settings, rank, nodes
         self.quantiles = Quantiles(every)
+        self.uses_weights = settings.ratio
 
     def begin(
         self,
@@ -181,8 +183,10 @@ class Oyama2017:
         device: Any,
         weights: Sequence[np.ndarray] | None,
     ) -> MakeCode:
-        """Begins an exchange of ratios to the weights."""
-        flat = oyama2017.flat_weights(weights, [spec.shape for spec in specs])
+        """Begins an exchange of ratios to the weights, or of gradients."""
+        flat: Sequence[np.ndarray | None] = [None] * len(specs)
+        if self.uses_weights:
+            flat = oyama2017.flat_weights(weights, [spec.shape for spec in specs])
 
         def make(
             gradients: Gradients,

@@ -7,7 +7,7 @@ from data_parallel.settings import Settings
 from data_parallel.start import Options
 from divisible.communication.wire import WIRE
 
-OPTIONS = Options(None, 2**20, None, None, False, 100, 300.0)
+OPTIONS = Options(None, 2**20, None, None, False, 100, None, 300.0)
 
 
 @pytest.mark.parametrize("name", [*WIRE, "fp8"])
@@ -29,7 +29,12 @@ def test_the_paper_has_e5m2():
         ({"strategy": "ring"}, ValueError, "'two_roundings' or 'oyama2017', not ring"),
         ({"exchange_dtype": "int4"}, ValueError, "int8, fp8, not 'int4'"),
         ({"exchange_dtype": ["int8"]}, ValueError, "int8, fp8, not"),
-        ({"strategy": "oyama2017"}, ValueError, "sends e5m2, not 'int8'"),
+        (
+            {"strategy": "oyama2017", "exchange_dtype": "int8"},
+            ValueError,
+            "sends e5m2, not 'int8'",
+        ),
+        ({"ratio": None}, TypeError, "ratio must be True or False, not None"),
         ({"rounding": "up"}, ValueError, "'nearest' or 'truncate', not 'up'"),
         ({"rounding": "truncate"}, ValueError, "is of strategy 'oyama2017'"),
         ({"quantile": 0}, ValueError, r"quantile must be in \(0, 1\], not 0"),
@@ -70,6 +75,8 @@ def test_numpy_s_integers_are_integers():
         ({"local_size": 1.5}, TypeError, "local_size must be an integer, not 1.5"),
         ({"minimum": -1}, ValueError, "minimum must be 0 or more, not -1"),
         ({"every": 0}, ValueError, "every must be 1 or more, not 0"),
+        ({"fp32_first": -1}, ValueError, "fp32_first must be 0 or more, not -1"),
+        ({"fp32_first": 0.5}, TypeError, "fp32_first must be an integer, not 0.5"),
         ({"timeout": 0}, ValueError, "timeout must be positive, not 0"),
         ({"timeout": float("nan")}, ValueError, "timeout must be positive"),
         ({"timeout": "long"}, TypeError, "'str'"),
@@ -78,6 +85,27 @@ def test_numpy_s_integers_are_integers():
 def test_options_that_are_refused(arguments, error, words):
     with pytest.raises(error, match=words):
         OPTIONS._replace(**arguments).check(Settings())
+
+
+def test_strategies_have_their_own_dtypes():
+    assert Settings().checked().wire.name == "int8"
+    assert Settings(strategy="oyama2017").checked().wire.name == "e5m2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "expected"),
+    [
+        ({"strategy": "oyama2017"}, None, 100),
+        ({"strategy": "oyama2017"}, 7, 7),
+        ({"strategy": "oyama2017", "exchange_dtype": "fp8"}, None, 0),
+        ({"strategy": "oyama2017", "exchange_dtype": "fp8"}, 7, 7),
+        ({}, None, 0),
+        ({}, 7, 7),
+    ],
+)
+def test_the_paper_begins_in_float32(arguments, given, expected):
+    options = OPTIONS._replace(fp32_first=given)
+    assert options.n_in_fp32(Settings(**arguments)) == expected
 
 
 def test_the_paper_knows_no_error_feedback():

@@ -251,7 +251,11 @@ A, B = np.ones(3, "f"), np.ones(4, "f")
         ({"local_size": 0}, ValueError, "local_size must be 1 or more, not 0"),
         ({"n_samples": [1, 2, 3]}, ValueError, "for each of 2 replicas"),
         ({"rounding": "truncate"}, ValueError, "is of strategy 'oyama2017'"),
-        ({"strategy": "oyama2017"}, ValueError, "sends e5m2, not 'int8'"),
+        (
+            {"strategy": "oyama2017", "exchange_dtype": "int8"},
+            ValueError,
+            "sends e5m2, not 'int8'",
+        ),
         (
             {"strategy": "oyama2017", "exchange_dtype": "fp8"},
             ValueError,

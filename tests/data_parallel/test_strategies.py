@@ -19,7 +19,7 @@ BUCKET = Bucket(0, (0,), (), ())
 
 
 def strategy(error_feedback=False, **settings):
-    options = Options(None, 4096, None, 0, error_feedback, 2, 10)
+    options = Options(None, 4096, None, 0, error_feedback, 2, None, 10)
     return strategy_of(Settings(**settings), options, MPI.COMM_SELF, [(0,)])
 
 

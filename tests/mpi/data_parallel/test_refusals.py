@@ -31,7 +31,7 @@ WRONG = [
     ({"block": 24}, ValueError, "block must be a positive multiple of 16, not 24"),
     ({"block": 0}, ValueError, "block must be a positive multiple of 16, not 0"),
     (
-        {"strategy": "oyama2017"},
+        {"strategy": "oyama2017", "exchange_dtype": "int8"},
         ValueError,
         "sends e5m2, not 'int8': give exchange_dtype",
     ),
