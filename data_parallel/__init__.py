@@ -30,6 +30,7 @@
     strategies        the makers of codes, and the state between exchanges
     two_roundings     encode, send, add up in float32, encode, send: the default
     oyama2017         Algorithm 1 of Oyama et al.: a rounding after each addition
+    oyama2017_code    the coded regions of its messages
     quantiles         the quantiles of 'oyama2017', kept for some exchanges
     residuals         error feedback: the rounding errors of encodings
     kept_state        the state between exchanges, saved and loaded

@@ -21,7 +21,7 @@ from mpi4py import MPI
 from data_parallel import oyama2017
 from data_parallel.arrays import Spec
 from data_parallel.coder import Code, Gradients, MakeCode
-from data_parallel.oyama2017 import Oyama2017Code
+from data_parallel.oyama2017_code import Oyama2017Code
 from data_parallel.quantiles import Draw, Quantiles
 from data_parallel.residuals import NOT_LOADED, OpenResiduals, Residuals
 from data_parallel.settings import Settings

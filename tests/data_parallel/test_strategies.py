@@ -7,7 +7,7 @@ from mpi4py import MPI
 from data_parallel.arrays import HOST, Spec
 from data_parallel.coder import Gradients
 from data_parallel.layout import Bucket
-from data_parallel.oyama2017 import Oyama2017Code
+from data_parallel.oyama2017_code import Oyama2017Code
 from data_parallel.residuals import NOT_LOADED
 from data_parallel.settings import Settings
 from data_parallel.start import Options
