@@ -47,7 +47,7 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     half_precision       arrays of float16, computed in float32 and rounded once
     global_random        NumPy's global generator, drawn from by compiled loops
     float16_bits         float16 as bits, in loops that know no float16
-    float8_bits, float8  e5m2 and e4m3 as bits; e5m2 of arrays
+    float8_bits, float8  e5m2 and e4m3 as bits; e5m2 of arrays, and their rounded sums
     wire_gpu             gradients in fewer bits, on a GPU
     memory               freed arrays, kept for the next step; memory that is free
     fusion               chains of pointwise functions as one function each

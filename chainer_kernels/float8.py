@@ -22,6 +22,7 @@ there, infinities saturate too.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import chainer
@@ -33,6 +34,8 @@ Array = Any
 
 #: The largest finite number.
 LARGEST = 57344.0
+#: The ways to round on a CPU.
+ROUNDINGS = ("nearest", "truncate")
 
 
 def encode(
@@ -77,9 +80,7 @@ def encode(
     if xp is np:
         encoders["truncate"] = loops.encode_e5m2_truncated
     if rounding not in encoders:
-        raise ValueError(
-            f"rounding must be {' or '.join(map(repr, encoders))}, not {rounding!r}"
-        )
+        raise ValueError(f"rounding must be {_either(encoders)}, not {rounding!r}")
     encoders[rounding](values, _checked(scale), codes)
     return out
 
@@ -122,6 +123,59 @@ def decode(
     codes, values = xp.ascontiguousarray(codes).reshape(-1), out.reshape(-1)
     loops_for(xp).decode_e5m2(codes, _checked(scale), values)
     return out
+
+
+def add(
+    codes: Array, others: Array, out: Array | None = None, rounding: str = "nearest"
+) -> Array:
+    """Returns the e5m2 codes of sums, in one pass that decodes, adds and encodes.
+
+    Sums are computed in float32, and have the bits of :func:`decode` and :func:`encode`
+    one after the other. Fig. 2 of the paper has this pass for AVX.
+
+    Args:
+        codes (numpy.ndarray): Codes, uint8.
+        others (numpy.ndarray): Codes of the same shape.
+        out (numpy.ndarray): A contiguous uint8 array to write to, of the same shape. It
+            may be ``codes``, and must not overlap with ``others``.
+        rounding (str): ``'nearest'`` or ``'truncate'``; see :func:`encode`.
+
+    Returns:
+        numpy.ndarray: Codes, uint8.
+
+    Raises:
+        TypeError: If codes are not NumPy's uint8.
+        ValueError: If shapes differ, ``out`` does not fit, or ``rounding`` is something
+            else.
+
+    Example:
+        >>> codes, others = encode(np.array([[1, 2, 1], [2, 2, 64]], np.float32))
+        >>> decode(add(codes, others))
+        array([ 3.,  4., 64.], dtype=float32)
+    """
+    for each in (codes, others):
+        if not isinstance(each, np.ndarray) or each.dtype != np.uint8:
+            kind = getattr(each, "dtype", type(each).__name__)
+            raise TypeError(f"codes must be NumPy's uint8, not {kind}")
+    if codes.shape != others.shape:
+        raise ValueError(f"codes of {codes.shape} and {others.shape} cannot be added")
+    if rounding not in ROUNDINGS:
+        raise ValueError(f"rounding must be {_either(ROUNDINGS)}, not {rounding!r}")
+    if out is None:
+        out = np.empty(codes.shape, np.uint8)
+    _check_out(out, codes, "the sums need", np.uint8)
+    # Numba takes a second to load.
+    from chainer_kernels.loops.oyama2017 import add_codes
+
+    if out is not codes:
+        np.copyto(out, codes)
+    others = np.ascontiguousarray(others).reshape(-1)
+    add_codes(out.reshape(-1), others, rounding == "truncate")
+    return out
+
+
+def _either(names: Collection[str]) -> str:
+    return " or ".join(map(repr, names))
 
 
 def _checked(scale: float) -> np.float32:

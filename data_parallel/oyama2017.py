@@ -19,6 +19,7 @@ Computation is on the host, with copies of arrays that are on a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -66,48 +67,74 @@ def ratios(
     if weights is None:
         return gradient
     with np.errstate(over="ignore"):
-        return _saturated(gradient / magnitudes(weights, epsilon), gradient)
-
-
-def magnitudes(weights: np.ndarray, epsilon: float) -> np.ndarray:
-    """Returns the magnitudes of weights, plus epsilon, float32."""
-    return np.abs(weights) + np.float32(epsilon)
+        found = gradient / (np.abs(weights) + np.float32(epsilon))
+        return _saturated(found, gradient)
 
 
 def encode(
-    ratio: np.ndarray, q: float, local_size: int, settings: Settings
-) -> np.ndarray:
-    """Returns the codes that a replica sends within its node."""
+    gradient: np.ndarray,
+    weights: np.ndarray | None,
+    q: float,
+    local_size: int,
+    settings: Settings,
+    out: np.ndarray,
+) -> None:
+    """Writes the codes that a replica sends within its node.
+
+    Args:
+        gradient: Elements of the gradient, float32.
+        weights: Weights of these elements, float32; ``None`` without the ratio.
+        q: Quantile of the array.
+        local_size: Number of replicas of a node.
+        settings: Settings of the exchange.
+        out: The codes to write, uint8.
+    """
     scale = np.float32(float8.LARGEST / q / local_size)
-    with np.errstate(over="ignore"):
-        return _rounded(_saturated(ratio * scale, ratio), settings)
-
-
-def add(codes: np.ndarray, others: np.ndarray, settings: Settings) -> np.ndarray:
-    """Returns the codes of a rounded sum."""
-    return _rounded(float8.decode(codes) + float8.decode(others), settings)
+    if weights is None:
+        float8.encode(gradient, scale, out, settings.rounds)
+        return
+    epsilon, truncates = np.float32(settings.epsilon), settings.rounds == "truncate"
+    _loops().encode_ratios(gradient, weights, epsilon, scale, truncates, out)
 
 
 def of_node(codes: np.ndarray, n_nodes: int, settings: Settings) -> np.ndarray:
     """Returns the codes of a node's sum for the other nodes."""
     if n_nodes == 1:
         return codes
-    return _rounded(float8.decode(codes) * np.float32(1 / n_nodes), settings)
+    factor = np.float32(1 / n_nodes)
+    return float8.encode(float8.decode(codes), factor, rounding=settings.rounds)
 
 
 def decode(
-    codes: np.ndarray, q: float, weights: np.ndarray | None, settings: Settings
-) -> np.ndarray:
-    """Returns the mean that all replicas get."""
-    back = float8.decode(codes) * np.float32(q / float8.LARGEST)
-    return back if weights is None else back * magnitudes(weights, settings.epsilon)
+    codes: np.ndarray,
+    weights: np.ndarray | None,
+    q: float,
+    settings: Settings,
+    out: np.ndarray,
+) -> None:
+    """Writes the mean that all replicas get.
+
+    Args:
+        codes: Codes of the sum, uint8.
+        weights: Weights of these elements, float32; ``None`` without the ratio.
+        q: Quantile of the array.
+        settings: Settings of the exchange.
+        out: The mean to write, float32.
+    """
+    scale = np.float32(q / float8.LARGEST)
+    if weights is None:
+        float8.decode(codes, scale, out)
+    else:
+        epsilon = np.float32(settings.epsilon)
+        _loops().decode_ratios(codes, weights, epsilon, scale, out)
 
 
 def fold(messages: Sequence[np.ndarray], settings: Settings) -> np.ndarray:
     """Returns the codes of the sum of several messages, in order."""
-    total = messages[0]
-    for message in messages[1:]:
-        total = add(total, message, settings)
+    first, *others = messages
+    total = first.copy()
+    for message in others:
+        float8.add(total, message, total, settings.rounds)
     return total
 
 
@@ -130,22 +157,28 @@ def mean(
         array: Name of the array.
         renewal: Number of the renewal that q belongs to.
     """
-    each = [ratios(gradient, weights, settings.epsilon) for gradient in gradients]
     q = settings.q
     if q is None:
         found = []
-        for rank, ratio in enumerate(each):
-            elements = Draw(rank, array, renewal).elements(ratio.size, settings)
-            found.append(quantile(ratio[elements], settings))
+        for rank, gradient in enumerate(gradients):
+            elements = Draw(rank, array, renewal).elements(gradient.size, settings)
+            some = None if weights is None else weights[elements]
+            found.append(
+                quantile(ratios(gradient[elements], some, settings.epsilon), settings)
+            )
         q = largest_quantile(found)
-    codes = [encode(ratio, q, local_size, settings) for ratio in each]
+    codes = [np.empty(gradient.size, np.uint8) for gradient in gradients]
+    for gradient, out in zip(gradients, codes):
+        encode(gradient, weights, q, local_size, settings, out)
     nodes = nodes_of(len(gradients), local_size)
     sums = [
         of_node(fold([codes[r] for r in replicas], settings), len(nodes), settings)
         for replicas in nodes
     ]
     total = fold(sums, settings)
-    return decode(total, q, weights, settings), q, total
+    decoded = np.empty(total.size, np.float32)
+    decode(total, weights, q, settings, decoded)
+    return decoded, q, total
 
 
 def _saturated(values: np.ndarray, of: np.ndarray) -> np.ndarray:
@@ -158,5 +191,8 @@ def _saturated(values: np.ndarray, of: np.ndarray) -> np.ndarray:
     return values
 
 
-def _rounded(values: np.ndarray, settings: Settings) -> np.ndarray:
-    return float8.encode(values, rounding=settings.rounds)
+def _loops() -> Any:
+    # Numba takes a second to load, and most exchanges do not need it.
+    from chainer_kernels.loops import oyama2017
+
+    return oyama2017

@@ -75,15 +75,22 @@ class Oyama2017Code:
 
     def contribute(self, segment: Segment, out: np.ndarray) -> None:
         """Writes the codes of the ratios."""
-        out[...] = self._codes(segment)
+        encode(
+            self._values(segment.array, segment.elements),
+            self._weights_of(segment.array, segment.elements),
+            self._q[segment.array],
+            self._local_size,
+            self._settings,
+            out,
+        )
 
     def write_sum(
         self, segment: Segment, contributions: Sequence[np.ndarray | None], to: Fields
     ) -> bool:
         """Folds a node's codes. Codes of a sum that is not finite are not finite."""
-        codes = [
-            self._codes(segment) if each is None else each for each in contributions
-        ]
+        # The codes of the sum replace this replica's, which are written there first.
+        self.contribute(segment, to.codes)
+        codes = [to.codes if each is None else each for each in contributions]
         total = fold(codes, self._settings)
         to.codes[...] = of_node(total, self._n_nodes, self._settings)
         return True
@@ -95,26 +102,23 @@ class Oyama2017Code:
 
     def read(self, segment: Segment, fields: Fields) -> None:
         """Decodes the mean into the arrays."""
-        weights = self._weights_of(segment.array, segment.elements)
-        q = self._q[segment.array]
-        self._gradients.of(segment)[...] = decode(
-            fields.codes, q, weights, self._settings
+        decode(
+            fields.codes,
+            self._weights_of(segment.array, segment.elements),
+            self._q[segment.array],
+            self._settings,
+            self._gradients.of(segment),
         )
 
     def _quantile(self, i: int) -> float:
-        elements = self._draws[i].elements(self._gradients.flat[i].size, self._settings)
-        return quantile(self._ratios(i, elements), self._settings)
+        settings = self._settings
+        elements = self._draws[i].elements(self._gradients.flat[i].size, settings)
+        values, weights = self._values(i, elements), self._weights_of(i, elements)
+        return quantile(ratios(values, weights, settings.epsilon), settings)
 
-    def _codes(self, segment: Segment) -> np.ndarray:
-        ratio = self._ratios(segment.array, segment.elements)
-        return encode(ratio, self._q[segment.array], self._local_size, self._settings)
-
-    def _ratios(self, i: int, elements: slice | np.ndarray) -> np.ndarray:
+    def _values(self, i: int, elements: slice | np.ndarray) -> np.ndarray:
         values = self._gradients.flat[i][elements]
-        if self._factor is not None:
-            values = values * self._factor
-        weights = self._weights_of(i, elements)
-        return ratios(values, weights, self._settings.epsilon)
+        return values if self._factor is None else values * self._factor
 
     def _weights_of(self, i: int, elements: slice | np.ndarray) -> np.ndarray | None:
         weights = self._weights[i]

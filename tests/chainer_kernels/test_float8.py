@@ -111,3 +111,44 @@ def test_bad_arguments():
         float8.encode(x, out=np.empty(4, np.uint8))
     with pytest.raises(ValueError, match="contiguous"):
         float8.decode(codes, out=np.empty(6, "f")[::2])
+
+
+EVERY_PAIR = [each.ravel() for each in np.meshgrid(EVERY_CODE, EVERY_CODE)]
+
+
+@pytest.mark.parametrize("rounding", float8.ROUNDINGS)
+def test_sums_in_one_pass_are_those_of_the_steps(rounding):
+    codes, others = EVERY_PAIR
+    with np.errstate(invalid="ignore"):
+        sums = float8.decode(codes) + float8.decode(others)
+    expected = float8.encode(sums, rounding=rounding)
+    found = float8.add(codes, others, rounding=rounding)
+    np.testing.assert_array_equal(found, expected)
+    out = np.empty_like(codes)
+    assert float8.add(codes, others, out, rounding) is out
+    np.testing.assert_array_equal(out, expected)
+    # The sum may replace the first addend.
+    changed = codes.copy()
+    float8.add(changed, others, changed, rounding)
+    np.testing.assert_array_equal(changed, expected)
+
+
+def test_sums_of_any_shape_and_order():
+    codes, others = (each[:600].reshape(3, 200)[:, ::2] for each in EVERY_PAIR)
+    expected = float8.add(codes.ravel(), others.ravel())
+    np.testing.assert_array_equal(float8.add(codes, others).ravel(), expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((EVERY_CODE, EVERY_CODE[:5]), ValueError, r"\(256,\) and \(5,\) cannot"),
+        ((EVERY_CODE, EVERY_CODE.view("i1")), TypeError, "NumPy's uint8, not int8"),
+        ((EVERY_CODE, [1]), TypeError, "NumPy's uint8, not list"),
+        ((EVERY_CODE, EVERY_CODE, np.empty(5, "u1")), ValueError, "contiguous array"),
+        ((EVERY_CODE, EVERY_CODE, None, "up"), ValueError, "'truncate', not 'up'"),
+    ],
+)
+def test_sums_that_are_refused(arguments, error, words):
+    with pytest.raises(error, match=words):
+        float8.add(*arguments)
