@@ -197,6 +197,24 @@ def resumed_late(comm):
     assert len(set(runs)) == 1
 
 
+def during_backward(comm):
+    """Codes are added up in rank order, whenever an array comes."""
+    values = []
+    for overlap in (False, True):
+        model = make_model()
+        # A bucket holds the gradients of one layer.
+        optimizer = replicate(comm, model, overlap=overlap, bucket_bytes=500, **OPTIONS)
+        train_on(comm, model, optimizer, slice(None))
+        assert len(optimizer.exchange.spans) > 1
+        values.append(values_of(model))
+        optimizer.close()
+    assert values[0] == values[1]
+
+
+def test_an_exchange_during_backward_has_the_same_bits():
+    assert_on_ranks(2, during_backward)
+
+
 def without_the_number_of_means(comm):
     """A snapshot of an earlier version is one of a run in 8 bits."""
     model = make_model()
