@@ -15,7 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from heterogeneous.estimates import Action, ability, decide, of_now, ratio
+from heterogeneous.estimates import (
+    PAPER_LAST,
+    Action,
+    ability,
+    decide,
+    of_now,
+    ratio,
+)
 from heterogeneous.partition import RectangularPartition
 
 
@@ -79,16 +86,27 @@ class Outcome(NamedTuple):
 class Measurements:
     """The measured iterations of one processor.
 
-    Only iterations that resemble the newest ones count: see
-    :func:`~heterogeneous.estimates.of_now`.
-
     Args:
         last: Number of the newest iterations that count, the paper's L, also from
-            before a check; ``None`` for all since the last check.
+            before a check. ``None`` for all since the last check; without the filter,
+            ``None`` is the paper's 6.
+        filter: Whether only iterations count that resemble the newest ones, by
+            :func:`~heterogeneous.estimates.of_now`.
+
+    Example:
+        >>> for filter in (True, False):
+        ...     measurements = Measurements(filter=filter)
+        ...     for seconds in (2, 2, 2, 20, 2, 2):
+        ...         measurements.add(100, seconds, seconds)
+        ...     print(round(measurements.summary().ability, 2))
+        50.0
+        7.14
     """
 
-    def __init__(self, last: int | None = None) -> None:
-        self._last = last
+    def __init__(self, last: int | None = None, filter: bool = True) -> None:
+        if last is None and not filter:
+            last = PAPER_LAST
+        self._last, self._is_filtered = last, filter
         self._rows: deque[tuple[float, float, float]] = deque(maxlen=last)
 
     def add(self, work: float, t1: float, t2: float) -> None:
@@ -104,9 +122,12 @@ class Measurements:
     def summary(self) -> Summary:
         """Returns the results so far; without ``last``, forgets the measurements."""
         work, t1, t2 = np.array(self._rows, np.float64).T
-        counts, counts_2 = of_now(t1), of_now(t2)
         if self._last is None:
             self._rows.clear()
+        counts, counts_2 = (
+            of_now(each) if self._is_filtered else np.ones(len(each), bool)
+            for each in (t1, t2)
+        )
         return Summary(
             float(t1[counts].mean()),
             ability(work[counts], t1[counts], last=None),

@@ -11,13 +11,16 @@ from divisible.number_lists import amount, numbers
 
 Action = Literal["whole", "line"]
 
+#: Number of the newest measurements that count in the paper, its L.
+PAPER_LAST = 6
+
 #: Times are alike up to this factor; the number of newest times that set the usual
 #: time.
 _ALIKE, _NEWEST = 1.5, 6
 
 
 def ability(
-    work: Sequence[float], seconds: Sequence[float], *, last: int | None = 6
+    work: Sequence[float], seconds: Sequence[float], *, last: int | None = PAPER_LAST
 ) -> float:
     """Returns work per second: the slope of a line through the origin (Fig. 9).
 

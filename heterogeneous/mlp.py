@@ -37,19 +37,21 @@ _PURPOSE = "to make the network"
 
 
 class StepSeconds(NamedTuple):
-    """The parts of a step of one rank, in seconds, without waits for late ranks.
+    """The parts of a step of one rank, in seconds.
 
     Attributes:
         forward: Computation 1 of Ozawa et al., with the loss.
-        vertical: Communication 1, within the column.
+        vertical: Communication 1, within the column, without waits for late ranks.
         backward: Computation 2.
         horizontal: Communication 2, between the columns; includes waits for late ranks.
+        late: Waits for late ranks in communication 1.
     """
 
     forward: float
     vertical: float
     backward: float
     horizontal: float
+    late: float = 0.0
 
 
 class RectangularMLP(chainer.Chain):
@@ -232,7 +234,9 @@ class RectangularMLP(chainer.Chain):
             begin = time.perf_counter()
             mean = self._sum_gradients(loss)
             horizontal = time.perf_counter() - begin
-            self.seconds = StepSeconds(forward, vertical, backward, horizontal)
+            self.seconds = StepSeconds(
+                forward, vertical, backward, horizontal, summed.late
+            )
             self._end()
         return {"loss": mean}
 

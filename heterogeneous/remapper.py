@@ -33,13 +33,14 @@ class Remapper:
         otherwise                    nothing                    None
 
     where t1 is the time of forward, messages within the column and backward, and t2
-    that of the backward alone, since all messages change when everything moves. Times
-    exclude waits for ranks that are late.
+    that of the backward alone, since all messages change when everything moves. An
+    ability is work over time, by the line of least squares through the origin. Rank 0
+    decides, and sends the decision to all ranks.
 
-    An ability is work over time, by the line of least squares through the origin.
-    Only iterations that resemble the newest ones count. An iteration that took far
-    longer, because the machine did something else, does not count, nor do iterations
-    from before a step of load. Rank 0 decides, and sends the decision to all ranks.
+    The method differs from the printed one in two points. Times exclude waits for ranks
+    that are late. Only iterations that resemble the newest ones count: neither an
+    iteration that took far longer, nor iterations from before a step of load.
+    ``Remapper(..., filter=False, waits=True)`` is the method as printed.
 
     All methods are calls of all ranks.
 
@@ -52,11 +53,15 @@ class Remapper:
             them at once. ``None`` if they are unknown: begin with a partition for equal
             abilities, and the first check maps everything again.
         every (int): Iterations between two checks, the paper's R.
-        last (int): Number of the newest iterations that count, the paper's L. The
-            paper's value is 6, with which noise in the times causes too many
-            remappings. ``None`` for all iterations since the last check.
+        last (int): Number of the newest iterations that count, the paper's L. ``None``
+            for all iterations since the last check. Without the filter, ``None`` is the
+            paper's 6, with which noise in the times causes more remappings.
         whole (float): Ratio of times below which everything moves.
         line (float): Ratio below which lines move.
+        filter (bool): Whether only iterations count that resemble the newest ones. The
+            paper counts all of the newest ``last``.
+        waits (bool): Whether t1 includes waits for late ranks of the column. The paper
+            does not subtract them.
         timeout (float): Seconds that a check may wait for another rank.
 
     Attributes:
@@ -94,6 +99,8 @@ class Remapper:
         last: int | None = None,
         whole: float = 0.4,
         line: float = 0.8,
+        filter: bool = True,
+        waits: bool = False,
         timeout: float = TIMEOUT,
     ) -> None:
         refusal, given, own = None, {}, None
@@ -103,14 +110,23 @@ class Remapper:
             check_thresholds(whole, line)
             every = _at_least_1("every", every)
             last = None if last is None else _at_least_1("last", last)
-            given = dict(abilities=own, every=every, last=last, whole=whole, line=line)
+            given = {
+                "abilities": own,
+                "every": every,
+                "last": last,
+                "whole": whole,
+                "line": line,
+                "filter": bool(filter),
+                "waits": bool(waits),
+            }
         except (TypeError, ValueError) as error:
             refusal = error
         agree(mlp.comm, given, refusal, timeout, "to make the Remapper")
         self._mlp, self._optimizer, self._timeout = mlp, optimizer, timeout
         self._has_initial = own is not None
         self._every, self._whole, self._line = every, whole, line
-        self._measurements = Measurements(last)
+        self._measurements = Measurements(last, bool(filter))
+        self._includes_waits = bool(waits)
         self._seconds = 0.0
         self.iteration = 0
         self.history: list[Check] = []
@@ -135,6 +151,8 @@ class Remapper:
         seconds = self._mlp.seconds
         rectangle = self._mlp.partition.rectangles[self._mlp.comm.rank]
         t1 = seconds.forward + seconds.vertical + seconds.backward
+        if self._includes_waits:
+            t1 += seconds.late
         self._measurements.add(rectangle.work, t1, seconds.backward)
         if self.iteration % self._every == 0:
             self._check()

@@ -28,9 +28,11 @@ class Settings(NamedTuple):
 
     Attributes:
         every: Iterations between two checks, R.
-        last: Measurements that count, L; ``None`` for all since the last check.
+        last: Measurements that count, L; see `heterogeneous.checks.Measurements`.
         whole: Threshold below which everything is mapped again.
         line: Threshold below which lines move.
+        filter: Whether only measurements count that resemble the newest ones.
+        waits: Whether times include waits within a column.
         noise: Standard deviation of a time, relative.
     """
 
@@ -38,7 +40,13 @@ class Settings(NamedTuple):
     last: int | None = None
     whole: float = 0.4
     line: float = 0.8
+    filter: bool = True
+    waits: bool = False
     noise: float = 0.1
+
+
+#: The method as the paper prints it.
+PRINTED = Settings(filter=False, waits=True)
 
 
 class Checked(NamedTuple):
@@ -77,7 +85,7 @@ def run(
     """
     n = len(abilities(0))
     partition = rectangular_partition([1] * n if initial is None else initial, *SHAPE)
-    measurements = [Measurements(settings.last) for _ in range(n)]
+    measurements = [Measurements(settings.last, settings.filter) for _ in range(n)]
     longer = {(i, p): times for i, p, times in spikes}
     found = []
     for check in range(1, n_checks + 1):
@@ -89,10 +97,12 @@ def run(
             factors = 1 + settings.noise * random.standard_normal((2, n))
             # Forward and backward are about the same work.
             forward, backward = work / now / 2 * np.maximum(factors, 0.1)
+            times = np.array([longer.get((i, p), 1.0) for p in range(n)])
+            t1 = times * (forward + messages / now + backward)
+            if settings.waits:
+                t1 += _waits(partition, times * forward)
             for p in range(n):
-                times = longer.get((i, p), 1.0)
-                t1 = times * (forward[p] + messages[p] / now[p] + backward[p])
-                measurements[p].add(work[p], t1, times * backward[p])
+                measurements[p].add(work[p], t1[p], times[p] * backward[p])
             seconds += (forward + backward + messages / now).max() / _ideal(now)
         decided = outcome(
             partition,
@@ -121,6 +131,14 @@ def _messages(partition: RectangularPartition) -> np.ndarray:
         size = len(column) - 1
         found[list(column)] = MESSAGES * partition.m * partition.s * width * size
     return found / partition.n_processors
+
+
+def _waits(partition: RectangularPartition, forward: np.ndarray) -> np.ndarray:
+    """Returns how long each processor waits for the latest forward of its column."""
+    found = np.zeros(partition.n_processors)
+    for column in map(list, partition.columns):
+        found[column] = forward[column].max() - forward[column]
+    return found
 
 
 def settles(checks: Sequence[Checked], since: int, within: int = 3) -> bool:

@@ -1,6 +1,9 @@
 """Measurements, and the partitions that follow from them."""
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from heterogeneous import rectangular_partition
 from heterogeneous.checks import Measurements, Summary, outcome
@@ -35,6 +38,52 @@ def test_the_newest_count_wherever_they_are():
     seconds, by_t1, by_t2 = measurements.summary()
     assert seconds == 2.0 and by_t1 == pytest.approx(55.0)
     assert by_t2 == pytest.approx(100.0)
+
+
+def printed_summary(rows):
+    """Section 6.2 in NumPy: the newest six points, a line by the normal equation."""
+    newest = np.array(rows, np.float64)[-6:]
+    work = newest[:, :1]
+    slopes = [
+        np.linalg.solve(t.T @ t, t.T @ work).item()
+        for t in (newest[:, 1:2], newest[:, 2:3])
+    ]
+    return newest[:, 1].mean(), *slopes
+
+
+SECONDS = st.floats(0.01, 100)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 10**6), SECONDS, SECONDS), min_size=1),
+    st.integers(1, 5),
+)
+def test_without_the_filter_abilities_are_those_of_the_papers_least_squares(rows, n):
+    measurements = Measurements(filter=False)
+    for i, row in enumerate(rows, start=1):
+        measurements.add(*row)
+        if i % n == 0 or i == len(rows):
+            # A check forgets nothing: the newest six may be from before it.
+            found = measurements.summary()
+            assert found == pytest.approx(printed_summary(rows[:i]), rel=1e-9)
+
+
+@pytest.mark.parametrize(("filter", "expected"), [(False, 7.142857), (True, 50.0)])
+def test_one_long_iteration_among_six(filter, expected):
+    measurements = Measurements(filter=filter)
+    for seconds in (2, 2, 20, 2, 2, 2):
+        measurements.add(100, seconds, seconds / 2)
+    _, by_t1, by_t2 = measurements.summary()
+    assert by_t1 == pytest.approx(expected)
+    assert by_t2 == pytest.approx(2 * expected)
+
+
+def test_without_the_filter_another_number_can_count():
+    measurements = Measurements(last=2, filter=False)
+    for seconds in (9, 9, 1, 3):
+        measurements.add(100, seconds, seconds)
+    assert measurements.summary().seconds == 2.0
+    assert measurements.summary().ability == pytest.approx(400 / 10)
 
 
 def test_the_worked_example():

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks.heterogeneous.settling import row
+from benchmarks.heterogeneous.settling import TABLES, row
 from benchmarks.heterogeneous.simulated import (
+    PRINTED,
     Settings,
     drift,
     random_case,
@@ -28,6 +29,37 @@ def test_it_settles_within_three_checks(n, is_told):
 def test_the_papers_six_iterations_settle_with_less_noise():
     first, again, _ = row(Settings(last=6, noise=0.05), 8, False, cases=60)
     assert first >= ENOUGH and again >= ENOUGH
+
+
+def test_the_printed_method_counts_a_spike_and_waits():
+    """Where ours keeps the mapping, the printed method moves lines by one iteration."""
+    random = np.random.RandomState(1)
+    abilities, _ = random_case(random, 6)
+    told, spike = abilities.tolist(), [(58, 2, 30.0)]
+    for settings, moves in ((Settings(), False), (PRINTED, True)):
+        checks = run(lambda i: abilities, told, 3, settings, random, spike)
+        assert [check.action is not None for check in checks] == [False, False, moves]
+
+
+def test_waits_hide_how_slow_a_processor_is():
+    """By the clock, processors of one column take nearly as long as its slowest."""
+    # Each of two columns has a slow one.
+    abilities, random = np.array([0.75, 1.0, 0.75, 1.0]), np.random.RandomState(3)
+    believed, found = [1.0] * 4, {}
+    for waits in (False, True):
+        settings = Settings(noise=0.01, waits=waits)
+        checks = run(lambda i: abilities, believed, 8, settings, random)
+        found[waits] = checks[-1].slowest
+    assert found[False] < 1.05 < found[True]
+
+
+def test_the_papers_rows_are_the_printed_method():
+    for title, rows in TABLES.items():
+        for settings in rows.values():
+            is_printed = (settings.filter, settings.waits) == (False, True)
+            assert is_printed == title.startswith("the paper's method")
+    *_, (_, last) = TABLES["the paper's method, R"].items()
+    assert last == PRINTED
 
 
 def test_a_drift_is_followed():

@@ -103,6 +103,9 @@ def abilities(comm):
         DisagreementError, match="rank 0 has every=20, but rank 1 has 7"
     ):
         Remapper(mlp, optimizer, every=7 if comm.rank == 1 else 20)
+    for name in ("filter", "waits"):
+        with pytest.raises(DisagreementError, match=f"rank 0 has {name}=False"):
+            Remapper(mlp, optimizer, **{name: comm.rank == 1})
     mlp.close()
 
 

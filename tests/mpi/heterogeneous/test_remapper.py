@@ -83,6 +83,56 @@ def test_losses_do_not_change_when_units_move(n_ranks):
     assert_on_ranks(n_ranks, training)
 
 
+def printed(comm):
+    """Checks of the printed method against NumPy: rank 1 has one long iteration."""
+    every, seconds = 6, [[2.0] * 6, [2.0, 2.0, 20.0, 2.0, 2.0, 2.0]]
+    late = [1.0, 0.0]
+    found = {}
+    for name, options in {
+        "printed": {"filter": False, "waits": True},
+        "waits": {"waits": True},
+        "ours": {},
+    }.items():
+        partition = rectangular_partition([1, 1], N, M, OUT, S)
+        mlp = RectangularMLP(N, M, OUT, comm, partition, timeout=TIMEOUT)
+        optimizer = chainer.optimizers.SGD(0.1).setup(mlp)
+        options |= {"abilities": [1, 1], "whole": 0, "line": 0, "timeout": TIMEOUT}
+        remapper = Remapper(mlp, optimizer, every=every, **options)
+        times = iter(seconds[comm.rank])
+        step = mlp.step
+
+        def timed(x, t, mlp=mlp, step=step, times=times):
+            result, half = step(x, t), next(times) / 2
+            mlp.seconds = StepSeconds(half, 0.0, half, 0.0, late[comm.rank])
+            return result
+
+        object.__setattr__(mlp, "step", timed)
+        for _ in range(every):
+            remapper.step(*data())
+        (found[name],) = remapper.history
+        mlp.close()
+    work = [r.work for r in partition.rectangles]
+
+    def shares(t):
+        slopes = [
+            np.linalg.lstsq(np.array(t[i])[:, None], np.full(len(t[i]), work[i]))[0][0]
+            for i in range(2)
+        ]
+        return np.array(slopes) / sum(slopes)
+
+    with_waits = [[t + late[i] for t in seconds[i]] for i in range(2)]
+    np.testing.assert_allclose(found["printed"].abilities, shares(with_waits))
+    assert found["printed"].ratio == pytest.approx(3 / 5)
+    usual = [3.0] * 6, [2.0] * 5
+    np.testing.assert_allclose(found["waits"].abilities, shares(usual))
+    assert found["waits"].ratio == pytest.approx(2 / 3)
+    np.testing.assert_allclose(found["ours"].abilities, shares([[2.0], [2.0]]))
+
+
+def test_the_method_as_printed():
+    assert_on_ranks(2, printed)
+
+
 def given_abilities(comm):
     mlp, _, _ = made(comm, abilities=[1.0, 3.0])
     expected = rectangular_partition([1.0, 3.0], N, M, OUT, S)
@@ -115,6 +165,8 @@ def late_rank(comm):
     ours, theirs = comm.allgather(t1)
     assert theirs > 0.3
     assert ours < 0.2
+    late, own = comm.allgather(seconds.late)
+    assert late > 0.2 > own >= 0
     mlp.close()
 
 
