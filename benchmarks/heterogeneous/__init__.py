@@ -8,4 +8,5 @@
     efficiency  equation (11) on hosts
     changes     remapping while hosts change
     ranks       what the hosts do for both
+    training    networks that train on them
 """
