@@ -89,7 +89,8 @@ class ExponentHistogram:
         """Returns the shares of numbers that float16 changes when they are multiplied.
 
         Args:
-            scale (float): Factor of the numbers, a power of two.
+            scale (float): Factor of the numbers. Other factors than powers of two count
+                as the nearest one, because a histogram has exponents only.
 
         Returns:
             dict: Shares of all numbers: ``'zero'``; ``'below_subnormal'``, less than
@@ -97,8 +98,7 @@ class ExponentHistogram:
             ``'overflow'``, 2**16 or more, or not finite. Numbers below subnormal are
             rounded to zero, numbers below normal lose bits.
         """
-        shift = math.frexp(scale)[1] - 1
-        exponents = np.arange(_LOWEST, _HIGHEST + 1) + shift
+        exponents = _scaled_exponents(scale)
         n = max(1, self.n)
 
         def share(where: np.ndarray, more: int = 0) -> float:
@@ -129,10 +129,9 @@ class ExponentHistogram:
 
         Args:
             ax (matplotlib.axes.Axes): Axes to draw in.
-            scale (float): The loss scale to show the effect of, a power of two.
+            scale (float): The loss scale to show the effect of, as for :meth:`shares`.
         """
-        shift = math.frexp(scale)[1] - 1
-        exponents = np.arange(_LOWEST, _HIGHEST + 1) + shift
+        exponents = _scaled_exponents(scale)
         ax.axvspan(_SMALLEST_NORMAL, LARGEST + 1, color="tab:green", alpha=0.15)
         ax.axvspan(
             _SMALLEST_SUBNORMAL, _SMALLEST_NORMAL, color="tab:orange", alpha=0.15
@@ -147,3 +146,8 @@ class ExponentHistogram:
         ax.set_xlim(-60, 20)
         ax.set_xlabel("exponent; float16 normal green, subnormal orange")
         ax.set_ylabel("share of all")
+
+
+def _scaled_exponents(scale: float) -> np.ndarray:
+    """Returns the exponents that the counted numbers have when they are multiplied."""
+    return np.arange(_LOWEST, _HIGHEST + 1) + round(math.log2(scale))

@@ -2,8 +2,8 @@
 
 Gradients of activations are small: in the SSD detector of Naruse's slides (2017) 94 %
 of them become zero in float16. Multiplying the loss multiplies them all. The weights'
-gradients are divided again before the update. Scales are powers of two, so neither
-operation rounds.
+gradients are divided again before the update. With a power of two neither operation
+rounds. Any other scale, such as 1000, rounds the gradients in both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class LossScale:
     """
 
     def __init__(self, scale: float) -> None:
-        self._scale = _power_of_two("scale", scale)
+        self._scale = _factor("scale", scale)
         self._n_skipped = 0
         self._n_finite = 0
 
@@ -77,16 +77,25 @@ class StaticLossScale(LossScale):
     A step that overflows is skipped. Training that is resumed continues with the scale
     given here, not with the saved one.
 
+    Prefer a power of two, which changes exponents only. Any other scale rounds. The
+    backward rounds the gradients of the loss times the scale to other float16 numbers
+    than those of the loss. The update multiplies them by the reciprocal of the scale,
+    both rounded to float32, so an unscaled gradient has a relative error of 2**-23 at
+    most. Rounding to float16 has one of up to 2**-11.
+
     Args:
-        scale (float): The scale, a power of two.
+        scale (float): The scale, from 2**-126 to 2**126.
 
     Raises:
-        ValueError: If the scale is not a power of two.
+        ValueError: If the scale is not positive, or out of range.
         TypeError: If the scale is not a number.
 
     Example:
-        >>> float(StaticLossScale(1024))
-        1024.0
+        >>> float(StaticLossScale(1024)), float(StaticLossScale(1000))
+        (1024.0, 1000.0)
+
+    See Naruse (2017), Volta Tensor Core training, "Loss scaling"; the slides train
+    with 128, 512, 1024 and 32768, and AlexNet and Inception v3 with 1000 and 100.
     """
 
     #: A static scale that was chosen too large overflows in every step.
@@ -116,8 +125,9 @@ class DynamicLossScale(LossScale):
 
     A step that overflows is skipped, and the scale is divided by ``factor``. After
     ``growth_interval`` steps in a row without overflow the scale is multiplied by
-    ``factor``. Training that is resumed continues with the saved scale, also with that
-    of a :class:`StaticLossScale`, limited to ``minimum`` and ``maximum``.
+    ``factor``. Training that is resumed continues with the saved scale, limited to
+    ``minimum`` and ``maximum``. The scale of a :class:`StaticLossScale` is rounded down
+    to a power of two.
 
     Args:
         initial (float): The scale to begin with, a power of two.
@@ -151,7 +161,7 @@ class DynamicLossScale(LossScale):
         minimum: float = 1.0,
         maximum: float = 2.0**24,
     ) -> None:
-        super().__init__(initial)
+        super().__init__(_power_of_two("initial", initial))
         self._factor = _power_of_two("factor", factor)
         self._minimum = _power_of_two("minimum", minimum)
         self._maximum = _power_of_two("maximum", maximum)
@@ -191,7 +201,8 @@ class DynamicLossScale(LossScale):
         self._scale = max(self._scale / self._factor, self._minimum)
 
     def _resumed(self, saved: float) -> float:
-        return min(max(saved, self._minimum), self._maximum)
+        exponent = math.frexp(saved)[1] - 1
+        return min(max(2.0**exponent, self._minimum), self._maximum)
 
     def __repr__(self) -> str:
         return (
@@ -208,19 +219,30 @@ def as_loss_scale(value: Any) -> LossScale:
     return value if isinstance(value, LossScale) else StaticLossScale(value)
 
 
-def _power_of_two(name: str, value: Any) -> float:
+def _factor(name: str, value: Any) -> float:
+    """Returns a factor of gradients, or refuses it."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, not {value!r}")
     value = float(value)
-    if not value > 0 or math.isinf(value) or math.frexp(value)[0] != 0.5:
+    if not value > 0 or math.isinf(value):
         raise ValueError(
-            f"{name} must be a power of two, such as 1024, not {value}: anything else"
-            f" would round the gradients"
+            f"{name} must be positive and finite, such as 1024, not {value}"
         )
     if not 1 / _LARGEST <= value <= _LARGEST:
         raise ValueError(
             f"{name} must be from 2**-126 to 2**126, not {value}: gradients of float32"
             f" are divided by it"
+        )
+    return value
+
+
+def _power_of_two(name: str, value: Any) -> float:
+    """Returns a factor that is a power of two, or refuses it."""
+    value = _factor(name, value)
+    if math.frexp(value)[0] != 0.5:
+        raise ValueError(
+            f"{name} must be a power of two, such as 1024, not {value}: a dynamic scale"
+            f" changes without rounding. StaticLossScale accepts any positive number"
         )
     return value
 

@@ -90,7 +90,7 @@ class MomentumSGD16(MomentumSGD):
 
         MixedPrecision(MomentumSGD16(0.01), loss_scale=1024)
 
-    which scales G as well, by a power of two that follows the loss scale, so that small
+    which scales G as well, by the loss scale times a power of two, so that small
     gradients are not lost in G either.
 
     Args:

@@ -25,7 +25,8 @@ class GradientReport:
     """Histograms of the gradients of a model.
 
     Args:
-        scale (float): The loss scale whose effect is shown, a power of two.
+        scale (float): The loss scale whose effect is shown. Other scales than powers of
+            two are shown as the nearest one.
 
     Attributes:
         parameters (dict): An :class:`ExponentHistogram` of the gradients of each
@@ -182,8 +183,8 @@ class GradientStatistics(extension.Extension):
     which vanish first, are added up since the last report, which makes backward slower.
 
     Args:
-        scale (float): The scale whose effect is shown, a power of two; ``None`` for the
-            optimizer's own.
+        scale (float): The scale whose effect is shown; ``None`` for the optimizer's
+            own. Other scales than powers of two are shown as the nearest one.
         activations (bool): Whether to count gradients of activations.
         filename (str): Name of the files, without ending; formatted with the trainer,
             as the name in :func:`chainer.training.extensions.snapshot`. On several
@@ -211,8 +212,8 @@ class GradientStatistics(extension.Extension):
         plot: bool = True,
         optimizer_name: str = "main",
     ) -> None:
-        if scale is not None and not (scale > 0 and math.frexp(scale)[0] == 0.5):
-            raise ValueError(f"scale must be a power of two, not {scale}")
+        if scale is not None and not 0 < scale < math.inf:
+            raise ValueError(f"scale must be positive and finite, not {scale}")
         if plot and importlib.util.find_spec("matplotlib") is None:
             raise ImportError(
                 "the picture needs matplotlib: pip install 'divisible[examples]', or"

@@ -43,3 +43,10 @@ def test_numbers_that_would_vanish_in_the_division():
     histogram = ExponentHistogram()
     histogram.add(np.array([1e-44], np.float32), 1024)
     assert (histogram.highest, histogram.n_zeros) == (-126, 0)
+
+
+def test_a_scale_between_powers_of_two_counts_as_the_nearer_one():
+    histogram = ExponentHistogram()
+    histogram.add(np.array([2.0**-24, 2.0**-25], np.float32))
+    assert histogram.shares(1000) == histogram.shares(1024) != histogram.shares(512)
+    assert histogram.shares(600) == histogram.shares(512)

@@ -30,6 +30,8 @@ def test_overflow_at_the_smallest_scale_names_the_parameters():
         (DynamicLossScale(65536), StaticLossScale(1024), 1024),
         (DynamicLossScale(2), DynamicLossScale(2**16, minimum=16), 16),
         (DynamicLossScale(2**20), DynamicLossScale(4, maximum=2**16), 2**16),
+        (StaticLossScale(1024), StaticLossScale(1000), 1000),
+        (StaticLossScale(1000), DynamicLossScale(4), 512),
     ],
 )
 def test_resumes_with_another_loss_scale(tmp_path, saved, resumed, scale):
@@ -57,13 +59,19 @@ def test_overflows_at_another_static_scale_do_not_count(tmp_path):
         same.overflowed(["/0/W"])
 
 
-@pytest.mark.parametrize("scale", [0, -2, float("nan"), float("inf"), 3])
+@pytest.mark.parametrize("scale", [0, -2, float("nan"), float("inf")])
 def test_scales_that_are_none(scale):
     for make in (StaticLossScale, DynamicLossScale):
-        with pytest.raises(ValueError, match="must be a power of two"):
+        with pytest.raises(ValueError, match="must be positive and finite"):
             make(scale)
-    with pytest.raises(ValueError, match="must be a power of two"):
+    with pytest.raises(ValueError, match="must be positive and finite"):
         MixedPrecision(optimizers.SGD(), loss_scale=scale)
+
+
+@pytest.mark.parametrize("name", ["initial", "factor", "minimum", "maximum"])
+def test_a_dynamic_scale_is_a_power_of_two(name):
+    with pytest.raises(ValueError, match=f"{name} must be a power of two"):
+        DynamicLossScale(**{name: 1000})
 
 
 @pytest.mark.parametrize("scale", [2.0**127, 2.0**-127])

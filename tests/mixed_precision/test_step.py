@@ -48,7 +48,7 @@ def test_every_hook(make_optimizer, name, scale):
 
 
 @pytest.mark.parametrize("before", [[], [hooks.WeightDecay(0.5)]])
-@pytest.mark.parametrize("scale", [1, 2**14])
+@pytest.mark.parametrize("scale", [1, 1000, 2**14])
 def test_gradient_clipping(before, scale):
     """The norm is summed in another order, so that the last bit may differ."""
     clipping = [*before, hooks.GradientClipping(1.5), hooks.Lasso(0.01)]

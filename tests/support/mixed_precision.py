@@ -6,6 +6,7 @@ import numpy as np
 from chainer import optimizer_hooks as hooks
 from chainer import optimizers
 
+import mixed_precision
 from divisible import Divisible
 from mixed_precision import MixedPrecision, float32_loss, to_float16
 
@@ -40,6 +41,20 @@ HOOKS = {
     "hard clipping": [hooks.GradientHardClipping(-0.5, 0.5)],
     "several": [hooks.Lasso(0.01), hooks.GradientLARS(), hooks.WeightDecay(0.01)],
 }
+
+
+#: Arguments that ``tests.support.numpy_training`` has as well.
+ARGUMENTS = {
+    "AdamW": {"weight_decay_rate": 0.01},
+    "LARS": {"lr": 0.5, "eta": 0.01, "weight_decay": 0.01},
+    "MSVAG": {"lr": 0.01},
+}
+
+
+def make_named_optimizer(name):
+    """Makes an optimizer of Chainer or of ``mixed_precision``."""
+    home = optimizers if hasattr(optimizers, name) else mixed_precision
+    return getattr(home, name)(**ARGUMENTS.get(name, {}))
 
 
 def make_model(dtype=np.float32):
