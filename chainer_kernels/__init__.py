@@ -45,6 +45,7 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     layouts, geometry    memory orders of activations; shapes of convolutions
     pooling_windows      which cells each window of a pooling reads
     half_precision       arrays of float16, computed in float32 and rounded once
+    half_sums            products of float16 matrices whose sums are float16
     global_random        NumPy's global generator, drawn from by compiled loops
     float16_bits         float16 as bits, in loops that know no float16
     float8_bits, float8  e5m2 and e4m3 as bits; e5m2 of arrays, and their rounded sums
