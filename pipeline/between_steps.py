@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from data_parallel import Grid
 from divisible import Divisible, Plan
+from divisible.schedules.events import CATEGORIES, UPDATE
+from divisible.schedules.rank_program import Span
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.stage_groups import stage_group_sizes
 from divisible.schedules.timeline import Timeline
@@ -185,6 +188,32 @@ class BetweenSteps:
                 f" their gradients: call optimizer = pipe.setup(optimizer)"
             )
 
+    @contextmanager
+    def recorded_update(self) -> Iterator[None]:
+        """Returns a context that puts an optimizer's update on the timeline.
+
+        The update belongs to the last :meth:`step`. :class:`PipelineUpdater` records
+        its updates itself. An exchange of gradients in ``update`` that is on the
+        timeline, too, is not part of the update, which begins behind it.
+
+        Example:
+            >>> import chainer
+            >>> import numpy as np
+            >>> from mpi4py import MPI
+            >>> from pipeline import Pipeline
+            >>> stage = Divisible(chainer.links.Linear(4, 3))
+            >>> pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=1)
+            >>> optimizer = pipe.setup(chainer.optimizers.SGD(0.1))
+            >>> result = pipe.step(np.ones((2, 4), np.float32), np.zeros(2, np.int32))
+            >>> with pipe.recorded_update():
+            ...     optimizer.update()
+            >>> [str(event.what) for event in pipe.timeline()]
+            ['0F0', '0B0', 'update']
+        """
+        start, what = time.perf_counter(), CATEGORIES[UPDATE]
+        yield
+        self.internals.record_after(Span(what, start, time.perf_counter(), what))
+
     def timeline(self) -> Timeline:
         """Returns the times of every rank's actions in the last :meth:`step`.
 
@@ -194,8 +223,9 @@ class BetweenSteps:
         Returns:
             Timeline: The timeline of all ranks of the pipeline, the same on each of
             them, on one clock that starts with the first action. A wait is a receive,
-            from when it was needed to when it was complete. On a grid, it is the
-            timeline of this replica, with the exchanges so far.
+            from when it was needed to when it was complete. Updates in
+            :meth:`recorded_update` follow. On a grid, it is the timeline of this
+            replica, with the exchanges so far.
 
         Raises:
             RuntimeError: If no step has been run yet.

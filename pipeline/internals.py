@@ -12,7 +12,7 @@ from typing import Any
 
 from divisible.schedules.automatic import ScheduleTrial
 from divisible.schedules.group_trial import GroupTrial
-from divisible.schedules.rank_program import Record
+from divisible.schedules.rank_program import Record, Span
 from pipeline.calls.ranks import Ranks
 from pipeline.calls.tie_exchange import TieExchange
 from pipeline.stages.loss import Loss
@@ -48,6 +48,11 @@ class Internals:
     def record(self) -> Record | None:
         """The times of the last step on this rank; ``None`` before the first step."""
         return self.step.record
+
+    def record_after(self, span: Span) -> None:
+        """Adds what this rank did after the last step to the record of the step."""
+        if self.step.record is not None:
+            self.step.record = self.step.record.followed_by(span)
 
     @property
     def ties(self) -> TieExchange | None:

@@ -11,8 +11,9 @@ from divisible.schedules.actions import KINDS
 from divisible.schedules.event_table import EventTable
 from divisible.schedules.events import CATEGORIES
 
-# Blue forward, green backward in a strong (input) and a light tone (weight); events
-# that are no computations are pale. Readable for colour-blind eyes and in grey.
+# Blue forward, green backward in a strong (input) and a light tone (weight), wine-red
+# update; events that are no computations are pale. Readable for colour-blind eyes and
+# in grey.
 COLORS = {
     "F": "#4477aa",
     "B": "#228833",
@@ -22,6 +23,7 @@ COLORS = {
     "send": "#cc6677",
     "receive": "#ee99aa",
     "wait": "#e4e4e4",
+    "update": "#882255",
     "other": "#aa88bb",
 }
 # The approximate width of the axes, in inches and in points.

@@ -10,12 +10,12 @@ import numpy as np
 
 from divisible.schedules.actions import KINDS
 from divisible.schedules.event_table import EventTable
-from divisible.schedules.events import OTHER, RECEIVE, SEND, WAIT
+from divisible.schedules.events import OTHER, RECEIVE, SEND, UPDATE, WAIT
 from divisible.schedules.plot import describe, plot_timelines, time_unit
 
 #: Causes of lost time, the first ones first: where events of two causes overlap, the
 #: time counts for the first cause.
-CAUSES = ("computing", "other", "messages", "waiting", "between")
+CAUSES = ("computing", "updating", "other", "messages", "waiting", "between")
 
 
 class StageTime(NamedTuple):
@@ -40,10 +40,11 @@ class Comparison:
     A step is as long on each rank, and each moment of it has one cause. So the entries
     of a row of `lost` add up to the difference between the two steps::
 
-        measured   |computing|other|messages|waiting|between|
+        measured   |computing|updating|other|messages|waiting|between|
         predicted  |computing|messages|waiting (the bubble)|
 
-    The stages of the rank took ``computing`` seconds more. An exchange of gradients,
+    The stages of the rank took ``computing`` seconds more. The updates of parameters,
+    which a prediction does not have, took ``updating``. An exchange of gradients,
     and any event that is no computation or message, took ``other``. Messages took
     ``messages``: they are packed, copied and sent. The rank waited for other ranks for
     ``waiting`` seconds more than the predicted bubble. Between two actions, Python took
@@ -71,7 +72,7 @@ class Comparison:
         ... )
         >>> comparison = measured.compare(predicted)
         >>> print(comparison)
-        +2 s: computing +1, other +0, messages +0, waiting +1, between +0
+        +2 s: computing +1, updating +0, other +0, messages +0, waiting +1, between +0
         >>> comparison.stages[1].measured / comparison.stages[1].predicted
         1.5
     """
@@ -169,6 +170,7 @@ def _seconds_by_cause(timeline: EventTable) -> np.ndarray:
     category = timeline.category
     of_cause = {
         "computing": category < len(KINDS),
+        "updating": category == UPDATE,
         "other": category == OTHER,
         "messages": (category == SEND) | (category == RECEIVE),
         "waiting": category == WAIT,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from divisible.schedules.actions import FORWARD, KINDS, Action, Transfer
-from divisible.schedules.events import CATEGORIES, Event
+from divisible.schedules.events import CATEGORIES, UPDATE, Event
 from divisible.schedules.held import in_layers_of_ranks
 
 #: Stands for "none" in a column.
@@ -135,21 +135,25 @@ class EventTable:
     @property
     def busy(self) -> np.ndarray:
         """Seconds each rank computes."""
-        compute = self.category < len(KINDS)
-        return np.bincount(
-            self.rank[compute],
-            weights=(self.end - self.start)[compute],
-            minlength=self.n_ranks,
-        )
+        return self._seconds(self.category < len(KINDS))
+
+    @property
+    def updating(self) -> np.ndarray:
+        """Seconds in which each rank's optimizers update parameters."""
+        return self._seconds(self.category == UPDATE)
+
+    def _seconds(self, chosen: np.ndarray) -> np.ndarray:
+        seconds = (self.end - self.start)[chosen]
+        return np.bincount(self.rank[chosen], seconds, self.n_ranks)
 
     @property
     def bubble_time(self) -> np.ndarray:
-        """Seconds each rank does not compute, from first start to last end."""
-        return self.makespan - self.busy
+        """Seconds each rank neither computes nor updates, from first to last event."""
+        return self.makespan - self.busy - self.updating
 
     @property
     def bubble(self) -> np.ndarray:
-        """The share of the makespan that each rank does not compute, from 0 to 1."""
+        """The share of the makespan in ``bubble_time``, from 0 to 1."""
         return self.bubble_time / self.makespan if self.makespan else self.busy
 
     @property
@@ -170,7 +174,8 @@ class EventTable:
         return self._peak([1, -1, 0, -1, 0])
 
     def _peak(self, change: list[int]) -> np.ndarray:
-        changes = np.array([*change, 0, 0, 0, 0])[self.category] * self.count
+        others = [0] * (len(CATEGORIES) - len(KINDS))
+        changes = np.array([*change, *others])[self.category] * self.count
         computations = self.category[self.category < len(KINDS)]
         if computations.max(initial=FORWARD) == FORWARD:
             changes[:] = 0  # evaluation holds nothing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -231,15 +231,31 @@ class Span(NamedTuple):
         what: Description in words.
         start: Start in seconds, by the clock of the code that records it.
         end: End in seconds, by the same clock.
+        category: Category of the event on the timeline.
     """
 
     what: str
     start: float
     end: float
+    category: str = "other"
 
     def since(self, zero: float) -> Span:
         """Returns the span with seconds since a given moment."""
-        return Span(self.what, self.start - zero, self.end - zero)
+        return self._replace(start=self.start - zero, end=self.end - zero)
+
+    def behind(self, others: Iterable[Span]) -> Span:
+        """Returns the part of the span after those of the others that end in it.
+
+        An update of replicas waits for the exchange of gradients, which has spans of
+        its own.
+
+        Example:
+            >>> update = Span("update", 3.0, 6.0)
+            >>> update.behind([Span("exchange", 2.0, 5.0), Span("exchange", 5.5, 7.0)])
+            Span(what='update', start=5.0, end=6.0, category='other')
+        """
+        ends = [each.end for each in others if self.start < each.end <= self.end]
+        return self._replace(start=max(ends, default=self.start))
 
 
 class Piece(NamedTuple):
@@ -291,6 +307,10 @@ class Record(NamedTuple):
         # The last operation of the program may have run early.
         return max(self.times) - self.times[0] if self.times else 0.0
 
+    def followed_by(self, span: Span) -> Record:
+        """Returns the record with one more span after the run."""
+        return self._replace(after=(*self.after, span))
+
 
 class RankTimes(NamedTuple):
     """The times of one rank's operations, by a clock that all ranks share.
@@ -328,7 +348,7 @@ def measured_timeline(name: str, ranks: Sequence[RankTimes]) -> Timeline:
             operation = operations[position]
             category = _category(operation)
             events.append((rank, operation, start - first, end - first, category))
-        events += [(rank, *span.since(first), "other") for span in besides]
+        events += [(rank, *span.since(first)) for span in besides]
     return Timeline(events, n_ranks=len(ranks), name=name)
 
 

@@ -217,10 +217,11 @@ class Ranks:
 
         Args:
             record: Times of this rank's actions.
-            others: Further spans of time on this rank, by the same clock.
+            others: Exchanges of gradients on this rank, by the same clock.
         """
         offset = clock_offsets(self.comm, self.timeout)[self.rank]
-        besides = [span.since(offset) for span in (*others, *record.after)]
+        after = [span.behind(others) for span in record.after]
+        besides = [span.since(offset) for span in (*others, *after)]
         times = np.array(record.times) - offset
         pieces = [piece.since(offset) for piece in record.pieces]
         mine = RankTimes(record.program.operations, times, besides, pieces)

@@ -211,6 +211,10 @@ def _print_timeline(timeline: Timeline) -> None:
             zip(timeline.busy, timeline.bubble, timeline.peak_in_flight)
         )
     ]
+    if timeline.updating.any():
+        columns.append("updates")
+        for row, value in zip(rows, timeline.updating.tolist()):
+            row.append(format_seconds(value))
     is_other = timeline.category == OTHER
     if is_other.any():
         # Other time, such as the exchange of gradients, has a column if there is some.

@@ -353,10 +353,8 @@ def _load(
 
 def _mark(pipe: Pipeline, layers: Sequence[int], start: float) -> None:
     """Adds the move to the end of the last minibatch's timeline."""
-    if pipe.internals.record is not None:
-        words = f"{MOVE} {', '.join(map(str, layers))}"
-        after = (*pipe.internals.record.after, Span(words, start, time.perf_counter()))
-        pipe.internals.step.record = pipe.internals.record._replace(after=after)
+    words = f"{MOVE} {', '.join(map(str, layers))}"
+    pipe.internals.record_after(Span(words, start, time.perf_counter()))
 
 
 def _prepare_optimizer(optimizer: Any) -> None:

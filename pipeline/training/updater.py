@@ -236,7 +236,8 @@ class PipelineUpdater(StandardUpdater):
             if hasattr(optimizer, "n_samples"):
                 # The optimizer averages over the replicas, weighted by samples.
                 optimizer.n_samples = self.pipeline.n_samples
-            optimizer.update()
+            with self.pipeline.recorded_update():
+                optimizer.update()
         if self.auto_new_epoch and self.is_new_epoch:
             for optimizer in self._optimizers.values():
                 optimizer.new_epoch(auto=True)

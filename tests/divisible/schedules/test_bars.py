@@ -63,6 +63,17 @@ def test_a_rank_that_never_waits_has_no_white(tmp_path, n):
         assert blue.mean() + green.mean() > 0.8
 
 
+def test_an_update_has_a_colour_of_its_own(tmp_path):
+    events = [(0, "0F0", 0, 1), (0, "0B0", 1, 2), (0, "update", 2, 4, "update")]
+    (row,) = rows_of(Timeline(events), tmp_path)
+    assert np.abs(row - to_rgb(COLORS["update"])).max(axis=1).argmin() > len(row) // 2
+    shares = [
+        (np.abs(row - to_rgb(COLORS[category])).max(axis=1) < 0.01).mean()
+        for category in ("F", "B", "update")
+    ]
+    assert shares == pytest.approx([0.25, 0.25, 0.5], abs=0.01)
+
+
 def texts_of(timeline, folder, *others):
     """Returns what is written on bars, with places, as it is in a picture of paths."""
     import matplotlib.axes

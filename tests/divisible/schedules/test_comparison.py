@@ -39,6 +39,7 @@ def test_each_moment_has_one_cause():
     comparison = MEASURED.compare(PREDICTED)
     assert by_cause(comparison, 0) == {
         "computing": 0.5,
+        "updating": 0.0,
         "other": 1.0,
         "messages": 0.5,
         "waiting": 1.75,
@@ -47,10 +48,24 @@ def test_each_moment_has_one_cause():
     # What comes after a rank's last action is a wait for the others.
     assert by_cause(comparison, 1) == {
         "computing": 1.75,
+        "updating": 0.0,
         "other": 0.0,
         "messages": 0.0,
         "waiting": 2.25,
         "between": 0.0,
+    }
+
+
+def test_an_update_is_time_that_a_prediction_does_not_have():
+    updated = Timeline([*MEASURED, (0, "update", 7.5, 10.0, "update")])
+    assert by_cause(updated.compare(PREDICTED), 0) == {
+        "computing": 0.5,
+        "updating": 2.5,
+        # The end of the exchange lies in the update.
+        "other": 0.5,
+        "messages": 0.5,
+        "waiting": 1.75,
+        "between": 0.25,
     }
 
 
@@ -61,7 +76,7 @@ def test_a_line_has_as_many_places_as_its_largest_number(is_longer):
     long = Timeline([(0, "0F0", 0.0, 0.5), (0, "0B0", 0.5001, 2.0)])
     sign = "+" if is_longer else "-"
     comparison = long.compare(short) if is_longer else short.compare(long)
-    others = "other +0, messages +0, waiting +0, between +0"
+    others = "updating +0, other +0, messages +0, waiting +0, between +0"
     assert str(comparison) == f"{sign}1 s: computing {sign}1, {others}"
 
 

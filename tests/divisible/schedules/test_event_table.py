@@ -5,7 +5,7 @@ import pytest
 
 from divisible.schedules.actions import Action, Transfer
 from divisible.schedules.event_table import COLUMNS, NONE, EventTable
-from divisible.schedules.events import CATEGORIES, SEND
+from divisible.schedules.events import CATEGORIES, SEND, UPDATE
 
 
 def columns(**given):
@@ -44,6 +44,16 @@ def test_times_of_ranks_are_sums_of_columns():
     np.testing.assert_array_equal(table.busy, [2, 1, 0])
     np.testing.assert_array_equal(table.bubble_time, [2, 3, 4])
     np.testing.assert_array_equal(table.bubble, [0.5, 0.75, 1])
+
+
+def test_an_update_is_neither_computing_nor_a_bubble():
+    nothing = {"stage": [0, NONE, 1], "kind": [0, NONE, 0], "peer": [NONE] * 3}
+    forward, _, _ = columns()["category"]
+    table = EventTable(columns(category=[forward, UPDATE, forward], **nothing))
+    np.testing.assert_array_equal(table.busy, [2, 1])
+    np.testing.assert_array_equal(table.updating, [1, 0])
+    np.testing.assert_array_equal(table.bubble_time, [1, 3])
+    assert table[1] == (0, "update", 2.0, 3.0, "update")
 
 
 def test_rows_are_sorted_by_rank_and_start():

@@ -10,6 +10,7 @@ from divisible.schedules.rank_program import (
     Channel,
     RankProgram,
     RankTimes,
+    Record,
     Slot,
     Span,
     measured_timeline,
@@ -86,3 +87,26 @@ def test_a_timeline_has_what_ranks_do_besides():
     rank = RankTimes(operations, times, [Span("exchange", 6.5, 20.0)])
     (event,) = [e for e in measured_timeline("", [rank]) if e.category == "other"]
     assert event == Event(0, "exchange", 1.5, 15.0, "other")
+
+
+def test_what_follows_a_run_keeps_its_category():
+    one = program(one_f_one_b(1, 1), 0)
+    times = [*np.arange(2.0 * len(one.operations))]
+    record = Record(one, times).followed_by(Span("update", 6.0, 8.0, "update"))
+    record = record.followed_by(Span("move", 8.0, 9.0))
+    rank = RankTimes(one.operations, np.array(times), record.after)
+    events = measured_timeline("", [rank]).rank_events(0)
+    assert [(e.what, e.category) for e in events[-2:]] == [
+        ("update", "update"),
+        ("move", "other"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "exchanges, start",
+    [([], 3.0), ([(1, 2)], 3.0), ([(1, 4), (2, 3.5)], 4.0), ([(4, 7)], 3.0)],
+)
+def test_an_update_begins_behind_the_exchange_that_it_waits_for(exchanges, start):
+    others = [Span("exchange", *times) for times in exchanges]
+    update = Span("update", 3.0, 6.0, "update")
+    assert update.behind(others) == Span("update", start, 6.0, "update")

@@ -23,7 +23,8 @@ def measured():
             (0, "1B0<1", 1.1, 3.0, "wait"),
             (0, "1B0<1", 3.0, 3.1),
             (0, "0B0", 3.1, 5.0),
-            (0, "all-reduce", 5.0, 5.5),
+            (0, "all-reduce", 5.0, 5.25),
+            (0, "update", 5.25, 5.5, "update"),
             (1, "0F0<0", 0.0, 1.1, "wait"),
             (1, "1F0", 1.1, 2.0),
             (1, "1B0", 2.0, 3.0),
@@ -34,7 +35,7 @@ def measured():
 
 def test_events():
     timeline = measured()
-    assert len(timeline) == 9
+    assert len(timeline) == 10
     assert timeline.n_ranks == 2
     assert timeline.rank_events(0)[1] == Event(
         0, Transfer(Action(0, "F", 0), 1, "send"), 1.0, 1.1, "send"
@@ -42,9 +43,11 @@ def test_events():
     wait = timeline.rank_events(1)[0]
     assert (str(wait.what), wait.category) == ("0F0<0", "wait")
     assert timeline.rank_events(0)[5].what == "all-reduce"
-    assert timeline.peer.tolist() == [-1, 1, 1, 1, -1, -1, 0, -1, -1]
+    assert timeline.rank_events(0)[6] == Event(0, "update", 5.25, 5.5, "update")
+    assert timeline.peer.tolist() == [-1, 1, 1, 1, -1, -1, -1, 0, -1, -1]
     assert timeline.makespan == 5.5
     assert timeline.busy.tolist() == pytest.approx([2.9, 1.9])
+    assert timeline.updating.tolist() == pytest.approx([0.25, 0])
     assert timeline.peak_in_flight.tolist() == [1, 1]
 
 
@@ -79,7 +82,7 @@ def test_impossible_events_are_refused(event, message):
 
 def test_critical_path_of_a_measured_run():
     path = [str(event.what) for event in measured().critical_path]
-    assert path == ["0F0", "1F0", "1B0", "1B0<1", "0B0", "all-reduce"]
+    assert path == ["0F0", "1F0", "1B0", "1B0<1", "0B0", "all-reduce", "update"]
 
 
 def test_a_message_that_was_there_is_not_on_the_critical_path():
@@ -136,7 +139,7 @@ def test_chrome_trace_format(tmp_path):
     rows = {e["tid"]: e["args"] for e in events if e["name"] == "thread_name"}
     assert rows == {0: {"name": "rank 0"}, 1: {"name": "rank 1"}}
     bars = [e for e in events if e["ph"] == "X"]
-    assert len(bars) == 9
+    assert len(bars) == 10
     assert bars[0] == {
         "ph": "X",
         "pid": 0,

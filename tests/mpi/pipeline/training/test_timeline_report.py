@@ -39,6 +39,8 @@ def test_trainer_leaves_timelines_of_steps(tmp_path):
     # The evaluator ran before, and is not what is shown.
     timeline = Timeline.load(tmp_path / "timeline_4.json")
     done = {str(event.what) for event in timeline if isinstance(event.what, Action)}
+    updates = [event.rank for event in timeline if event.category == "update"]
+    assert updates == [0, 1]
     assert done == {
         f"{stage}{kind}{i}" for stage in "01" for kind in "FB" for i in "01"
     }
