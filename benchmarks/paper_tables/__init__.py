@@ -1,4 +1,4 @@
-"""Figures 6 to 14 of Takisawa et al. (2022), measured again on emulated hosts.
+"""Figures 5 to 14 of Takisawa et al. (2022), measured again on emulated hosts.
 
 ::
 
@@ -11,6 +11,11 @@
     page.py      the page with its table, and the CSV file of all points
     plots.py     the figures
     cli.py       the command
+
+    figure_5.py        Fig. 5, on real ranks: a command of its own
+    recorded_loop.py   the paper's loop, with a record of what every rank does
+    first_backward.py  how long the first backward takes, beside later ones
+
     data/        profiles, samples, and the points as CSV
 
     python -m benchmarks.paper_tables --quick
