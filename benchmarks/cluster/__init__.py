@@ -31,7 +31,8 @@ The modules::
 
     requirements.py    what this machine lacks to emulate hosts
     network.py         namespaces, the switch, rates of links
-    control_groups.py  CPU shares and memory
+    control_groups.py  CPU shares and memory, by the files of
+        control_groups_v1.py, control_groups_v2.py
     construction.py    makes all of it, and removes all of it
     registry.py        the clusters that are up, and their owners
     guardian.py        the process that makes a cluster and removes it

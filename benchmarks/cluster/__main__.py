@@ -32,9 +32,9 @@ class Group(click.Group):
 def main() -> None:
     """Emulates a small cluster on this machine, and runs MPI programs on it.
 
-    Every host is a network namespace and a control group (version 1), with a share of
-    the machine's cores and limits on its link and its memory. Needs root, iproute2 and
-    MPICH's mpiexec.
+    Every host is a network namespace and a control group, with a share of the machine's
+    cores and limits on its link and its memory. Needs root, control groups (version 1
+    or 2), iproute2 and MPICH's mpiexec.
 
     \b
     python -m benchmarks.cluster up --cpus 1,0.5,0.25 --memory 2G --rate 1gbit

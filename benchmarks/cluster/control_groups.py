@@ -1,6 +1,12 @@
-"""Control groups (version 1): CPU shares and memory of hosts.
+"""Control groups: CPU shares and memory of hosts.
 
-Every member of a cluster has a group of the same name in each of two hierarchies.
+Every member of a cluster has a group of its own, in each hierarchy of the version that
+this machine has mounted::
+
+    version 1    /sys/fs/cgroup/cpu/GROUP, /sys/fs/cgroup/memory/GROUP
+    version 2    /sys/fs/cgroup/GROUP
+
+A machine with both has the limits of CPU and memory in version 1.
 """
 
 from __future__ import annotations
@@ -11,8 +17,10 @@ import signal
 import time
 from pathlib import Path
 
+from benchmarks.cluster.control_groups_v1 import Version1
+from benchmarks.cluster.control_groups_v2 import Version2
+
 ROOT = Path("/sys/fs/cgroup")
-KINDS = ("cpu", "memory")
 #: Microseconds in which a quota is given out, and the least that the kernel takes for a
 #: quota and the most for a period.
 PERIOD, LEAST_QUOTA, MOST_PERIOD = 10_000, 1_000, 1_000_000
@@ -22,33 +30,42 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 TIMEOUT = 20.0
 
 
+def version() -> Version1 | Version2:
+    """Returns the version that limits groups here."""
+    is_second = (ROOT / "cgroup.controllers").exists()
+    return Version2(ROOT) if is_second else Version1(ROOT)
+
+
+def missing() -> str | None:
+    """Returns why there can be no groups with limits; ``None`` if there can be."""
+    return version().missing()
+
+
 def make(group: str) -> None:
     """Makes a group without limits."""
-    for kind in KINDS:
-        (ROOT / kind / group).mkdir()
+    here = version()
+    here.prepare()
+    for folder in here.folders(group):
+        folder.mkdir()
 
 
 def set_cpus(group: str, cpus: float) -> None:
     """Limits the CPU time of all processes of a group together.
 
     Args:
-        group: Its name.
-        cpus: In cores.
+        group: Name of the group.
+        cpus: Limit in cores.
     """
     # Smaller shares take longer periods, as there is a least quota.
     period = max(PERIOD, round(LEAST_QUOTA / cpus))
     quota = max(LEAST_QUOTA, round(period * cpus))
-    folder = ROOT / "cpu" / group
-    folder.joinpath("cpu.cfs_period_us").write_text(str(period))
-    folder.joinpath("cpu.cfs_quota_us").write_text(str(quota))
+    version().set_quota(group, quota, period)
 
 
 def cpus_of(group: str) -> float:
     """Returns the limit in cores; infinite without one."""
-    folder = ROOT / "cpu" / group
-    quota = int(folder.joinpath("cpu.cfs_quota_us").read_text())
-    period = int(folder.joinpath("cpu.cfs_period_us").read_text())
-    return quota / period if quota > 0 else float("inf")
+    quota, period = version().quota_of(group)
+    return float("inf") if quota is None else quota / period
 
 
 def n_bytes(memory: str) -> int:
@@ -61,33 +78,30 @@ def n_bytes(memory: str) -> int:
 
 def set_memory(group: str, memory: str) -> None:
     """Limits the memory of all processes of a group together, such as to ``'1G'``."""
-    file = ROOT / "memory" / group / "memory.limit_in_bytes"
-    file.write_text(str(n_bytes(memory)))
+    version().set_memory(group, n_bytes(memory))
 
 
 def memory_of(group: str) -> int | None:
     """Returns the limit of a group's memory in bytes, if there is one."""
-    limit = int((ROOT / "memory" / group / "memory.limit_in_bytes").read_text())
-    # Without one the kernel gives the largest number of whole pages.
-    return limit if limit < 2**62 else None
+    return version().memory_of(group)
 
 
 def peak_memory(group: str) -> int:
     """Returns the most bytes that the processes of a group had at once."""
-    return int((ROOT / "memory" / group / "memory.max_usage_in_bytes").read_text())
+    return version().peak_memory(group)
 
 
 def groups_of(prefix: str) -> list[str]:
     """Returns the names of the groups that begin so, in whichever hierarchy."""
-    folders = (ROOT.joinpath(kind).glob(f"{prefix}*") for kind in KINDS)
+    folders = (parent.glob(f"{prefix}*") for parent in version().parents)
     return sorted({folder.name for each in folders for folder in each})
 
 
 def processes(group: str) -> list[int]:
     """Returns the ids of the processes in a group."""
     found: set[int] = set()
-    for kind in KINDS:
-        file = ROOT / kind / group / "cgroup.procs"
+    for folder in version().folders(group):
+        file = folder / "cgroup.procs"
         if file.exists():
             found.update(map(int, file.read_text().split()))
     return sorted(found)
@@ -114,7 +128,6 @@ def kill(groups: list[str]) -> None:
 
 def remove(group: str) -> None:
     """Removes a group without processes, from each hierarchy where it is."""
-    for kind in KINDS:
-        folder = ROOT / kind / group
+    for folder in version().folders(group):
         if folder.exists():
             folder.rmdir()

@@ -99,6 +99,7 @@ class Cluster:
             **os.environ,
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             "EMULATED_CLUSTER": member(self.name, "")[:-1],
+            "EMULATED_GROUPS": " ".join(map(str, control_groups.version().parents)),
             # MPI must not notice that the hosts share their memory.
             "MPIR_CVAR_NOLOCAL": str(int(each == 1)),
             "UCX_TLS": "tcp,self" if each == 1 else "tcp,self,sm",

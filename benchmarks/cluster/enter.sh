@@ -1,5 +1,6 @@
 #!/bin/sh
-# Starts a command on a member of the cluster $EMULATED_CLUSTER:
+# Starts a command on a member of the cluster $EMULATED_CLUSTER, whose control groups are
+# in each of the folders $EMULATED_GROUPS:
 #
 #     enter.sh switch COMMAND ARGUMENT...
 #     enter.sh [-OPTION...] ADDRESS COMMAND_LINE     as mpiexec calls ssh
@@ -10,8 +11,8 @@ case $1 in
   *) member=$EMULATED_CLUSTER-$((${1##*.} - 1)) ;;
 esac
 shift
-for kind in cpu memory; do
-  echo $$ > "/sys/fs/cgroup/$kind/$member/cgroup.procs"
+for parent in $EMULATED_GROUPS; do
+  echo $$ > "$parent/$member/cgroup.procs"
 done
 case $member in
   # With this machine's /sys, where the control groups are that the line above needs.

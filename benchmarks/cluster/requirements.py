@@ -40,22 +40,7 @@ def missing() -> str | None:
     ):
         if shutil.which(tool) is None:
             return f"there is no {tool}; install {package}"
-    return _missing_groups() or _missing_network() or _missing_mpiexec()
-
-
-def _missing_groups() -> str | None:
-    if (control_groups.ROOT / "cgroup.controllers").exists():
-        return (
-            "the machine's control groups are of version 2, and this was made for"
-            " version 1"
-        )
-    for kind in control_groups.KINDS:
-        folder = control_groups.ROOT / kind
-        if not (folder / "cgroup.procs").exists():
-            return f"there are no control groups (version 1) in {folder}"
-        if os.statvfs(folder).f_flag & os.ST_RDONLY:
-            return f"{folder} is read-only"
-    return None
+    return control_groups.missing() or _missing_network() or _missing_mpiexec()
 
 
 def _missing_network() -> str | None:

@@ -118,11 +118,13 @@ def run(
                 timeout=timeout,
                 cwd=ROOT,
             )
-            counted = [emulated.peak_memory(host) for host in range(hosts.n)]
+            counted = None
+            if hosts.memory is not None:
+                counted = [emulated.peak_memory(host) for host in range(hosts.n)]
         if done.returncode:
             raise HostsFailedError(hosts, done.returncode)
         found = json.loads(answer.read_text())
-        if hosts.memory is not None:
+        if counted is not None:
             found["counted"] = counted
         return found
 

@@ -31,11 +31,12 @@ def test_without_a_tool(monkeypatch, tmp_path):
     assert requirements.missing() == "there is no tc; install iproute2"
 
 
-def test_with_other_control_groups(monkeypatch, tmp_path):
+def test_without_control_groups(monkeypatch, tmp_path):
     as_root(monkeypatch, tmp_path)
     assert "no control groups (version 1) in" in requirements.missing()
-    (tmp_path / "cgroup.controllers").touch()
-    assert "control groups are of version 2" in requirements.missing()
+    (tmp_path / "cgroup.controllers").write_text("cpu pids\n")
+    assert "(version 2) in" in requirements.missing()
+    assert "have no limits of memory" in requirements.missing()
 
 
 @pytest.mark.parametrize(
@@ -47,9 +48,9 @@ def test_with_other_control_groups(monkeypatch, tmp_path):
 )
 def test_what_is_tried_out(monkeypatch, tmp_path, failing, words):
     as_root(monkeypatch, tmp_path)
-    for kind in control_groups.KINDS:
-        (tmp_path / kind).mkdir()
-        (tmp_path / kind / "cgroup.procs").touch()
+    for folder in control_groups.version().parents:
+        folder.mkdir()
+        (folder / "cgroup.procs").touch()
 
     def run(command, **options):
         fails = failing in command[0]
