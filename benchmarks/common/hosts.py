@@ -23,6 +23,8 @@ from benchmarks.common.results import ROOT
 #: Seconds between two looks of a host that waits for the next step: seldom, because
 #: looking uses its quota.
 PAUSE = 0.05
+#: Share of all hosts together, in cores, unless a command says otherwise.
+CPU = 1.6
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def keep_freed_memory() -> None:
 
 def add_hosts_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds ``--cpu``."""
-    parser.add_argument("--cpu", type=float, default=1.6, help="of all hosts, in cores")
+    parser.add_argument("--cpu", type=float, default=CPU, help="of all hosts, in cores")
 
 
 def run(

@@ -36,6 +36,10 @@ def test_what_was_disturbed_is_measured_again(monkeypatch, parts, tries):
     found, part = results.undisturbed(Alone(), measure)
     assert found == len(done) == tries
     assert part == pytest.approx(parts[tries - 1])
+    # Without patience the first try counts.
+    done.clear()
+    assert results.undisturbed(Alone(), measure, patient=False)[0] == 1
+    assert done == parts[:1]
 
 
 def test_the_system_says_how_much_was_stolen():
