@@ -20,28 +20,31 @@ MARKERS = "osD^vX"
 DPI = 120
 
 
-def draw(number: int, rows: Sequence[Row], folder: Path) -> list[str]:
+def draw(
+    number: int, rows: Sequence[Row], folder: Path, name: str = ""
+) -> dict[int, str]:
     """Draws a figure of the paper.
 
     Args:
         number: Number of the figure.
         rows: Points of the figure.
         folder: Folder to write to.
+        name: Last part of the files' names.
 
     Returns:
-        Names of the files.
+        Names of the files, by the number of the figure.
     """
     if number == 6:
         drawn = {6: times, 7: speedups, 12: equation}
     else:
         drawn = {number: {8: rates, 13: models, 14: models}.get(number, sizes)}
-    names = []
+    names = {}
     for each, how in drawn.items():
         figure = Figure(figsize=(11 if how is models else 7, 4.2), layout="constrained")
         FigureCanvasAgg(figure)
         how(figure, rows)
-        names.append(f"fig{each:02d}.png")
-        figure.savefig(folder / names[-1], dpi=DPI)
+        names[each] = f"fig{each:02d}{name}.png"
+        figure.savefig(folder / names[each], dpi=DPI)
     return names
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.common.hosts import Hosts
+from benchmarks.paper_tables.arithmetic import NUMPY, UNSTATED, Arithmetic
 
 #: The speed-ups over the undivided step that the text of the paper has, in its sections
 #: 5.1 and 7: processes, microbatches, speed-up.
@@ -27,6 +28,9 @@ MICROBATCHES = {
     "vgg16": (1, 2, 3, 4, 7, 12, 20, 28, 42),
     "resnet50": (1, 2, 3, 5, 9, 15, 20, 30, 45),
 }
+#: The hosts and the numbers of microbatches of a quick run.
+QUICK_HOSTS = {"mlp": (2, 4), "vgg16": (2, 4, 8), "resnet50": (2, 4, 8)}
+QUICK_MICROBATCHES = {"mlp": (1, *FIT, 20), "vgg16": (20,), "resnet50": (20,)}
 #: Microbatches of 600, 240, 120, 60 and 30 samples in Fig. 9 to 11.
 SIZES_MICROBATCHES = (1, 2, 5, 10, 20, 40)
 #: The folder of samples and profiles, and the file of samples in it.
@@ -38,7 +42,8 @@ PAPER_WIDTH = 5000
 RATE = "1gbit"
 #: Fig. 8 has InfiniBand between nodes and NVLink within one.
 RATES = ("100mbit", "1gbit", "10gbit")
-SERIAL = "serial"
+#: In place of a schedule: the undivided model, and the paper's loop over ChainerMN.
+SERIAL, FIG4 = "serial", "fig4"
 EQUAL, OURS = "equal layers", "ours"
 
 
@@ -54,8 +59,12 @@ class Point:
         microbatches: Number of microbatches.
         rate: Rate of a host's link.
         cut: ``EQUAL`` or ``OURS``.
-        schedule: Name of the schedule, or ``SERIAL`` for the undivided model in plain
-            Chainer on one of the hosts.
+        schedule: Name of the schedule; ``SERIAL`` for the undivided model in plain
+            Chainer on one of the hosts; ``FIG4`` for the paper's loop over ChainerMN.
+        kernels: Whether the kernels are in force; see `Arithmetic`.
+        provider: Provider of products and convolutions; see `Arithmetic`.
+        update: Whether the step has the update of the parameters, besides forward and
+            backward.
     """
 
     model: str
@@ -66,6 +75,14 @@ class Point:
     rate: str = RATE
     cut: str = EQUAL
     schedule: str = "1f1b"
+    kernels: str = UNSTATED
+    provider: str = NUMPY
+    update: bool = False
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """The kernels and the provider."""
+        return Arithmetic(self.kernels, self.provider)
 
     @property
     def serial(self) -> Point:
@@ -75,7 +92,15 @@ class Point:
     @property
     def group(self) -> tuple:
         """The points that are measured while the same hosts are up."""
-        return self.model, self.size, self.batch, self.hosts, self.rate
+        return (
+            *(self.kernels, self.provider),
+            *(self.model, self.size, self.batch, self.hosts, self.rate),
+        )
+
+    @property
+    def on_any_hosts(self) -> Point:
+        """The points that differ in the hosts and their links only are equal here."""
+        return replace(self, hosts=0, rate=RATE)
 
     @property
     def series(self) -> Point:
@@ -86,6 +111,17 @@ class Point:
     def samples(self) -> int:
         """Samples of the largest microbatch."""
         return -(-self.batch // self.microbatches)
+
+    @property
+    def turns(self) -> int:
+        """Number of microbatches that the step has.
+
+        Fig. 4 cuts a minibatch into microbatches of equal size, and a smaller last one.
+        Of 84 samples in 20 microbatches each has 5, so that there are 17.
+        """
+        if self.schedule == FIG4:
+            return -(-self.batch // self.samples)
+        return self.microbatches
 
     def on(self, cpu: float) -> Hosts:
         """Returns the hosts.
@@ -104,17 +140,26 @@ class Scale:
         width: Width of the perceptron's layers, for the paper's 5,000.
         image: Pixels on a side of VGG16's and ResNet50's images.
         batch: Samples in place of the paper's 1,200, 84 and 90, for trying out.
+        arithmetic: Kernels and provider of the steps.
+        update: Whether steps have the update.
     """
 
     width: int = 2048
     image: int = 32
     batch: int | None = None
+    arithmetic: Arithmetic = Arithmetic()
+    update: bool = False
 
     def of(self, model: str, hosts: int, microbatches: int, **options: str) -> Point:
         """Returns a point of the usual size."""
         size = self.width if model == "mlp" else self.image
         batch = self.batch or BATCH[model]
-        return Point(model, size, batch, hosts, microbatches, **options)
+        return Point(
+            *(model, size, batch, hosts, microbatches),
+            **options,
+            **self.arithmetic._asdict(),
+            update=self.update,
+        )
 
     def widths(self) -> dict[int, int]:
         """Returns the width for each input size of the paper, in steps of 64."""
@@ -149,6 +194,7 @@ def figures(scale: Scale) -> dict[int, list[Point]]:
             scale.of(model, hosts, m, cut=cut, schedule=schedule)
             for hosts in (2, 4, 8, 16)
             for cut, schedule, first in (
+                (EQUAL, FIG4, 0),
                 (EQUAL, "1f1b", 0),
                 (OURS, "1f1b", 2),
                 (OURS, "zb_h1", 2),
@@ -162,20 +208,32 @@ def figures(scale: Scale) -> dict[int, list[Point]]:
 
 
 def quick(points: Iterable[Point]) -> list[Point]:
-    """Returns some points of every figure that take a few minutes in all."""
+    """Returns some points of every figure, which take minutes."""
     return [
         point
         for point in points
-        if point.hosts in (2, 4, 8)
-        and (point.hosts < 8 or point.model != "mlp")
-        and point.microbatches in (1, *FIT, 20)
+        if point.hosts in QUICK_HOSTS[point.model]
+        and point.microbatches in QUICK_MICROBATCHES[point.model]
+        and (point.cut, point.schedule) != (OURS, "1f1b")
     ]
 
 
-def with_serial(points: Iterable[Point]) -> list[Point]:
-    """Returns the points, each once, behind the undivided steps they need."""
+def with_serial(points: Iterable[Point], few: bool = False) -> list[Point]:
+    """Returns the points, each once, behind the undivided steps they need.
+
+    Args:
+        points: Points to compare with the undivided step.
+        few: Whether one number of hosts is enough for the undivided step: the fewest,
+            whose shares of a core are the largest.
+    """
     points = list(dict.fromkeys(points))
-    return [*dict.fromkeys(point.serial for point in points), *points]
+    serial = list(dict.fromkeys(point.serial for point in points))
+    if few:
+        fewest: dict[Point, Point] = {}
+        for point in sorted(serial, key=lambda point: point.hosts):
+            fewest.setdefault(point.on_any_hosts, point)
+        serial = [point for point in serial if point in fewest.values()]
+    return [*serial, *points]
 
 
 def to_json(point: Point) -> dict:

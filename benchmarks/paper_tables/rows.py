@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
-from benchmarks.paper_tables.points import FIT, SAMPLES, SERIAL, Point
-from benchmarks.paper_tables.samples import Sample, read
+from benchmarks.paper_tables.points import FIT, SERIAL, Point
+from benchmarks.paper_tables.samples import Sample
 from divisible.schedules.paper_model import PerformanceModel
 
 
@@ -22,7 +21,7 @@ class Row:
         seconds: Seconds of each step.
         serial: Seconds of the undivided model on one such host in the same round, for
             each step: the machine may be faster in another round. A missing round is
-            replaced by the last one, here and below.
+            replaced by the last one, here and below. See `undivided`.
         single: Seconds with one microbatch, for each step; empty if they were not
             measured.
         cuts: Positions of the cuts.
@@ -31,6 +30,8 @@ class Row:
         is_fitted: Whether this is one of the three.
         stolen: Largest part of the machine's time that its hypervisor gave to others
             meanwhile; ``None`` if that is not known for every sample.
+        is_scaled: Whether the seconds of the undivided model are those of a host with
+            another share of a core, in proportion.
     """
 
     point: Point
@@ -41,6 +42,7 @@ class Row:
     equation: list[float]
     is_fitted: bool
     stolen: float | None
+    is_scaled: bool
 
     @property
     def step(self) -> float:
@@ -72,14 +74,15 @@ class Row:
         return float(np.median(np.divide(self.equation, self.seconds))) - 1
 
 
-def rows(data: Path, points: Iterable[Point]) -> dict[Point, Row]:
+def rows(
+    samples: Mapping[Point, list[Sample]], points: Iterable[Point]
+) -> dict[Point, Row]:
     """Returns a row for every point that has samples.
 
     Args:
-        data: Folder of the samples.
+        samples: Samples of each point.
         points: Points to find.
     """
-    samples = read(data / SAMPLES)
     measured = [p for p in dict.fromkeys(points) if p in samples]
     of_series: dict[Point, dict[int, list[Sample]]] = {}
     for point in measured:
@@ -87,7 +90,8 @@ def rows(data: Path, points: Iterable[Point]) -> dict[Point, Row]:
         series[point.microbatches] = samples[point]
     found = {}
     for point in measured:
-        if point.serial not in samples or point.schedule == SERIAL:
+        serial = undivided(point, samples)
+        if not serial or point.schedule == SERIAL:
             continue
         mine, series = samples[point], of_series[point.series]
         stolen = [sample.stolen for sample in mine]
@@ -95,14 +99,36 @@ def rows(data: Path, points: Iterable[Point]) -> dict[Point, Row]:
         found[point] = Row(
             point=point,
             seconds=[sample.seconds for sample in mine],
-            serial=in_rounds_of(mine, samples[point.serial]),
+            serial=in_rounds_of(mine, serial),
             single=in_rounds_of(mine, samples.get(replace(point, microbatches=1))),
             cuts=mine[-1].cuts,
             equation=by_equation(point, rounds),
             is_fitted=point.microbatches in fit_points(series),
             stolen=None if None in stolen else max(stolen),
+            is_scaled=serial is not samples.get(point.serial),
         )
     return found
+
+
+def undivided(point: Point, samples: Mapping[Point, list[Sample]]) -> list[Sample]:
+    """Returns the samples of the undivided step that a point is compared with.
+
+    The step is taken by one host. Where it was not measured with such hosts, it was
+    measured on a host with a larger share of a core. Then its seconds are those times
+    the ratio of the shares: the core seconds are the same.
+    """
+    if point.serial in samples:
+        return samples[point.serial]
+    wanted = point.serial.on_any_hosts
+    others = [p for p in samples if p.schedule == SERIAL and p.on_any_hosts == wanted]
+    if not others:
+        return []
+    nearest = samples[min(others, key=lambda other: other.hosts)]
+    share = samples[point][-1].share
+    return [
+        replace(one, seconds=one.seconds * one.share / share, share=share)
+        for one in nearest
+    ]
 
 
 def in_rounds_of(steps: list[Sample], others: list[Sample] | None) -> list[float]:

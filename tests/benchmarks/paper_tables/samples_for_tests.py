@@ -8,10 +8,11 @@ def sample(point, **values):
     fields = {
         "round": 0,
         "seconds": 3.0,
-        "cuts": list(range(0, 5, 4 // point.hosts)),
+        "cuts": list(range(0, 5, 4 // point.hosts or 1)),
         "machine": "a machine",
         "load": 0.5,
         "date": "today",
         "stolen": 0.0,
+        "share": point.on(1.6).share,
     }
     return Sample(point, **{**fields, **values})

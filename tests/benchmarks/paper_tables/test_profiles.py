@@ -1,5 +1,7 @@
 """Profiles of the models of the paper's figures."""
 
+import dataclasses
+
 from benchmarks.paper_tables.points import Point
 from benchmarks.paper_tables.profiles import medians, profile_files, profiles_of
 from divisible import LayerCost, Profile
@@ -23,3 +25,16 @@ def test_profiles_that_are_there_are_not_measured(tmp_path):
         file.parent.mkdir(exist_ok=True)
         measured(1.0, 2.0, 0.5, samples=samples).save(file)
     assert [found.n_samples for found in profiles_of(tmp_path, point)] == [1, 2, 8, 40]
+
+
+def test_profiles_are_of_one_arithmetic(tmp_path):
+    point = Point("mlp", 64, 40, 4, 1)
+    folders = {
+        file.parent.relative_to(tmp_path)
+        for kernels, provider in (("off", "numpy"), ("on", "blas"), ("on", "onednn"))
+        for file in profile_files(
+            tmp_path, dataclasses.replace(point, kernels=kernels, provider=provider)
+        ).values()
+    }
+    assert len(folders) == 3
+    assert sorted(profile_files(tmp_path, point, quick=True)) == [2, 8]

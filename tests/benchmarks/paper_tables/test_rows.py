@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.paper_tables.points import SAMPLES, Point, with_serial
+from benchmarks.paper_tables.points import Point, with_serial
 from benchmarks.paper_tables.rows import (
     by_equation,
     fit_points,
@@ -13,7 +13,6 @@ from benchmarks.paper_tables.rows import (
     in_rounds_of,
     rows,
 )
-from benchmarks.paper_tables.samples import append
 from divisible.schedules.paper_model import PerformanceModel
 from tests.benchmarks.paper_tables.samples_for_tests import sample
 
@@ -60,8 +59,28 @@ def test_steps_are_compared_within_their_round():
     assert in_rounds_of(steps, None) == []
 
 
-def test_rows_have_the_median_of_the_rounds(tmp_path):
+def test_the_undivided_step_may_have_run_on_a_larger_share():
+    point = Point("vgg16", 32, 40, 8, 4, rate="100mbit")
+    near, far = (dataclasses.replace(point.serial, hosts=n) for n in (2, 4))
+    samples = {
+        point: [sample(point, share=0.2)],
+        # A step of other arithmetic does not count.
+        dataclasses.replace(near, kernels="off"): [sample(near, share=0.2)],
+        far: [sample(far, share=0.4, seconds=9.0)],
+        near: [sample(near, share=0.8, seconds=5.0)],
+    }
+    (row,) = rows(samples, [point]).values()
+    assert row.serial == [pytest.approx(20.0)] and row.is_scaled
+    assert not rows({point: samples[point]}, [point])
+    # A step on the same hosts comes first.
+    samples[point.serial] = [sample(point.serial, share=0.2, seconds=21.0)]
+    (row,) = rows(samples, [point]).values()
+    assert row.serial == [21.0] and not row.is_scaled
+
+
+def test_rows_have_the_median_of_the_rounds():
     points = [Point("mlp", 32, 40, 2, m) for m in (1, 2, 4, 8)]
+    samples = {}
     # The hosts of the second round are five times as slow.
     for number, slow in enumerate((1.0, 5.0)):
         model = PerformanceModel(2, 40.0 * slow, 2.0 * slow, 1.0 * slow)
@@ -72,10 +91,10 @@ def test_rows_have_the_median_of_the_rounds(tmp_path):
                 # Slower than the model by as much as the others are not.
                 seconds *= 1.25
             found = sample(point, round=number, seconds=seconds, stolen=0.01 * number)
-            append(tmp_path / SAMPLES, found)
+            samples.setdefault(point, []).append(found)
     # Measured, but not in the table.
-    append(tmp_path / SAMPLES, sample(Point("mlp", 32, 40, 2, 20)))
-    found = rows(tmp_path, points)
+    other = Point("mlp", 32, 40, 2, 20)
+    found = rows({**samples, other: [sample(other)]}, points)
     assert list(found) == points
     assert [row.is_fitted for row in found.values()] == [False, True, True, True]
     one = found[points[1]]
@@ -91,10 +110,9 @@ def test_rows_have_the_median_of_the_rounds(tmp_path):
     assert one.speedup_by_equation == pytest.approx(expected)
 
 
-def test_on_one_host_there_is_no_equation(tmp_path):
+def test_on_one_host_there_is_no_equation():
     point = Point("mlp", 32, 40, 1, 4)
-    for each in with_serial([point]):
-        append(tmp_path / SAMPLES, sample(each, stolen=None))
-    (row,) = rows(tmp_path, [point]).values()
+    samples = {each: [sample(each, stolen=None)] for each in with_serial([point])}
+    (row,) = rows(samples, [point]).values()
     assert row.is_older and row.speedup == 1.0 and row.single == []
     assert np.isnan(row.speedup_by_equation) and np.isnan(row.error_of_equation)

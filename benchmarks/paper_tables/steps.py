@@ -1,0 +1,168 @@
+"""The steps of a rank, each ready to be timed.
+
+::
+
+    undivided      plain Chainer on the first host, while the others sleep
+    as printed     Fig. 4: all forwards, then all backwards, blocking messages of
+                   ChainerMN
+    pipelined      `Pipeline` with a schedule
+
+    and after each of them, if the point says so, the update of this rank's parameters
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable
+
+import chainer
+import chainermn
+import numpy as np
+from mpi4py import MPI
+
+from benchmarks.common.perceptron import paper_loop, undivided_step
+from benchmarks.paper_tables.models import build, minibatch
+from benchmarks.paper_tables.points import FIG4, SERIAL, Point
+from divisible import Divisible
+from pipeline import Pipeline
+
+#: Learning rate of the updates. With random labels and 0.01 the parameters of VGG16
+#: overflow after some steps, and numbers that are not finite take other times.
+LEARNING_RATE = 1e-6
+#: Seconds that a rank may wait for another: the smallest share of a core is slow.
+TIMEOUT = 3600.0
+
+Step = Callable[[], Any]
+
+
+class NotFiniteError(ArithmeticError):
+    """Parameters have overflowed, so that times would be those of infinite numbers."""
+
+
+class Steps:
+    """The steps of one rank, made when they are first asked for, and then kept.
+
+    Pipelines of the same cut share a stage. All of them are freed at the end of a
+    ``with``.
+
+    Args:
+        comm: Communicator with a rank on each host.
+        learning_rate: Learning rate of the updates.
+    """
+
+    def __init__(self, comm: MPI.Comm, learning_rate: float = LEARNING_RATE) -> None:
+        self._comm = comm
+        self._learning_rate = learning_rate
+        self._closing = contextlib.ExitStack()
+        self._steps: dict[Point, Step] = {}
+        self._stages: dict[Any, Divisible] = {}
+        # The stage of this rank at each point.
+        self._trained: dict[Point, Divisible] = {}
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._closing.close()
+
+    def __contains__(self, point: Point) -> bool:
+        """Returns whether the step of a point has been made."""
+        return point in self._steps
+
+    def get(self, point: Point, cuts: list[int]) -> Step:
+        """Returns the step of a point; does nothing if others work for this rank.
+
+        Args:
+            point: Point whose step to take.
+            cuts: Positions of the cuts.
+        """
+        if point not in self._steps:
+            make = {SERIAL: self._undivided, FIG4: self._as_printed}
+            made = make.get(point.schedule, self._pipelined)(point, cuts)
+            self._steps[point] = self._with_update(point, made)
+        return self._steps[point]
+
+    def check(self, point: Point) -> None:
+        """Checks on all ranks that the parameters of a point are finite.
+
+        Raises:
+            NotFiniteError: If those of this rank are not.
+        """
+        if point in self._trained:
+            for path, param in self._trained[point].namedparams():
+                if not np.isfinite(param.array).all():
+                    raise NotFiniteError(
+                        f"rank {self._comm.rank}: {path} is not finite after steps of"
+                        f" {point}. Lower the learning rate {self._learning_rate:g}"
+                    )
+
+    def _undivided(self, point: Point, cuts: list[int]) -> Step:
+        if self._comm.rank > 0:
+            return _nothing
+        stage = self._stage(point, SERIAL, None, None)
+        return undivided_step(stage, *minibatch(point, point.batch))
+
+    def _as_printed(self, point: Point, cuts: list[int]) -> Step:
+        rank = self._comm.rank
+        stage = self._stage(point, FIG4, *cuts[rank : rank + 2])
+        train = paper_loop().train_minibatch
+        comm = chainermn.create_communicator("naive", self._comm)
+        x, t = minibatch(point, point.batch)
+
+        def step() -> None:
+            stage.cleargrads()
+            train(comm, stage, x, t, point.batch, point.samples)
+
+        return step
+
+    def _pipelined(self, point: Point, cuts: list[int]) -> Step:
+        rank, n_stages = self._comm.rank, len(cuts) - 1
+        takes_part = rank < n_stages
+        comm = self._comm.Split(0 if takes_part else MPI.UNDEFINED, rank)
+        if not takes_part:
+            return _nothing
+        self._closing.callback(comm.Free)
+        pipe = Pipeline(
+            self._stage(point, None, *cuts[rank : rank + 2]),
+            comm,
+            n_microbatches=point.microbatches,
+            schedule=point.schedule,
+            timeout=TIMEOUT,
+        )
+        self._closing.enter_context(pipe)
+        x, t = minibatch(point, point.batch)
+        return lambda: pipe.step(x, t)
+
+    def _stage(
+        self, point: Point, way: str | None, start: int | None, end: int | None
+    ) -> Divisible:
+        """Returns layers of the model for a point.
+
+        Args:
+            point: Point whose model to cut.
+            way: Way with a stage of its own, because the way frees gradients, which
+                pipelines keep; ``None`` for pipelines.
+            start: First layer.
+            end: Layer after the last one.
+        """
+        key = (point.model, point.size, way, start, end)
+        if key not in self._stages:
+            self._stages[key] = build(point).divide(start, end)
+        self._trained[point] = self._stages[key]
+        return self._stages[key]
+
+    def _with_update(self, point: Point, made: Step) -> Step:
+        if not point.update or made is _nothing:
+            return made
+        optimizer = chainer.optimizers.SGD(self._learning_rate)
+        optimizer.setup(self._trained[point])
+
+        def step() -> None:
+            made()
+            optimizer.update()
+
+        return step
+
+
+def _nothing() -> None:
+    """Does nothing, on a host that others work for."""
