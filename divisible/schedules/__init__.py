@@ -20,6 +20,7 @@
     lowering            the sends and receives between the actions
     rank_program        the actions and messages of one rank
     costs               what stages and edges cost
+    lower_bound         seconds that no order of the actions goes below
     simulator           how long a schedule takes
     events              one event, and its categories
     event_table         the events of all ranks as columns

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -76,6 +77,7 @@ class EventTable:
         self.n_ranks = n_ranks
         self.name = name
         self.peak_memory: np.ndarray | None = None
+        self.find_bound: Callable[[], float] | None = None
 
     def __len__(self) -> int:
         """Returns the number of events."""
@@ -131,6 +133,25 @@ class EventTable:
     def makespan(self) -> float:
         """Seconds from the first start to the last end."""
         return float(self.end.max() - self.start.min()) if len(self) else 0.0
+
+    @cached_property
+    def bound(self) -> float | None:
+        """Seconds that no order of the same actions goes below, if predicted.
+
+        `divisible.schedules.lower_bound` has the proof. ``None`` in a timeline that was
+        measured.
+        """
+        if self.find_bound is None:
+            return None
+        # Sums of the same numbers in another order differ by rounding.
+        return min(self.find_bound(), self.makespan)
+
+    @property
+    def gap(self) -> float | None:
+        """The part by which the makespan is above ``bound``: 0.02 for 2 %."""
+        if self.bound is None:
+            return None
+        return self.makespan / self.bound - 1 if self.bound else 0.0
 
     @property
     def busy(self) -> np.ndarray:

@@ -11,6 +11,7 @@ is that paper's equation (3) for two stages.
 from __future__ import annotations
 
 import heapq
+from functools import partial
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from divisible.schedules.dependencies import (
 )
 from divisible.schedules.events import CATEGORIES
 from divisible.schedules.held import peaks
+from divisible.schedules.lower_bound import lower_bound
 from divisible.schedules.lowering import rendezvous_order
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
@@ -55,7 +57,8 @@ def simulate(
     rank waits for its disk is part of the action that needs or frees the microbatch.
 
     Returns:
-        The predicted timeline, which starts at 0 and has `peak_memory` set.
+        The predicted timeline, which starts at 0. It has a ``peak_memory``, and a
+        ``bound`` that no order of the same actions goes below.
 
     Raises:
         ScheduleError: If the schedule cannot run.
@@ -70,6 +73,8 @@ def simulate(
         33.0
         >>> timeline.bubble.round(3).tolist()
         [0.273, 0.273, 0.273, 0.273]
+        >>> timeline.bound, round(timeline.gap, 3)       # if B may be split
+        (27.0, 0.222)
     """
     if links not in LINKS:
         raise ValueError(f"links must be one of {', '.join(LINKS)}, not {links!r}")
@@ -121,6 +126,7 @@ def simulate(
     )
     units = costs.units(schedule.n_stages)
     timeline.peak_memory = np.array(peaks(schedule, *units, on_disk))
+    timeline.find_bound = partial(lower_bound, schedule, costs, overlap, links)
     return timeline
 
 

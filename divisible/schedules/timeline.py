@@ -19,6 +19,7 @@ from divisible.schedules.comparison import Comparison
 from divisible.schedules.critical_path import critical_path
 from divisible.schedules.event_table import COLUMNS, DIRECTIONS, NONE, EventTable
 from divisible.schedules.events import CATEGORIES, RECEIVE, SEND, Event
+from divisible.schedules.lower_bound import above
 from divisible.schedules.plot import plot_timeline
 from divisible.schedules.trace import read_trace, save_trace
 from divisible.terminal_text import printable
@@ -47,6 +48,8 @@ class Timeline(EventTable):
             ``offsets[r + 1]``.
         peak_memory (numpy.ndarray or None): Bytes held at the peak on each rank, where
             known.
+        find_bound (callable or None): Function that returns the seconds of ``bound``.
+            It is called when ``bound`` is first read.
 
     Raises:
         ValueError: If an event ends before it starts, or a rank or category does not
@@ -173,7 +176,7 @@ class Timeline(EventTable):
         """Describes each rank in a line.
 
         Returns:
-            A table of text.
+            A table of text. Where the bound is known, there is a line with it.
 
         Example:
             >>> print(Timeline([(0, "0F0", 0, 1), (0, "0B0", 2, 4)]).summary())
@@ -183,9 +186,11 @@ class Timeline(EventTable):
         """
         lines = [
             f"{self.name}: {self.makespan:.6g} s on {self.n_ranks} "
-            f"rank{'s' * (self.n_ranks != 1)}",
-            "rank  compute s  bubble  in flight",
+            f"rank{'s' * (self.n_ranks != 1)}"
         ]
+        if self.gap is not None:
+            lines.append(f"{above(self.gap)}, {self.bound:.6g} s")
+        lines.append("rank  compute s  bubble  in flight")
         for rank, (busy, bubble, peak) in enumerate(
             zip(self.busy, self.bubble, self.peak_in_flight)
         ):
@@ -220,6 +225,7 @@ class Timeline(EventTable):
             events, about = read_trace(content)
             timeline = cls(events, about["n_ranks"], about["name"])
         timeline.peak_memory = about["peak_memory"]
+        timeline.bound = about["bound"]
         return timeline
 
     def plot(self, path: str | os.PathLike, title: str | None = None) -> None:

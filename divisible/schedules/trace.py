@@ -39,6 +39,8 @@ def save_trace(timeline: EventTable, path: str | os.PathLike) -> None:
     about = {"name": timeline.name, "n_ranks": timeline.n_ranks}
     if timeline.peak_memory is not None:
         about["peak_memory"] = timeline.peak_memory.tolist()
+    if timeline.bound is not None:
+        about["bound"] = timeline.bound
     with written_aside(path) as aside, open(aside, "w", encoding="utf-8") as file:
         file.write(f'{{"displayTimeUnit": "ms", "otherData": {json.dumps(about)},\n')
         file.write('"traceEvents": [\n')
@@ -79,8 +81,8 @@ def read_trace(content: dict[str, Any]) -> tuple[list[Event], dict[str, Any]]:
         content: The parsed content of a file that `save_trace` wrote.
 
     Returns:
-        The events, and the other fields: ``'name'``, ``'n_ranks'`` and
-        ``'peak_memory'``, which is None or an array.
+        The events, and the other fields: ``'name'``, ``'n_ranks'``, ``'peak_memory'``,
+        which is None or an array, and ``'bound'``, which is None or a number.
 
     Raises:
         TypeError, ValueError: If the content has another format; the message names the
@@ -126,7 +128,15 @@ def _known(about: Any) -> dict[str, Any]:
                 for rank, size in enumerate(memory)
             ]
         )
-    return {"name": about["name"], "n_ranks": n_ranks, "peak_memory": memory}
+    bound = about.get("bound")
+    if bound is not None:
+        bound = plain_number("otherData.bound", bound, "Leave it out")
+    return {
+        "name": about["name"],
+        "n_ranks": n_ranks,
+        "peak_memory": memory,
+        "bound": bound,
+    }
 
 
 def _event(what: str, entry: dict[str, Any], n_ranks: int) -> Event:
