@@ -24,6 +24,7 @@ from divisible.records import (
     shown,
 )
 from divisible.schedules.catalogue import create
+from divisible.schedules.lower_bound import above
 from divisible.schedules.recomputation import check_recomputation
 from divisible.terminal_text import printable
 
@@ -74,6 +75,8 @@ class Plan:
             ranks.
         scatter: How far the timings behind these predictions lie from their medians, as
             a part of them (:class:`~divisible.Profile`).
+        bound: Seconds that no order of the same actions on the same ranks goes below
+            (`divisible.schedules.lower_bound`).
         alternatives: Plans that :func:`divisible.best_plan` did not choose, best first;
             not saved.
         exchange_dtype: The dtype in which replicas exchange gradients, for
@@ -98,8 +101,8 @@ class Plan:
         ValueError: If ``cuts`` is not of this form, the lengths of ``layers`` or
             ``stages`` differ from those of the cuts, or another argument is out of
             range.
-        TypeError: If a cut is not an integer, ``step_seconds``, ``bubble`` or
-            ``scatter`` is not a number, or ``conditions`` are not conditions.
+        TypeError: If a cut is not an integer, ``step_seconds``, ``bubble``, ``scatter``
+            or ``bound`` is not a number, or ``conditions`` are not conditions.
 
     Example:
         >>> plan = Plan([0, 3, 5])
@@ -134,6 +137,7 @@ class Plan:
     weight_groups: int = 1
     stage_groups: Sequence[int] = ()
     scatter: float | None = dataclasses.field(default=None, compare=False)
+    bound: float | None = dataclasses.field(default=None, compare=False)
     conditions: Conditions | None = dataclasses.field(
         default=None, repr=False, compare=False
     )
@@ -147,7 +151,7 @@ class Plan:
                 self._set(**{name: fields.positive_count(name, value)})
         if self.schedule is not None:
             plain_text("schedule", self.schedule)
-        for name in ("step_seconds", "bubble", "scatter"):
+        for name in ("step_seconds", "bubble", "scatter", "bound"):
             self._set(**{name: fields.optional_number(name, getattr(self, name))})
         if self.n_stages % self.stages_per_rank:
             raise ValueError(
@@ -257,6 +261,13 @@ class Plan:
                 f"the plan {self.cuts} is for {self.n_ranks} ranks, but there are"
                 f" {n_ranks}: start {self.n_ranks} ranks, or make another plan"
             )
+
+    @property
+    def gap(self) -> float | None:
+        """The part by which the predicted step is above ``bound``: 0.02 for 2 %."""
+        if not self.bound or self.step_seconds is None:
+            return None
+        return self.step_seconds / self.bound - 1
 
     @property
     def n_ranks(self) -> int:
@@ -390,6 +401,8 @@ class Plan:
             words.append(f"{format_seconds(self.step_seconds)} a step")
         if self.bubble is not None:
             words.append(f"bubble {self.bubble:.1%}")
+        if self.gap is not None:
+            words.append(above(self.gap))
         return ", ".join(words)
 
 

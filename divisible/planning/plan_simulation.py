@@ -129,8 +129,11 @@ def _with_exchange(timeline: Timeline, schedule: Schedule, spans: Spans) -> Time
         (schedule.stage_ranks[s], f"exchange of stage {s}", *spans.of(s), "other")
         for s in np.flatnonzero(spans.end > spans.start).tolist()
     ]
-    events = [*timeline, *exchanges]
-    return Timeline(events, timeline.n_ranks, timeline.name) if exchanges else timeline
+    if not exchanges:
+        return timeline
+    longer = Timeline([*timeline, *exchanges], timeline.n_ranks, timeline.name)
+    longer.find_bound = timeline.find_bound
+    return longer
 
 
 def check_plan(plan: Plan, profile: Profile) -> None:

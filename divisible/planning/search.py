@@ -109,10 +109,11 @@ def best_plan(
             number of all.
 
     Returns:
-        Plan: Plan with ``step_seconds``, ``bubble``, the costs of the ``exchange``
-        between replicas, the ``alternatives`` and why they lost, the ``conditions``,
-        and the largest ``scatter`` of the profiles. A plan that is slower by no more
-        than the scatter may be as fast.
+        Plan: Plan with ``step_seconds``, ``bubble``, the ``bound`` of other orders of
+        its actions, the costs of the ``exchange`` between replicas, the
+        ``alternatives`` and why they lost, the ``conditions``, and the largest
+        ``scatter`` of the profiles. A plan that is slower by no more than the scatter
+        may be as fast.
 
     Raises:
         MemoryLimitError: If nothing fits. Where several stages on a rank share its
@@ -161,10 +162,12 @@ def best_plan(
     best = _fastest(fitting)
     seen = [one.scatter for one in profiles if one.scatter is not None]
     scatter = max(seen, default=None)
+    timeline = workload.cost_model_of(best).simulate(best.cuts)
     return replace(
         workload.plan(best),
         alternatives=alternatives(workload, best, fitting, refused, scatter),
         scatter=scatter,
+        bound=timeline.bound,
     )
 
 

@@ -19,6 +19,7 @@ from divisible.records import shown
 from divisible.schedules.catalogue import NAMES
 from divisible.schedules.comparison import CAUSES, Comparison
 from divisible.schedules.events import MOVE, OTHER
+from divisible.schedules.lower_bound import above
 from divisible.schedules.recomputation import RECOMPUTATIONS
 from divisible.schedules.timeline import Timeline
 from pipeline.command_line import console, options
@@ -76,7 +77,7 @@ def simulate_command(
     made_for, promised = plan.conditions, plan.step_seconds
     # A number that the plan leaves open does not change the plan.
     changed = [name for name in changes if getattr(plan, name) is not None]
-    plan = replace(plan, step_seconds=None, bubble=None, **changes)
+    plan = replace(plan, step_seconds=None, bubble=None, bound=None, **changes)
     _check_complete(plan)
     conditions = conditions_of(plan, profiles)
     machine = conditions.machine
@@ -203,6 +204,8 @@ def _print_timeline(timeline: Timeline) -> None:
     console.say_wrapped(
         f"{timeline.name}: {format_seconds(timeline.makespan)}, bubble {bubble:.1%}"
     )
+    if timeline.gap is not None:
+        console.say(f"{above(timeline.gap)}, {format_seconds(timeline.bound)}")
     memory = timeline.peak_memory
     columns = ["rank", "computes", "bubble", "in flight"]
     rows = [

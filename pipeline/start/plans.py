@@ -27,7 +27,7 @@ from divisible.schedules.schedule import Schedule
 from divisible.schedules.stage_groups import stage_group_sizes
 
 #: Fields with predictions of a plan, which are wrong for other arguments.
-PREDICTIONS = ("stages", "step_seconds", "bubble", "exchange", "scatter")
+PREDICTIONS = ("stages", "step_seconds", "bubble", "exchange", "scatter", "bound")
 #: Schedules for plans without one.
 _OF_ONE, _OF_SEVERAL = "1f1b", "interleaved"
 

@@ -239,6 +239,7 @@ ANSWERS = {
     "weight_groups": _weight_groups,
     "stage_groups": _stage_groups,
     "scatter": _predicted("scatter"),
+    "bound": _predicted("bound"),
     "conditions": _predicted("conditions"),
 }
 

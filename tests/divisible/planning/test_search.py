@@ -178,6 +178,8 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
     assert best.step_seconds <= min(found, default=math.inf) * (1 + 1e-9)
     timeline = simulate_plan(best, profile, machine=Machine(ranks, network=network))
     assert timeline.makespan == pytest.approx(best.step_seconds)
+    assert best.bound == pytest.approx(timeline.bound)
+    assert best.gap == pytest.approx(timeline.gap, abs=1e-9)
     if memory is not None:
         assert timeline.peak_memory.max() <= memory
 

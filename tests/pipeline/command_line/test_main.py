@@ -134,8 +134,10 @@ def test_from_profile_to_timeline(folder):
         *("simulate", "plan.json", *files, "--plot", "step.svg", "-o", "step.json")
     )
     assert "bubble" in output and "memory" in output
+    assert "% above the bound" in output
     assert "<svg" in (folder / "step.svg").read_text()
-    assert run("timeline", "step.json", "--plot", "again.png").count("rank") >= 1
+    again = run("timeline", "step.json", "--plot", "again.png")
+    assert again.count("rank") >= 1 and "% above the bound" in again
     assert (folder / "again.png").exists()
 
     both = ("--against", "step.json", "--plot", "both.svg")
