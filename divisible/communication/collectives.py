@@ -121,18 +121,86 @@ def fill(
     watch: Callable[[], None] | None = None,
 ) -> None:
     """Fills ``buffer`` like :func:`broadcast`, within an operation that is counted."""
-    # MPI's broadcast passes through other ranks: if one of them is stopped, no rank
-    # knows which. The buffers here are small enough to be sent to each rank directly.
-    if comm.rank != root:
-        request = comm.Irecv(buffer, root, BROADCAST_TAG)
-        tell, place = f"rank {root} to tell {what}", WaitPlace(comm, root)
-        wait(request.Test, timeout, lambda: tell, watch, place)
-        return
-    others = [rank for rank in range(comm.size) if rank != root]
-    requests = [comm.Isend(buffer, rank, BROADCAST_TAG) for rank in others]
-    for rank, request in zip(others, requests):
-        take, place = f"rank {rank} to take {what}", WaitPlace(comm, rank)
-        wait(request.Test, timeout, lambda take=take: take, watch, place)
+    Filling(comm, buffer, root, what).finish(timeout, watch)
+
+
+class Filling:
+    """A broadcast of a few numbers that has begun.
+
+    MPI's broadcast passes through other ranks: if one of them is stopped, no rank knows
+    which. The numbers here are few enough to be sent to each rank directly.
+
+    Args:
+        comm (mpi4py.MPI.Comm): The communicator of the ranks.
+        buffer (numpy.ndarray): Numbers to send on ``root``; filled on the other ranks.
+        root (int): The rank that sends its buffer.
+        what (str): A name for the content, for error messages.
+        tag (int): Tag of the messages. Broadcasts with one tag must begin in the same
+            order on all ranks.
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        buffer: np.ndarray,
+        root: int,
+        what: str,
+        tag: int = BROADCAST_TAG,
+    ) -> None:
+        self._comm, self._what, self._is_root = comm, what, comm.rank == root
+        if self._is_root:
+            others = [rank for rank in range(comm.size) if rank != root]
+            self._requests = {rank: comm.Isend(buffer, rank, tag) for rank in others}
+        else:
+            self._requests = {root: comm.Irecv(buffer, root, tag)}
+
+    def test(self) -> bool:
+        """Returns whether this rank's part of the broadcast is complete."""
+        return MPI.Request.Testall(list(self._requests.values()))
+
+    def finish(self, timeout: float, watch: Callable[[], None] | None = None) -> None:
+        """Waits until this rank's part of the broadcast is complete.
+
+        Args:
+            timeout (float): Seconds to wait for another rank.
+            watch: Called while waiting; may raise an error to end the wait.
+
+        Raises:
+            StallError: If another rank does not take part in time.
+        """
+        verb = "take" if self._is_root else "tell"
+        for rank, request in self._requests.items():
+            words = f"rank {rank} to {verb} {self._what}"
+            place = WaitPlace(self._comm, rank)
+            wait(request.Test, timeout, lambda words=words: words, watch, place)
+
+
+class Gathering:
+    """Arrays of all ranks, of equal shape, that are being gathered on each rank.
+
+    Args:
+        comm (mpi4py.MPI.Comm): The communicator of the ranks.
+        values (numpy.ndarray): This rank's array.
+        purpose (str): The purpose of the operation, such as ``'to save'``, for error
+            messages.
+
+    Attributes:
+        values (numpy.ndarray): The arrays of all ranks in rank order, when the
+            operation is complete.
+    """
+
+    def __init__(self, comm: MPI.Comm, values: np.ndarray, purpose: str) -> None:
+        self._comm, self._purpose = comm, purpose
+        self.values = np.empty((comm.size, *values.shape), values.dtype)
+        self._request = comm.Iallgather(values, self.values)
+
+    def test(self) -> bool:
+        """Returns whether the operation is complete."""
+        return self._request.Test()
+
+    def finish(self, timeout: float, watch: Callable[[], None] | None = None) -> None:
+        """Waits until the operation is complete; see :func:`wait_for_all`."""
+        wait_for_all(self._comm, self._request, timeout, self._purpose, watch)
 
 
 def broadcast_object(comm: MPI.Comm, value: Any, root: int, timeout: float) -> Any:

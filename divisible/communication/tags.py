@@ -11,8 +11,10 @@ QUESTION_TAG = 32764
 ANSWER_TAG = 32763
 # A tag over a user's communicator when links are measured, before a pipeline exists.
 PROBE_TAG = 32762
+#: The tag of a step's results, which are read later than messages sent after them.
+RESULT_TAG = 32761
 #: A tag that no message has.
-UNUSED_TAG = 32761
+UNUSED_TAG = 32760
 # Channels of a transport have the tags from 0, three for each channel.
 _TAGS_PER_CHANNEL = 3
 #: The last channel, for layers that move to other stages between two minibatches.
