@@ -125,6 +125,24 @@ class BetweenSteps:
         """
         return self._own_grid is not None
 
+    @property
+    def n_steps(self) -> int:
+        """Number of minibatches that :meth:`step` has run."""
+        return self._step.n_steps
+
+    @property
+    def n_counted(self) -> dict[str, float]:
+        """Number of samples of all replicas in the last loss and accuracy, by name."""
+        return {} if self._step.end is None else self._step.end.n_counted
+
+    @property
+    def n_samples(self) -> int | None:
+        """Number of this replica's samples in the last gradients.
+
+        ``None`` if no replica had samples. Optimizers that exchange gradients need it.
+        """
+        return None if self._step.end is None else self._step.end.n_samples
+
     def setup(self, optimizer: Any) -> Any:
         """Sets up an optimizer for all stages of this rank; all ranks must call it.
 
@@ -292,4 +310,7 @@ class BetweenSteps:
         ]
         layers = next(iter(self.stages.values())).model_layers
         plan, changes = self.plan, self._changes
-        return describe(plan, self.cuts, self.schedule, layers, ranks, changes)
+        waits_for = self._step.overlap.feature
+        return describe(
+            plan, self.cuts, self.schedule, layers, ranks, changes, waits_for
+        )

@@ -13,7 +13,7 @@ import chainer.functions as F
 from data_parallel import Grid
 from divisible import Divisible, Machine, Plan
 from divisible.communication.aborting import abort_on_error
-from divisible.communication.errors import TIMEOUT
+from divisible.communication.errors import TIMEOUT, DisagreementError, StallError
 from divisible.communication.waiting import never_free
 from divisible.keywords import names_keywords
 from divisible.schedules.schedule import Schedule
@@ -26,7 +26,12 @@ from pipeline.start.replicas import begin_alike
 from pipeline.start.starting import agree_on_start
 from pipeline.step.current_schedule import CurrentSchedule
 from pipeline.step.fused_layers import FusedLayers
+from pipeline.step.runner import ActionError
 from pipeline.step.step import Step
+
+# Errors whose message has the number of the step, because ranks may be in different
+# ones.
+_OF_RANKS = (ActionError, DisagreementError, StallError)
 
 
 class Pipeline(BetweenSteps):
@@ -108,6 +113,11 @@ class Pipeline(BetweenSteps):
             one product, by default 1; see :mod:`divisible.schedules.groups`. Other
             groups round differently. ``'auto'`` times groups of 1, 2, 4 and so on in
             the first minibatches, as long as they are faster and fit into memory.
+        overlap_minibatches (bool or 'auto'): Whether :meth:`step` returns while other
+            ranks are still in the minibatch. Its result then waits for them when it is
+            read; parameters and results have the same bits. ``'auto'`` waits if a
+            feature needs the whole model; ``True`` refuses those features. See
+            :mod:`pipeline.step.overlap`.
         plan (Plan, path or 'auto'): Cuts of the model and all other choices for a run:
             a plan, the path of its file, which rank 0 reads, or ``'auto'``. A plan with
             replicas makes a grid of ``comm``. With ``'auto'``, rank 0 measures the
@@ -188,6 +198,7 @@ class Pipeline(BetweenSteps):
         hold_in: str | os.PathLike | None = None,
         fuse: str | Sequence[tuple[int, int]] | None = None,
         weight_groups: int | str | None = None,
+        overlap_minibatches: bool | str = "auto",
         plan: Plan | str | os.PathLike | None = None,
         x: Any = None,
         t: Any = None,
@@ -212,6 +223,7 @@ class Pipeline(BetweenSteps):
             hold_in=hold_in,
             fuse=fuse,
             weight_groups=weight_groups,
+            overlap_minibatches=overlap_minibatches,
         )
         wish = PlanWish(plan, x, t, machine, directory)
         opening = open_plan(comm, arguments, wish)
@@ -239,11 +251,6 @@ class Pipeline(BetweenSteps):
         self._step.lay_out(given)
         self.cuts = start.cuts
 
-    @property
-    def n_steps(self) -> int:
-        """Number of minibatches that :meth:`step` has run."""
-        return self._step.n_steps
-
     def step(
         self, x: Any = None, t: Any = None, optimizer: Any = None
     ) -> dict[str, float]:
@@ -268,8 +275,9 @@ class Pipeline(BetweenSteps):
 
         Returns:
             dict: ``'loss'`` and, with an ``accfun``, ``'accuracy'``: means over the
-            minibatch of all replicas, the same floats on every rank. Also means over
-            the samples of values that layers of any stage passed to
+            minibatch of all replicas, the same floats on every rank. If minibatches
+            overlap, the dict waits for other ranks when a value is read. Also means
+            over the samples of values that layers of any stage passed to
             :func:`chainer.report`; ``'/3/x'`` is what layer 3 reports as ``x``. Samples
             are counted along the first axis of a stage's first input. If a layer begins
             to report after the first minibatch, its first values are in the result of
@@ -363,19 +371,6 @@ class Pipeline(BetweenSteps):
         """
         self._step.updates.hooks.add(optimizer)
 
-    @property
-    def n_counted(self) -> dict[str, float]:
-        """Number of samples of all replicas in the last loss and accuracy, by name."""
-        return self._step.n_counted
-
-    @property
-    def n_samples(self) -> int | None:
-        """Number of this replica's samples in the last gradients.
-
-        ``None`` if no replica had samples. Optimizers that exchange gradients need it.
-        """
-        return self._step.n_samples
-
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes the number of steps, and the fused layers."""
         self._step.serialize(serializer)
@@ -389,11 +384,15 @@ class Pipeline(BetweenSteps):
         The stages' device is the current one in it. If a host has several GPUs, the
         script may use another one.
         """
+        if name != "step":
+            self._ranks.read_late_numbers()
         with self._calls.made(name):
             try:
                 with chainer.using_device(self._device):
                     yield
-            except BaseException:
+            except BaseException as error:
+                if name == "step" and isinstance(error, _OF_RANKS):
+                    error.args = (f"{error} (in step {self.n_steps + 1})",)
                 if self._ranks.world.size > 1:
                     # MPI may still write into the arrays of posted receives.
                     never_free(self)

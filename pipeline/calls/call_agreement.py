@@ -7,7 +7,7 @@ the call runs: a reduction collects them behind the computation, so no rank wait
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -190,6 +190,13 @@ class CallAgreement:
         """
         return self._guarded(begins=False)
 
+    def awaiting(self) -> AbstractContextManager[None]:
+        """Returns a context for a wait for messages of an earlier call.
+
+        Within a call it does nothing; else it is :meth:`guarded`.
+        """
+        return nullcontext() if self.is_within else self.guarded()
+
     @contextmanager
     def _guarded(self, begins: bool) -> Iterator[None]:
         if self._comm == MPI.COMM_NULL:
@@ -264,8 +271,8 @@ class CallAgreement:
             vote,
         )
         samples = np.full((_N_COUNTS, self._n_replicas), UNSAID)
-        counts = n_inputs, n_targets, n_counted, self._code(carried)
-        samples[:, self._replica] = counts
+        code = UNSAID if carried is None else self._code(carried)
+        samples[:, self._replica] = n_inputs, n_targets, n_counted, code
         mine = np.concatenate([record, samples.reshape(-1)])
         # The largest negative gives all ranks the least number as well.
         if alike is None:
@@ -350,10 +357,8 @@ class CallAgreement:
         if least.loss_scale != most.loss_scale:
             raise differences.of_loss_scales(least.loss_scale, most.loss_scale)
 
-    def _code(self, carried: tuple[int, str] | None) -> int:
+    def _code(self, carried: tuple[int, str]) -> int:
         """Returns a code for a state; the fewest samples have the largest."""
-        if carried is None:
-            return UNSAID
         n, path = carried
         return -(n * len(self.carriers) + self.carriers.index(path))
 

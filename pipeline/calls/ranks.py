@@ -7,18 +7,18 @@ exchanged among the ranks of a replica; decisions and measurements among all ran
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import numpy as np
 from mpi4py import MPI
 
 from divisible.communication.busy import free
 from divisible.communication.collectives import (
+    Gathering,
     all_gather,
     broadcast,
     broadcast_object,
     clock_offsets,
-    wait_for_all,
 )
 from divisible.communication.communicators import duplicate
 from divisible.communication.signatures import Tensor
@@ -28,19 +28,13 @@ from divisible.communication.wait_queries import wait_queries
 from divisible.schedules.rank_program import RankTimes, Record, Span, measured_timeline
 from divisible.schedules.timeline import Timeline
 from pipeline.calls.call_agreement import CallAgreement
+from pipeline.calls.late_numbers import LateNumbers, read_all
 from pipeline.calls.replicas import (
     replicas_of,
     titles_in_pipeline,
     titles_in_world,
     world_of,
 )
-
-
-class Gathering(NamedTuple):
-    """Values of all ranks that are being gathered."""
-
-    values: np.ndarray
-    request: MPI.Request
 
 
 class Ranks:
@@ -70,6 +64,7 @@ class Ranks:
         size (int): Number of ranks in the pipeline.
         first (int): Rank with the first stage, which reads ``x``.
         last (int): Rank with the last stage, which reads ``t``.
+        last_ranks (list of int): Rank in ``world`` of each replica's last stage.
         before_close: Called on all ranks before :meth:`close`, while they can still
             agree; ``None`` for nothing.
         look: Called often while this rank waits for another; ``None`` for nothing.
@@ -83,14 +78,13 @@ class Ranks:
         self.comm, self.replica, self.n_replicas = self.world, 0, 1
         self.is_chief = self.world.rank == 0
         self.title = f"rank {self.world.rank}"
-        # Rank in the world of each replica's last stage.
-        self._last_ranks = [stage_ranks[-1]]
+        self.last_ranks = [stage_ranks[-1]]
         if grid is not None:
             self.replica, self.n_replicas = grid.replica, grid.n_replicas
             its_name = f"{name} replica {self.replica}"
             self.comm = duplicate(grid.pipeline, timeout, self, its_name)
             self.title = f"rank {self.world.rank} (replica {self.replica})"
-            self._last_ranks = [
+            self.last_ranks = [
                 grid.rank_of(replica, stage_ranks[-1])
                 for replica in range(grid.n_replicas)
             ]
@@ -195,22 +189,14 @@ class Ranks:
         """
         return all_gather(self.world, value, self.timeout, purpose)
 
-    def values_of_replicas(self, values: np.ndarray, about: str) -> np.ndarray:
-        """Returns a row of numbers for each replica, on every rank, within a call.
+    def read_late_numbers(self) -> None:
+        """Reads the numbers of earlier calls that are still under way.
 
-        Args:
-            values (numpy.ndarray): This rank's numbers. Only those of the last stage's
-                rank are returned.
-            about (str): Name of the values, for error messages.
+        Raises:
+            StallError: If another rank does not answer in time, or has ended its
+                script.
         """
-        if self.n_replicas == 1:
-            if self.size > 1:
-                comm, watch = self.comm, self.watch
-                broadcast(comm, values, self.last, self.timeout, about, watch)
-            return values[None]
-        gathering = self.gather(values)
-        self._wait(gathering, f"to tell {about}")
-        return gathering.values[self._last_ranks]
+        read_all(self.calls)
 
     def timeline(self, record: Record, others: Sequence[Span] = ()) -> Timeline:
         """Returns the measured timeline of a pipeline's ranks.
@@ -228,20 +214,21 @@ class Ranks:
         said = all_gather(self.comm, mine, self.timeout, "to tell what they did")
         return measured_timeline(f"{record.program.name}, measured", said)
 
-    def gather(self, values: np.ndarray) -> Gathering:
-        """Begins to gather an array of equal shape from each of all ranks."""
-        everyone = np.empty((self.world.size, *values.shape), values.dtype)
-        return Gathering(everyone, self.world.Iallgather(values, everyone))
+    def gather(
+        self, values: np.ndarray, purpose: str = "to tell what they measured"
+    ) -> LateNumbers:
+        """Begins to gather an array of equal shape from each of all ranks.
 
-    def finish(self, gathering: Gathering) -> np.ndarray:
-        """Returns the gathered values, a row for each rank."""
-        with self.calls.guarded():
-            self._wait(gathering, "to tell what they measured")
-        return gathering.values
+        Args:
+            values (numpy.ndarray): The array of this rank.
+            purpose (str): Action for which a read waits, for error messages.
 
-    def _wait(self, gathering: Gathering, purpose: str) -> None:
-        request, watch = gathering.request, self.watch
-        wait_for_all(self.world, request, self.timeout, purpose, watch)
+        Returns:
+            LateNumbers: A row for each rank.
+        """
+        gathering = Gathering(self.world, values, purpose)
+        waits = self.timeout, self.watch
+        return LateNumbers(self.calls, gathering.values, gathering, *waits)
 
     def send_targets(self, targets: Sequence[Any]) -> None:
         """Starts to send arrays from the first stage's rank to the last one's."""

@@ -96,6 +96,8 @@ class UpdateAgreement:
         ]
         ranks.calls.n_alike = _FIRST_COPIES + len(shared)
         self._n_steps, self._has_warned = 0, False
+        #: Whether updates need the norm of all gradients of the model.
+        self.clips = False
         self._params = [p for part in stages.values() for p in part.params()]
         # Number of updates of each parameter before the last step.
         self._counts: list[int] | None = None
@@ -125,7 +127,9 @@ class UpdateAgreement:
         n = self._n_steps
         with_bits = n <= _FIRST_STEPS or n % _INTERVAL == 0
         alike = np.full((2, _FIRST_COPIES + len(self._shared)), UNSAID)
-        alike[:, _CLIPPINGS] = _extremes([_checksum(self.hooks.clippings)])
+        clippings = self.hooks.clippings
+        self.clips = bool(clippings)
+        alike[:, _CLIPPINGS] = _extremes([_checksum(clippings)])
         optimizers = self._optimizers()
         if optimizers:
             alike[:, _OPTIMIZERS] = _extremes([_checksum(optimizers)])

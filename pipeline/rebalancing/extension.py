@@ -186,9 +186,12 @@ class Rebalance(training.Extension):
         """Declares an iterator's shares as measured; called by the trainer.
 
         Raises:
-            ValueError: If the stages are on a GPU.
+            ValueError: If the stages are on a GPU, or the pipeline has
+                ``overlap_minibatches=True``.
         """
-        for stage in trainer.updater.pipeline.stages.values():
+        pipe = trainer.updater.pipeline
+        pipe.internals.step.overlap.wait_for("Rebalance")
+        for stage in pipe.stages.values():
             if stage.device.xp is not np:
                 raise ValueError(
                     f"Rebalance is for stages in host memory: on {stage.device} the"

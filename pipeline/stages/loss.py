@@ -112,6 +112,11 @@ class Loss:
         return [*found, *counts, float(self._means["loss"].correction)]
 
     @property
+    def knows_count(self) -> bool:
+        """Whether :attr:`n_known` is a number once a minibatch has begun."""
+        return self._means["loss"].is_understood
+
+    @property
     def n_known(self) -> int | None:
         """Number of samples that the loss will be a mean over, if known beforehand."""
         return self._means["loss"].n_known

@@ -57,6 +57,7 @@ class StartAnnouncement(NamedTuple):
         early_draws: Weights that `from_chain` drew, and the state of the generator.
         hold_in: Place in which its microbatches wait for their backward.
         streamed: Positions of its layers whose weights are on disk.
+        knows_count: Whether its ``lossfun`` counts samples without their outputs.
     """
 
     layer_ranges: Sequence[tuple[int, int]]
@@ -75,6 +76,7 @@ class StartAnnouncement(NamedTuple):
     early_draws: EarlyDraws | None
     hold_in: str = "memory"
     streamed: Sequence[int] = ()
+    knows_count: bool = True
 
     @classmethod
     def of(
@@ -83,6 +85,7 @@ class StartAnnouncement(NamedTuple):
         of_loss: Iterable[chainer.Parameter],
         settings: Mapping[str, str],
         hold_in: str = "memory",
+        knows_count: bool = True,
     ) -> StartAnnouncement:
         """Returns the announcement of this rank.
 
@@ -91,6 +94,7 @@ class StartAnnouncement(NamedTuple):
             of_loss: The parameters of the loss.
             settings: Arguments as texts, by name.
             hold_in: Place in which its microbatches wait for their backward.
+            knows_count: Whether its ``lossfun`` counts samples without their outputs.
         """
         last = stages[-1]
         is_last = last.layer_range[1] == len(last.model_layers)
@@ -122,6 +126,7 @@ class StartAnnouncement(NamedTuple):
                 for position, layer in enumerate(stage, stage.layer_range[0])
                 if isinstance(layer, chainer.Link) and _is_streamed(layer)
             ],
+            knows_count=knows_count,
         )
 
 
@@ -145,6 +150,7 @@ class Start(NamedTuple):
         loss: Loss behind the last layer, made from the arguments.
         hold_in: Place in which each rank's microbatches wait for their backward.
         streamed: Positions of the layers whose weights are on disk.
+        knows_count: Whether ``lossfun`` counts samples without their outputs.
     """
 
     stage_ranks: list[int]
@@ -157,6 +163,7 @@ class Start(NamedTuple):
     loss: Loss | None = None
     hold_in: Sequence[str] = ()
     streamed: Sequence[int] = ()
+    knows_count: bool = True
 
 
 def agree(said: Sequence[StartAnnouncement | Refusal]) -> Start:
@@ -196,6 +203,7 @@ def agree(said: Sequence[StartAnnouncement | Refusal]) -> Start:
         [*starts, len(said[0].model_layers)],
         hold_in=[word.hold_in for word in said],
         streamed=sorted(position for word in said for position in word.streamed),
+        knows_count=said[stage_ranks[-1]].knows_count,
     )
 
 

@@ -49,6 +49,7 @@ class Arguments(NamedTuple):
     fuse: str | Sequence[Span]
     weight_groups: int | str
     stage_groups: Sequence[int] = ()
+    overlap_minibatches: bool | str = AUTO
 
     def checked(self) -> Arguments:
         """Returns the arguments with a list of stages, and with plain numbers.
@@ -70,6 +71,7 @@ class Arguments(NamedTuple):
             seed=check_seed(self.seed),
             fuse=check_fuse(self.fuse),
             weight_groups=check_groups(self.weight_groups),
+            overlap_minibatches=check_overlap(self.overlap_minibatches),
         )
 
     def to_compare(self, loss_names: Sequence[str]) -> dict[str, str]:
@@ -92,6 +94,7 @@ class Arguments(NamedTuple):
             "fuse": str(self.fuse),
             "weight_groups": str(self.weight_groups),
             "stage_groups": str(self.stage_groups),
+            "overlap_minibatches": str(self.overlap_minibatches),
         }
 
 
@@ -279,3 +282,19 @@ def check_groups(weight_groups: Any) -> int | str:
     if number < 1:
         raise ValueError(f"weight_groups must be at least 1, not {number}")
     return number
+
+
+def check_overlap(overlap_minibatches: Any) -> bool | str:
+    """Returns whether minibatches overlap: ``True``, ``False`` or ``'auto'``.
+
+    Raises:
+        ValueError: If it is another value.
+    """
+    if overlap_minibatches is True or overlap_minibatches is False:
+        return overlap_minibatches
+    if isinstance(overlap_minibatches, str) and overlap_minibatches == AUTO:
+        return AUTO
+    raise ValueError(
+        f"overlap_minibatches must be 'auto', True or False, not"
+        f" {overlap_minibatches!r}"
+    )

@@ -57,6 +57,7 @@ def describe(
     model_layers: Sequence[str],
     ranks: Sequence[Sequence[int]],
     changes: Sequence[str] = (),
+    waits_for: str = "",
 ) -> Description:
     """Returns the description of a pipeline.
 
@@ -67,6 +68,7 @@ def describe(
         model_layers: A text about each layer of the model.
         ranks: Ranks of each stage, one of each replica.
         changes: Texts about arguments that differ from the plan.
+        waits_for: The feature for which minibatches do not overlap; empty if they do.
 
     Example:
         >>> from divisible.schedules import one_f_one_b
@@ -102,7 +104,10 @@ def describe(
         f" {count(n_ranks, 'rank')}, {schedule.name} schedule,"
         f" {count(schedule.n_microbatches, 'microbatch')}"
     )
-    return Description([head, *_besides(plan, changes)], columns, rows)
+    besides = _besides(plan, changes)
+    if waits_for and n_ranks > 1:
+        besides.append(f"minibatches do not overlap: {waits_for}")
+    return Description([head, *besides], columns, rows)
 
 
 def _names(layers: Sequence[str]) -> str:

@@ -65,7 +65,11 @@ def agree_on_start(comm: Any, arguments: Arguments) -> Start:
             **arguments.to_compare(loss.names),
         }
         mine = StartAnnouncement.of(
-            arguments.stages, loss.params(), settings, place_of(arguments.hold_in)
+            arguments.stages,
+            loss.params(),
+            settings,
+            place_of(arguments.hold_in),
+            loss.knows_count,
         )
     said = told(comm, (mine, announcement()), arguments.timeout)
     words = [word for word, _ in said]

@@ -6,10 +6,13 @@
     runner           runs the schedule, on stages and over a transport
     making           makes stages, runner and exchanges for the layers of this rank
     current_schedule the schedule that runs now, and the trial of others
+    step_end         the means, which the last stage's rank sends to the others
+    late_dict        a result whose values are read when asked for
+    overlap          features for which minibatches do not overlap
 
 and features that only some runs use::
 
-    results          means over replicas, reports of layers, joined outputs
+    results          reports of layers, joined outputs
     refusals         objects that may refuse to train
     carried_counts   number of samples that the states of layers belong to
     empty_replicas   replicas that have no samples in a minibatch

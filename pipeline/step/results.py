@@ -1,33 +1,17 @@
-"""Results that need more than one rank's means: replicas, reports, outputs."""
+"""Results that need more than the means: reports of layers, and joined outputs."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import chainer
-import numpy as np
 
 from divisible.communication.signatures import Tensors
 from divisible.minibatch import join, of_no_samples, unequal_sizes
-from divisible.weighted_means import RunningMeans, weighted_mean
+from divisible.weighted_means import RunningMeans
 from pipeline.calls.ranks import Ranks
 from pipeline.stages.reports import PendingReports
-
-
-def over_replicas(rows: np.ndarray, n: int) -> tuple[list[float], list[float]]:
-    """Returns the means over all replicas, and their numbers of samples.
-
-    Args:
-        rows (numpy.ndarray): A row for each replica: its means, then the number of
-            samples in each mean, then other numbers.
-        n (int): Number of means.
-    """
-    of_samples = rows[:, n : 2 * n]
-    columns = zip(rows[:, :n].T, of_samples.T)
-    # A fixed order of additions gives the same bits on every rank.
-    found = list(itertools.starmap(weighted_mean, columns))
-    return found, of_samples.sum(axis=0).tolist()
 
 
 def reported(ranks: Ranks, pending: PendingReports) -> dict[str, float]:
@@ -37,32 +21,6 @@ def reported(ranks: Ranks, pending: PendingReports) -> dict[str, float]:
     for some in itertools.chain(*sums):
         together.add_sums(some)
     return together.result()
-
-
-def whole_samples(
-    n_counted: Mapping[str, float], n_own: Mapping[str, float], replica: int
-) -> int | None:
-    """Returns the number of a replica's samples that the last loss is a mean over.
-
-    Returns ``None`` if no replica has samples.
-
-    Args:
-        n_counted: Number of samples in all replicas that the means are over, by name.
-        n_own: Number of samples in this replica that the means are over, by name.
-        replica (int): Number of the replica.
-
-    Raises:
-        ValueError: If ``lossfun`` counted a fraction of a sample.
-    """
-    if not n_counted.get("loss"):
-        return None
-    counted = n_own["loss"]
-    if counted != int(counted):
-        raise ValueError(
-            f"lossfun counts {counted} samples in replica {replica}: replicas need"
-            f" whole numbers, by which their gradients are weighted"
-        )
-    return int(counted)
 
 
 def joined(

@@ -7,7 +7,7 @@
     early exchanges begin
                   the stages begin, and the runner runs this rank's program
     gradients are checked
-                  all ranks get the means; the comparison of the call has ended
+                  the comparison of the call has ended; the ranks begin to send means
     early exchanges end; gradients are corrected; early updates end
 
 A step does not touch features that the run does not use. An attribute asks for each,
@@ -25,7 +25,6 @@ import chainer
 import numpy as np
 
 from chainer_kernels.prepared_weights import scope_for
-from divisible.communication.collectives import fill
 from divisible.communication.signatures import Tensors
 from divisible.dtypes import as_trainable
 from divisible.minibatch import as_arrays, as_tensors, split, split_unequally
@@ -40,12 +39,14 @@ from pipeline.hooks.update_agreement import UpdateAgreement
 from pipeline.stages.reports import PendingReports
 from pipeline.stages.stage import Stage
 from pipeline.start.agreement import Start
-from pipeline.step import empty_replicas, results
+from pipeline.step import results
 from pipeline.step.carried_counts import CarriedCounts
 from pipeline.step.current_schedule import CurrentSchedule
 from pipeline.step.early_exchanges import EarlyExchanges
 from pipeline.step.early_updates import EarlyUpdates
+from pipeline.step.empty_replicas import sample_from_elsewhere
 from pipeline.step.evaluating import evaluating
+from pipeline.step.late_dict import LateDict
 from pipeline.step.making import (
     make_runner,
     make_stages,
@@ -53,8 +54,10 @@ from pipeline.step.making import (
     make_updates,
     warn_of_early_draws,
 )
+from pipeline.step.overlap import Overlap
 from pipeline.step.refusals import REFUSED, check_refusals, refusal_of
 from pipeline.step.runner import Runner
+from pipeline.step.step_end import StepEnd
 
 #: The vote of a rank on which a parameter has no shape yet.
 UNSIZED = 1
@@ -83,8 +86,8 @@ class Step:
         vetoes (WeakSet): Objects that may refuse to train, by a text ``refusal``.
         record (Record or None): Times of the last training minibatch on this rank.
         n_steps (int): Number of minibatches that :meth:`train` has completed.
-        n_counted (dict): Samples of all replicas in the last means, by name.
-        n_own (dict): Samples of this replica in the last means, by name.
+        end (StepEnd or None): The end of the last call with a loss.
+        overlap (Overlap): Whether steps return before other ranks have ended theirs.
     """
 
     runner: Runner
@@ -111,10 +114,10 @@ class Step:
         self._reports = {call: PendingReports() for call in CALLS}
         self._carried = CarriedCounts(ranks.n_replicas)
         self._has_trained = False
+        self.overlap = Overlap(given.overlap_minibatches)
         self.record: Record | None = None
         self.n_steps = 0
-        self.n_counted: dict[str, float] = {}
-        self.n_own: dict[str, float] = {}
+        self.end: StepEnd | None = None
         self.stages: dict[int, Stage] = {}
 
     def lay_out(self, start: Start) -> None:
@@ -126,6 +129,7 @@ class Step:
             start (Start): Agreed arguments, with the layers that this rank has now.
         """
         ranks, hooks, self._start = self._ranks, None, start
+        self.overlap.check(start, ranks.n_replicas)
         self.stages = make_stages(start, ranks)
         if self.updates is not None:
             hooks = self.updates.hooks
@@ -172,6 +176,8 @@ class Step:
             elif optimizer is not None:
                 check_optimizers(optimizer)
             alike = self.updates.say(self.n_steps)
+            if self.updates.clips:
+                self.overlap.wait_for("GradientClipping")
             inputs, counts = self._read(program.n_microbatches, x, t)
             vote, refusal = 0, ""
             if self._ranks.n_replicas > 1 and self.are_unsized:
@@ -191,7 +197,15 @@ class Step:
             self.record = self.runner.record
             for stage in self._several:
                 stage.check_gradients()
-            result = self._means()
+            if self.end is not None:
+                self.end.numbers.read()
+            end = self._tell_means(f"the result of step {self.n_steps + 1}")
+            result, correction = self._reported(), 1.0
+            if not (result or self.overlap.feature or self.current.trial):
+                result = LateDict(self._loss.names, end.means)
+            else:
+                result.update(end.means())
+                correction = end.correction
             if calls.agreed.vote:
                 check_refusals(self._ranks, refusal)
                 self._size_alike(inputs)
@@ -200,7 +214,7 @@ class Step:
             if exchanges is not None:
                 exchanges.end()
             for stage in self._several:
-                stage.finish(scale, self._correction)
+                stage.finish(scale, correction)
             if self.ties is not None:
                 self.ties.add_up()
             if updates is not None:
@@ -217,7 +231,8 @@ class Step:
             inputs, counts = self._read(program.n_microbatches, x, t)
             self._begin_call(counts)
             self._run(program, inputs)
-            return self._means()
+            means = self._tell_means("the result of an evaluation").means()
+            return {**self._reported(), **means}
 
     def predict(self, x: Any, axis: int | Sequence[int]) -> tuple[Any, ...]:
         """Runs a forward; returns outputs as :meth:`.Pipeline.predict` does."""
@@ -277,7 +292,7 @@ class Step:
         inputs, n_inputs = self._inputs(x, n_microbatches, split)
         n_targets = n_counted = -1
         if self._is_last:
-            if self._is_empty(t):
+            if self._ranks.n_replicas > 1 and isinstance(t, tuple) and not t:
                 targets, n_targets = [], 0
             elif t is None and not self._loss.needs_targets:
                 targets = [()] * n_microbatches
@@ -295,7 +310,7 @@ class Step:
         """Returns the inputs of each microbatch, and the number of samples in all."""
         if not self._is_first:
             return [], -1
-        if self._is_empty(x):
+        if self._ranks.n_replicas > 1 and isinstance(x, tuple) and not x:
             return [()] * n_microbatches, 0
         arrays = as_arrays("x", x, self._reads_x)
         for array in arrays:
@@ -306,9 +321,6 @@ class Step:
         for part in cut(arrays, n_microbatches):
             inputs.append(as_tensors(part, self._device))
         return inputs, len(arrays[0])
-
-    def _is_empty(self, arrays: Any) -> bool:
-        return self._ranks.n_replicas > 1 and isinstance(arrays, tuple) and not arrays
 
     def _begin_call(
         self, counts: tuple[int, int, int], reports: bool = True, **said: Any
@@ -348,11 +360,8 @@ class Step:
         with restored_random_state(self._device), unchanged:
             return self.runner.run(program, inputs, looks)
 
-    def _means(self) -> dict[str, float]:
-        """Returns the means of this call, the same on every rank.
-
-        Most models report nothing, so the ranks need not exchange reports.
-        """
+    def _tell_means(self, about: str) -> StepEnd:
+        """Compares the call, and begins to tell all ranks its means (``about``)."""
         ranks, calls, names = self._ranks, self._ranks.calls, self._loss.names
         values = [0.0] * (2 * len(names) + 1)
         if self._is_last:
@@ -362,39 +371,28 @@ class Step:
         calls.finish()
         if calls.carriers:
             self._carried.tell(self._several, calls.agreed.n_samples, ranks.replica)
-        n, reported = len(names), {}
-        if ranks.n_replicas > 1:
-            rows = ranks.values_of_replicas(np.array(values), "the result")
-            means, counts = results.over_replicas(rows, n)
-            values = rows[ranks.replica].tolist()
-        else:
-            if ranks.size > 1:
-                told, waits = np.array(values), (ranks.timeout, "the result")
-                fill(ranks.comm, told, ranks.last, *waits, ranks.watch)
-                values = told.tolist()
-            means, counts = values[:n], values[n : 2 * n]
+        self.end = StepEnd(ranks, names, values, about)
+        return self.end
+
+    def _reported(self) -> dict[str, float]:
+        """Returns the means of values that layers reported in this call.
+
+        Most models report nothing, so the ranks need not exchange reports.
+        """
+        calls = self._ranks.calls
         pending = self._reports[calls.call]
         pending.are_expected = False
         for stage in self._several:
             if stage.reports.values:
                 pending.add(stage.reports)
-        if calls.agreed.somebody_reports:
-            reported = results.reported(ranks, pending)
-        self._correction = values[-1]
-        self.n_counted = dict(zip(names, counts))
-        self.n_own = dict(zip(names, values[n : 2 * n]))
-        return {**reported, **dict(zip(names, means))}
-
-    @property
-    def n_samples(self) -> int | None:
-        """Number of this replica's samples in the last loss; see :mod:`.results`."""
-        return results.whole_samples(self.n_counted, self.n_own, self._ranks.replica)
+        if not calls.agreed.somebody_reports:
+            return {}
+        return results.reported(self._ranks, pending)
 
     def _size_alike(self, inputs: Sequence[Tensors]) -> None:
         """Calls layers without sizes in replicas that have no samples."""
         place = self._ranks, self._loss, self._device
-        sample = empty_replicas.sample_from_elsewhere(*place, inputs)
-        if sample is not None:
+        if (sample := sample_from_elsewhere(*place, inputs)) is not None:
             with evaluating():
                 self._run(self.current.evaluation, sample)
             self.reset_states(of_training=False)

@@ -192,7 +192,7 @@ class PipelineUpdater(StandardUpdater):
         ranks = self.pipeline.internals.ranks
         reports_more = not _observation().keys() <= self.reported_alike
         mine = np.array([*cost, self._requested, reports_more])
-        gathered = ranks.finish(ranks.gather(mine))
+        gathered = ranks.gather(mine).read()
         *_, stop_code, reports_more = gathered.max(axis=0)
         self.stop_code, self.somebody_reports_more = int(stop_code), bool(reports_more)
         observed = observations(gathered[:, : len(StepCost._fields)], self._n_samples)

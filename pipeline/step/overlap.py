@@ -1,0 +1,92 @@
+"""Whether a step returns before other ranks have ended their parts of it.
+
+It does so unless something in the run needs the whole model between two minibatches::
+
+    feature              what an update, or the next minibatch, waits for
+    replicas             gradients of other replicas
+    ties                 gradients of other stages, for one parameter
+    streamed layers      gradients that are written, or used, as they are computed
+    carry_state          the number of samples that states belong to
+    lossfun              the number of samples that the mean loss is over
+    loss_scale           whether a gradient of some stage is not finite
+    GradientClipping     the norm of all gradients
+    Rebalance            the times of all stages
+    reports of layers    the values, whose names are not known before
+
+With one of these, ``overlap_minibatches='auto'`` waits at the end of each step, and
+``True`` refuses the feature. Layers that begin to report are an exception: their steps
+wait with ``True`` as well, because the update needs nothing of them. So do the trials
+of ``schedule='auto'`` and ``weight_groups='auto'``, while they last.
+"""
+
+from __future__ import annotations
+
+from mixed_precision import LossScale
+from pipeline.start.agreement import Start
+
+#: The value of ``overlap_minibatches`` by which minibatches overlap where they can.
+AUTO = "auto"
+_NEEDS = {
+    "replicas": "exchange gradients",
+    "ties": "add up gradients of several stages",
+    "streamed layers": "treat gradients while they are computed",
+    "carry_state": "passes states on from one minibatch to the next",
+    "lossfun": "tells how many samples it counts only when it has seen all",
+    "loss_scale": "skips an update if a gradient of any stage is not finite",
+    "GradientClipping": "needs the norm of all stages' gradients",
+    "Rebalance": "measures whole steps, and moves layers between them",
+}
+
+
+class Overlap:
+    """Whether minibatches overlap on this rank, and the feature that prevents it.
+
+    Args:
+        wish (bool or str): Argument ``overlap_minibatches`` of the pipeline.
+
+    Attributes:
+        feature (str): The feature, a word; empty if minibatches overlap.
+    """
+
+    def __init__(self, wish: bool | str) -> None:
+        self._wish = wish
+        self.feature = "" if wish else "overlap_minibatches=False"
+
+    def check(self, start: Start, n_replicas: int) -> None:
+        """Searches for features that are known at the start, or after a move of layers.
+
+        Args:
+            start (Start): The agreed arguments.
+            n_replicas (int): Number of replicas.
+
+        Raises:
+            ValueError: With ``overlap_minibatches=True``, if there is one.
+        """
+        found = {
+            "replicas": n_replicas > 1,
+            "ties": bool(start.shared),
+            "streamed layers": bool(start.streamed),
+            "carry_state": bool(start.arguments.stages[0].carried_states),
+            "lossfun": not start.knows_count,
+            "loss_scale": isinstance(start.arguments.loss_scale, LossScale),
+        }
+        for feature, is_there in found.items():
+            if is_there:
+                self.wait_for(feature)
+
+    def wait_for(self, feature: str) -> None:
+        """Makes steps wait from now on.
+
+        Args:
+            feature (str): The feature that needs it, one of those of this module.
+
+        Raises:
+            ValueError: With ``overlap_minibatches=True``.
+        """
+        if self._wish is True:
+            raise ValueError(
+                f"overlap_minibatches=True does not go together with {feature}:"
+                f" {feature} {_NEEDS[feature]}, so a stage must wait for the others"
+                f" before it updates. With overlap_minibatches='auto' it does"
+            )
+        self.feature = self.feature or feature

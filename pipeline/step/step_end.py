@@ -1,0 +1,130 @@
+"""The end of a step: the means, which the last stage's rank sends to all ranks.
+
+A rank's part of a step ends with its own last action. Gradients of its stages are
+complete then, so an optimizer that needs nothing else may update them at once. Only the
+means of the minibatch are known later, when the last stage's rank has ended its part::
+
+    rank 0   F0 F1 F2 F3 F4 I0 W0 I1 W1 I2 W2 I3 W3 I4 W4 | update | F0 F1 ...
+    rank 1      F0 F1 F2 I0 F3 I1 F4 I2 W0 I3 W1 I4 W2 W3 W4 | update | F0 ...
+    rank 2         F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 W1 W2 W3 W4 | update | F0 ...
+                                                                '---> the means
+
+**Owner.** `StepEnd` is the end of one step on one rank. `Step` holds that of its last
+call. The messages, and the arrays for them, belong to `LateNumbers`, which lives until
+they have come, whatever becomes of the pipeline.
+
+**Finish.** An end is finished when the script reads its result, or at the latest
+
+* when the rank has run all actions of the next step;
+* before another call, such as ``evaluate``, ``close`` or a snapshot;
+* when the script ends.
+
+So one end is under way at most. A finish waits for one message of one rank, within the
+timeout. The sender needs nothing more from this rank.
+
+**Comparison of the calls.** The comparison ends within the step, as ever. All ranks
+have begun a step before any rank's last backward in it, so no rank waits. A
+disagreement is raised in its own step, before any optimizer updates.
+
+**Errors of other ranks.** A rank that fails in a step ends all ranks, while some may be
+in the next step. Its message has the number of its step. A rank that ends its script
+without an error sends a notice. A rank that waits for it, in the next step or in a
+read, raises an error at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+
+from divisible.communication.collectives import Filling
+from divisible.communication.tags import RESULT_TAG
+from divisible.weighted_means import weighted_mean
+from pipeline.calls.late_numbers import LateNumbers
+from pipeline.calls.ranks import Ranks
+
+
+class StepEnd:
+    """The means of a minibatch, and the numbers that its gradients need.
+
+    All ranks must make one at the same place in a call.
+
+    Args:
+        ranks (Ranks): All ranks of the pipeline.
+        names: Names of the means.
+        values: Means, numbers of samples in each mean, and the factor for the
+            minibatch's gradients; read on the last stage's rank only.
+        about (str): Name of the means, for error messages.
+
+    Attributes:
+        numbers (LateNumbers): A row with these values for each replica.
+    """
+
+    def __init__(
+        self, ranks: Ranks, names: Sequence[str], values: Sequence[float], about: str
+    ) -> None:
+        self._names, self._replica = names, ranks.replica
+        calls, mine = ranks.calls, np.array(values)
+        if ranks.n_replicas > 1:
+            everywhere = ranks.gather(mine, f"to tell {about}").read()
+            self.numbers = LateNumbers(calls, everywhere[ranks.last_ranks])
+        elif ranks.size > 1:
+            filling = Filling(ranks.comm, mine, ranks.last, about, RESULT_TAG)
+            waits = ranks.timeout, ranks.watch
+            self.numbers = LateNumbers(calls, mine[None], filling, *waits)
+        else:
+            self.numbers = LateNumbers(calls, mine[None])
+
+    def means(self) -> dict[str, float]:
+        """Returns the means over all replicas by name; waits for them."""
+        rows, n = self.numbers.read(), len(self._names)
+        means = rows[0, :n].tolist()
+        if len(rows) > 1:
+            columns = zip(rows[:, :n].T, rows[:, n : 2 * n].T)
+            # A fixed order of additions gives the same bits on every rank.
+            means = itertools.starmap(weighted_mean, columns)
+        return dict(zip(self._names, means))
+
+    @property
+    def correction(self) -> float:
+        """The factor for this replica's gradients; waits for it."""
+        return float(self.numbers.read()[self._replica, -1])
+
+    @property
+    def n_counted(self) -> dict[str, float]:
+        """Number of samples of all replicas in each mean, by name; waits for it."""
+        return self._named(self._counts.sum(axis=0))
+
+    @property
+    def n_own(self) -> dict[str, float]:
+        """Number of samples of this replica in each mean, by name; waits for it."""
+        return self._named(self._counts[self._replica])
+
+    @property
+    def _counts(self) -> np.ndarray:
+        n = len(self._names)
+        return self.numbers.read()[:, n : 2 * n]
+
+    def _named(self, numbers: np.ndarray) -> dict[str, float]:
+        return dict(zip(self._names, numbers.tolist()))
+
+    @property
+    def n_samples(self) -> int | None:
+        """Number of this replica's samples that the loss is a mean over.
+
+        ``None`` if no replica has samples.
+
+        Raises:
+            ValueError: If ``lossfun`` counted a fraction of a sample.
+        """
+        if not self.n_counted.get("loss"):
+            return None
+        counted = self.n_own["loss"]
+        if counted != int(counted):
+            raise ValueError(
+                f"lossfun counts {counted} samples in replica {self._replica}: replicas"
+                f" need whole numbers, by which their gradients are weighted"
+            )
+        return int(counted)

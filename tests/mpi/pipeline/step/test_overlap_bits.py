@@ -1,0 +1,97 @@
+"""Parameters and results of minibatches that overlap have the bits of those that wait.
+
+Results are read only at the end of a run, so that ranks get as far apart as they can.
+"""
+
+from __future__ import annotations
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mixed_precision import MixedPrecision
+from tests.support.equivalence import make_batches
+from tests.support.mpiexec import assert_on_ranks
+from tests.support.overlap import make
+
+SCHEDULES = ("1f1b", "zb_h1", "zb_v", "gpipe")
+OPTIMIZERS = {
+    "SGD": lambda: chainer.optimizers.SGD(0.1),
+    "MomentumSGD": lambda: chainer.optimizers.MomentumSGD(0.1),
+    "NesterovAG": lambda: chainer.optimizers.NesterovAG(0.05),
+    "Adam": lambda: chainer.optimizers.Adam(0.01),
+    "RMSprop": lambda: chainer.optimizers.RMSprop(0.01),
+    "AdaDelta": lambda: chainer.optimizers.AdaDelta(),
+}
+CLIPPING = chainer.optimizer_hooks.GradientClipping
+HOOKS = {
+    "none": lambda: [],
+    "decay": lambda: [chainer.optimizer_hooks.WeightDecay(1e-3)],
+    "lasso": lambda: [chainer.optimizer_hooks.Lasso(1e-3)],
+    "noise": lambda: [chainer.optimizer_hooks.GradientNoise(1e-3)],
+    "clipping": lambda: [CLIPPING(0.1)],
+    "both": lambda: [chainer.optimizer_hooks.WeightDecay(1e-3), CLIPPING(0.1)],
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_overlap_changes_no_bit(schedule):
+    runs = [(schedule, "MomentumSGD", "none"), (schedule, "Adam", "decay")]
+    assert_on_ranks(2, _compare_runs, [*runs, (schedule, "SGD", "clipping")])
+
+
+def combination(seed):
+    """Returns a random schedule, optimizer and hooks, and options of a pipeline."""
+    rng = np.random.RandomState(seed)
+    options = {
+        "n_microbatches": int(rng.randint(2, 7)),
+        "recompute": str(rng.choice(["never", "except_last", "always"])),
+        "weight_groups": int(rng.choice([1, 2])),
+        "is_mixed": bool(rng.uniform() < 0.3),
+        "counts_late": bool(rng.uniform() < 0.3),
+    }
+    names = [*SCHEDULES, "zb_h2", "interleaved"], [*OPTIMIZERS], [*HOOKS]
+    return (*(str(rng.choice(some)) for some in names), options)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+def test_overlap_changes_no_bit_in_random_combinations(n_ranks):
+    runs = [combination(seed) for seed in range(100 * n_ranks, 100 * n_ranks + 14)]
+    assert_on_ranks(n_ranks, _compare_runs, runs, timeout=300)
+
+
+def _compare_runs(comm, runs):
+    for run in runs:
+        late, waiting = (_train(comm, overlap, *run) for overlap in ("auto", False))
+        assert comm.allreduce(late == waiting, MPI.LAND), run
+
+
+def masked_loss(y, t):
+    """Returns a loss, and the number of samples that it counts."""
+    return F.softmax_cross_entropy(y, t), int((t >= 0).sum())
+
+
+def _train(comm, overlap, schedule, optimizer, hooks, options=None):
+    """Returns the results, and the bits of this rank's parameters."""
+    options = dict(options or {})
+    rule = OPTIMIZERS[optimizer]()
+    if options.pop("is_mixed", False):
+        rule = MixedPrecision(rule, comm=comm, loss_scale=256.0)
+        options["loss_scale"] = rule.loss_scale
+    if options.pop("counts_late", False):
+        options["lossfun"] = masked_loss
+    options["overlap_minibatches"] = overlap
+    pipe, optimizer = make(comm, schedule, rule=rule, **options)
+    for hook in HOOKS[hooks]():
+        optimizer.add_hook(hook)
+    results = []
+    for x, t in make_batches([12, 12, 7, 12, 12], n_in=8):
+        results.append(pipe.step(x, t))
+        optimizer.update()
+    results.append(pipe.evaluate(x, t))
+    params = [p for stage in pipe.stages.values() for p in stage.params()]
+    pipe.close()
+    return [dict(each) for each in results], [p.array.tobytes() for p in params]
