@@ -14,7 +14,11 @@
     samples.py     the measurements so far, one line for each step
     rows.py        a row for each point: measured, and by equation (3)
     campaigns.py   samples that may be compared: of one arithmetic, and of one origin
-    page.py        the page with its tables, and the CSV file of all points
+    page.py        the page, and the CSV file of all points
+    tables.py      the best speed-ups
+    findings.py    the paper's findings beside those of the points
+    finding.py     a finding, and the points in which it is looked for;
+                   perceptron_findings.py, input_size_findings.py, model_findings.py
     plots.py       the figures
     cli.py         the command
 

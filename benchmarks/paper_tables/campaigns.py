@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,11 +99,3 @@ def _campaigns(data: Path, scale: Scale, is_baseline: bool) -> list[Campaign]:
             )
         )
     return found
-
-
-def usual(found: Mapping[Point, Row], model: str) -> list[Row]:
-    """Returns the rows of a model with the links and the size that most points have."""
-    mine = [row for row in found.values() if row.point.model == model]
-    kinds = [(row.point.rate, row.point.size) for row in mine]
-    most = max(sorted(set(kinds)), key=kinds.count, default=None)
-    return [row for row, kind in zip(mine, kinds) if kind == most]

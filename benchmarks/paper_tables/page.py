@@ -5,27 +5,23 @@ from __future__ import annotations
 import csv
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.paper_tables import plots
-from benchmarks.paper_tables.campaigns import Campaign, campaigns_of, usual
+from benchmarks.paper_tables import findings, plots
+from benchmarks.paper_tables.campaigns import Campaign, campaigns_of
 from benchmarks.paper_tables.points import (
     DATA,
-    EQUAL,
-    FIG4,
     MLP_LAYERS,
-    OURS,
-    PRINTED,
     SAMPLES,
     Point,
     Scale,
 )
 from benchmarks.paper_tables.rows import Row
 from benchmarks.paper_tables.samples import merge
+from benchmarks.paper_tables.tables import best_speedups, remarks
 
 #: Results of each figure in the paper.
 PAPER = {
@@ -55,6 +51,7 @@ TITLES = {
 }
 CSV_COLUMNS = (
     *(field.name for field in dataclasses.fields(Point)),
+    "baseline",
     "rounds",
     "cuts",
     "step_seconds",
@@ -76,19 +73,19 @@ def write(data: Path, folder: Path, scale: Scale) -> None:
     """
     campaigns = campaigns_of(data, scale)
     folder.mkdir(parents=True, exist_ok=True)
-    found = [row for campaign in campaigns for row in campaign.rows.values()]
-    write_csv(data / "points.csv", found)
+    n_points = write_csv(data / "points.csv", campaigns)
     every = os.path.relpath(data / "points.csv", folder)
     text = introduction(scale, every)
     for campaign in campaigns:
         text += [*described(campaign), *best_speedups(campaign), *remarks(campaign)]
+    text += findings.section(campaigns)
     for figure, title in TITLES.items():
         drawn = [line for each in campaigns for line in drawing(each, figure, folder)]
         if drawn:
             text += ["", f"## {title}", "", PAPER[figure], "", *drawn]
     path = folder / "README.md"
     path.write_text("\n".join(text) + "\n", encoding="utf-8")
-    print(f"{len(found)} points in {path} and {data / 'points.csv'}", flush=True)
+    print(f"{n_points} points in {path} and {data / 'points.csv'}", flush=True)
 
 
 def publish(data: Path, folder: Path) -> None:
@@ -142,7 +139,8 @@ def introduction(scale: Scale, every: str) -> list[str]:
         "",
         "The ways to train: *as in the paper* is the loop of Fig. 4 over ChainerMN, all"
         " forwards and then all backwards with blocking messages, followed by"
-        " `optimizer.update()`; equally many layers are on every host. *Equal layers,"
+        " `optimizer.update()`; equally many layers are on every host. A blocking"
+        " receive of MPICH polls, which uses the host's share of a core. *Equal layers,"
         " 1F1B* has the same cut, with 1F1B on this project's transport. *Best plan* is"
         " what `best_plan` cut for the microbatches and the schedule, with at most one"
         " stage on every host. By equation (3) is the paper's model of the step of"
@@ -168,148 +166,33 @@ def described(campaign: Campaign) -> list[str]:
     ]
 
 
-def best_speedups(campaign: Campaign) -> list[str]:
-    """Returns the table of the best speed-up of each way, of usual size and links."""
-    ways = {
-        "as in the paper": lambda point: point.schedule == FIG4,
-        "equal layers, 1F1B": lambda p: p.cut == EQUAL and p.schedule != FIG4,
-        "best plan": lambda point: point.cut == OURS,
-    }
-    models = dict.fromkeys(row.point.model for row in campaign.rows.values())
-    text = []
-    for model in models:
-        of_model = usual(campaign.rows, model)
-        for hosts in dict.fromkeys(row.point.hosts for row in of_model):
-            mine = [row for row in of_model if row.point.hosts == hosts]
-            found = {
-                way: best([row for row in mine if is_of(row.point)])
-                for way, is_of in ways.items()
-            }
-            printed = PRINTED.get(model, {}).get(hosts)
-            rounds = sorted({len(row.seconds) for row in mine})
-            cells = [
-                model,
-                str(hosts),
-                *(named(row) for row in found.values()),
-                predicted(found["equal layers, 1F1B"]),
-                f"{printed[1]:.2f} (m = {printed[0]})" if printed else "",
-                " to ".join(map(str, sorted({rounds[0], rounds[-1]}))),
-            ]
-            text.append(f"| {' | '.join(cells)} |")
-    columns = ["model", "hosts", *ways, "by equation (3)", "printed in the paper"]
-    columns.append("rounds a point")
-    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *text]
-
-
-def best(mine: Sequence[Row]) -> Row | None:
-    """Returns the row with the greatest speed-up, if there are any."""
-    return max(mine, key=attrgetter("speedup"), default=None)
-
-
-def named(row: Row | None) -> str:
-    """Formats a speed-up with how it was reached."""
-    if row is None:
-        return ""
-    microbatches = f"m = {row.point.microbatches}"
-    if row.point.turns != row.point.microbatches:
-        microbatches += f", in fact {row.point.turns}"
-    way = f", {row.point.schedule}" if row.point.cut == OURS else ""
-    return f"{row.speedup:.2f} ({microbatches}{way})"
-
-
-def predicted(row: Row | None) -> str:
-    """Formats the speed-up by equation (3), if there is one."""
-    if row is None or not row.equation:
-        return ""
-    return f"{row.speedup_by_equation:.2f}{' (fitted)' if row.is_fitted else ''}"
-
-
-def remarks(campaign: Campaign) -> list[str]:
-    """Returns remarks on the numbers of a campaign."""
-    found = campaign.rows.values()
-    text = [
-        "",
-        "The best of the numbers m of microbatches that were measured: "
-        + "; ".join(
-            f"{model} {', '.join(map(str, sorted(numbers)))}"
-            for model, numbers in microbatches_of(found).items()
-        )
-        + ".",
-    ]
-    errors = np.abs([row.error_of_equation for row in found if not row.is_fitted])
-    errors = errors[~np.isnan(errors)]
-    if errors.size:
-        text[-1] += (
-            f" At the {errors.size} points that equation (3) was not fitted to it is"
-            f" off by {np.median(errors):.1%} in the median, by {errors.max():.1%} at"
-            " most."
-        )
-    uneven = {
-        f"the {p.batch} samples of {p.model} in {p.turns} microbatches, not"
-        f" {p.microbatches}"
-        for p in (row.point for row in found)
-        if p.turns != p.microbatches
-    }
-    if uneven:
-        text += [
-            "",
-            "Fig. 4 cuts a minibatch into microbatches of equal size, rounded up, and a"
-            f" smaller last one. So it runs {'; '.join(sorted(uneven))}.",
-        ]
-    shared = [row for row in found if row.is_scaled]
-    if shared:
-        text += [
-            "",
-            f"For {len(shared)} points the undivided step was measured on a host with a"
-            " larger share of a core, and its seconds are multiplied by the ratio of"
-            " the shares.",
-        ]
-    older = [row.point for row in found if row.is_older]
-    if older:
-        groups = sorted({f"{point.model} {point.size}" for point in older})
-        text += [
-            "",
-            f"{len(older)} points ({', '.join(groups)}) are older: the machine may have"
-            " been needed elsewhere, and most steps may have got memory from the system"
-            " while they were timed, as a first step does. Where that is so of the"
-            " undivided step, the speed-up is too high.",
-        ]
-    return text
-
-
-def microbatches_of(found: Iterable[Row]) -> dict[str, set[int]]:
-    """Returns the numbers of microbatches that were measured of each model."""
-    numbers: dict[str, set[int]] = {}
-    for row in found:
-        numbers.setdefault(row.point.model, set()).add(row.point.microbatches)
-    return numbers
-
-
-def write_csv(path: Path, found: Iterable[Row]) -> None:
-    """Writes a line for each point."""
+def write_csv(path: Path, campaigns: Iterable[Campaign]) -> int:
+    """Writes a line for each point, and returns their number."""
+    n_points = 0
+    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", encoding="utf-8", newline="") as file:
         out = csv.writer(file)
         out.writerow(CSV_COLUMNS)
-        for row in found:
-            error = row.error_of_equation
-            numbers = (
-                row.step,
-                np.median(row.serial),
-                row.speedup,
-                # The median error, as seconds of the median step.
-                row.step * (1 + error),
-                error,
-                np.nan if row.stolen is None else row.stolen,
-            )
-            cuts = " ".join(map(str, row.cuts))
-            out.writerow(
-                [
-                    *vars(row.point).values(),
-                    len(row.seconds),
-                    cuts,
-                    *map(digits, numbers),
-                ]
-            )
+        for campaign in campaigns:
+            for row in campaign.rows.values():
+                cells = "yes" if campaign.is_baseline else "no", len(row.seconds)
+                out.writerow([*vars(row.point).values(), *cells, *_results(row)])
+                n_points += 1
+    return n_points
+
+
+def _results(row: Row) -> list[str]:
+    error = row.error_of_equation
+    numbers = (
+        row.step,
+        np.median(row.serial),
+        row.speedup,
+        # The median error, as seconds of the median step.
+        row.step * (1 + error),
+        error,
+        np.nan if row.stolen is None else row.stolen,
+    )
+    return [" ".join(map(str, row.cuts)), *map(digits, numbers)]
 
 
 def digits(value: float) -> str:

@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.cluster.network import spoken_rate
-from benchmarks.paper_tables.points import EQUAL, FIT, PRINTED
+from benchmarks.paper_tables.points import EQUAL, FIT, OURS, PRINTED
 from benchmarks.paper_tables.rows import Row
 
 #: Readable for colour-blind eyes.
@@ -37,7 +37,9 @@ def draw(
     if number == 6:
         drawn = {6: times, 7: speedups, 12: equation}
     else:
-        drawn = {number: {8: rates, 13: models, 14: models}.get(number, sizes)}
+        is_one = len({row.point.microbatches for row in rows}) == 1
+        of_models = ways if is_one else models
+        drawn = {number: {8: rates, 13: of_models, 14: of_models}.get(number, sizes)}
     names = {}
     for each, how in drawn.items():
         figure = Figure(figsize=(11 if how is models else 7, 4.2), layout="constrained")
@@ -109,13 +111,13 @@ def equation(figure: Figure, rows: Sequence[Row]) -> None:
 
 
 def models(figure: Figure, rows: Sequence[Row]) -> None:
-    """Fig. 13 and 14: speed-ups, a panel for each cut and schedule."""
-    kinds = dict.fromkeys((r.point.cut, r.point.schedule) for r in rows)
+    """Fig. 13 and 14: speed-ups, a panel for each way."""
+    kinds = dict.fromkeys(map(_way, rows))
     panels = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
     for axes, kind in zip(panels, kinds):
-        mine = [r for r in rows if (r.point.cut, r.point.schedule) == kind]
+        mine = [row for row in rows if _way(row) == kind]
         _style(axes, "microbatches")
-        axes.set_title(", ".join(kind))
+        axes.set_title(kind)
         _lines(axes, mine, _hosts, _speedup, _speedup_by_equation)
     # One for all panels, where it covers nothing.
     lines, names = panels[0].get_legend_handles_labels()
@@ -124,6 +126,22 @@ def models(figure: Figure, rows: Sequence[Row]) -> None:
     place = "outside lower center"
     figure.legend(lines, names, loc=place, ncols=len(lines), title=title)
     panels[0].set_ylabel("speed-up over the undivided step")
+
+
+def ways(figure: Figure, rows: Sequence[Row]) -> None:
+    """Fig. 13 and 14 with one number of microbatches: speed-ups by number of hosts."""
+    m = rows[0].point.microbatches
+    axes = _axes(figure, "hosts", f"speed-up over the undivided step, m = {m}")
+    _lines(axes, rows, _way, lambda row: row.speedup, x=lambda row: row.point.hosts)
+    printed = {row.point.hosts: _printed(row) for row in rows if _printed(row) > 0}
+    style = {"color": "black", "markersize": 12, "label": "in the paper"}
+    axes.plot(list(printed), list(printed.values()), "*", **style)
+    _legend_beside(axes)
+
+
+def _way(row: Row) -> str:
+    point = row.point
+    return f"{point.way}, {point.schedule}" if point.cut == OURS else point.way
 
 
 def _hosts(row: Row) -> str:

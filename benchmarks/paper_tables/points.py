@@ -45,6 +45,13 @@ RATES = ("100mbit", "1gbit", "10gbit")
 #: In place of a schedule: the undivided model, and the paper's loop over ChainerMN.
 SERIAL, FIG4 = "serial", "fig4"
 EQUAL, OURS = "equal layers", "ours"
+#: How a step trains: see `Point.way`.
+AS_PRINTED, EQUAL_LAYERS, BEST_PLAN = (
+    "as in the paper",
+    "equal layers, 1F1B",
+    "best plan",
+)
+WAYS = (AS_PRINTED, EQUAL_LAYERS, BEST_PLAN)
 
 
 @dataclass(frozen=True)
@@ -83,6 +90,13 @@ class Point:
     def arithmetic(self) -> Arithmetic:
         """The kernels and the provider."""
         return Arithmetic(self.kernels, self.provider)
+
+    @property
+    def way(self) -> str:
+        """The cut and what runs it, in words."""
+        if self.schedule == FIG4:
+            return AS_PRINTED
+        return EQUAL_LAYERS if self.cut == EQUAL else BEST_PLAN
 
     @property
     def serial(self) -> Point:

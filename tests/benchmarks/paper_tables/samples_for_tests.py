@@ -1,5 +1,7 @@
 """Samples as if they had been measured."""
 
+from benchmarks.paper_tables.finding import Measured
+from benchmarks.paper_tables.rows import rows
 from benchmarks.paper_tables.samples import Sample
 
 
@@ -16,3 +18,23 @@ def sample(point, **values):
         "share": point.on(1.6).share,
     }
     return Sample(point, **{**fields, **values})
+
+
+def measured(speedups, cuts=None):
+    """Returns rows of points, with the undivided step of 60 seconds.
+
+    Args:
+        speedups: Speed-up of each point.
+        cuts: Positions of the cuts by number of hosts, where they matter.
+    """
+    samples = {
+        point: [sample(point, seconds=60.0 / speedup, **_cuts(point, cuts or {}))]
+        for point, speedup in speedups.items()
+    }
+    for point in list(samples):
+        samples[point.serial] = [sample(point.serial, seconds=60.0)]
+    return Measured(rows(samples, speedups).values())
+
+
+def _cuts(point, cuts):
+    return {"cuts": cuts[point.hosts]} if point.hosts in cuts else {}

@@ -93,6 +93,7 @@ def test_page_figures_and_points_are_written(repository):
     assert lines[1]["microbatches"] == "3" and lines[1]["step_seconds"] == "8"
     assert lines[1]["speedup"] == "1.5" and lines[1]["cuts"] == "0 2 4"
     assert lines[1]["stolen"] == "0" and lines[1]["rounds"] == "1"
+    assert lines[1]["baseline"] == "yes"
 
 
 def test_the_samples_of_others_are_a_baseline_until_they_are_published(
