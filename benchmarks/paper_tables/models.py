@@ -63,11 +63,21 @@ def cuts(point: Point, profiles: list[Profile], hosts: Hosts) -> list[int]:
     """
     if point.cut == EQUAL:
         return equal_cuts(point)
+    network = Network(bandwidth=hosts.bandwidth)
+    return our_cuts(point, profiles, Machine(hosts.n, None, network, hosts.share))
+
+
+def our_cuts(point: Point, profiles: list[Profile], machine: Machine) -> list[int]:
+    """Returns the cuts that are fastest by simulation.
+
+    Args:
+        point: Point to measure.
+        profiles: Profiles of the layers, at several sizes.
+        machine: Ranks of the machine, with their speeds and links.
+    """
     plan = best_plan(
         profiles,
-        Machine(
-            hosts.n, network=Network(bandwidth=hosts.bandwidth), speeds=hosts.share
-        ),
+        machine,
         batch=point.batch,
         microbatches=[point.microbatches],
         schedules=[point.schedule],
