@@ -1,4 +1,6 @@
-"""Figures 5 to 14 of Takisawa et al. (2022), measured again on emulated hosts.
+"""Figures 5 to 14 of Takisawa et al. (2022), measured again.
+
+Figures 6 to 14 are measured on emulated hosts. Two other commands run on real ranks.
 
 ::
 
@@ -22,7 +24,8 @@
     plots.py       the figures
     cli.py         the command
 
-    figure_5.py        Fig. 5, on real ranks: a command of its own
+    on_ranks.py        the command that measures these ways on real hosts
+    figure_5.py        the command of Fig. 5
     recorded_loop.py   the paper's loop, with a record of what every rank does
     first_backward.py  how long the first backward takes, beside later ones
 

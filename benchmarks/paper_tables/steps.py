@@ -48,10 +48,17 @@ class Steps:
     Args:
         comm: Communicator with a rank on each host.
         learning_rate: Learning rate of the updates.
+        device: Device of the arrays of this rank.
     """
 
-    def __init__(self, comm: MPI.Comm, learning_rate: float = LEARNING_RATE) -> None:
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        learning_rate: float = LEARNING_RATE,
+        device: str = "@numpy",
+    ) -> None:
         self._comm = comm
+        self._device = chainer.get_device(device)
         self._learning_rate = learning_rate
         self._closing = contextlib.ExitStack()
         self._steps: dict[Point, Step] = {}
@@ -100,14 +107,14 @@ class Steps:
         if self._comm.rank > 0:
             return _nothing
         stage = self._stage(point, SERIAL, None, None)
-        return undivided_step(stage, *minibatch(point, point.batch))
+        return undivided_step(stage, *self._minibatch(point))
 
     def _as_printed(self, point: Point, cuts: list[int]) -> Step:
         rank = self._comm.rank
         stage = self._stage(point, FIG4, *cuts[rank : rank + 2])
         train = paper_loop().train_minibatch
         comm = chainermn.create_communicator("naive", self._comm)
-        x, t = minibatch(point, point.batch)
+        x, t = self._minibatch(point)
 
         def step() -> None:
             stage.cleargrads()
@@ -130,8 +137,11 @@ class Steps:
             timeout=TIMEOUT,
         )
         self._closing.enter_context(pipe)
-        x, t = minibatch(point, point.batch)
+        x, t = self._minibatch(point)
         return lambda: pipe.step(x, t)
+
+    def _minibatch(self, point: Point) -> Any:
+        return self._device.send(minibatch(point, point.batch))
 
     def _stage(
         self, point: Point, way: str | None, start: int | None, end: int | None
@@ -148,6 +158,7 @@ class Steps:
         key = (point.model, point.size, way, start, end)
         if key not in self._stages:
             self._stages[key] = build(point).divide(start, end)
+            self._stages[key].to_device(self._device)
         self._trained[point] = self._stages[key]
         return self._stages[key]
 

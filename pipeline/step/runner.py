@@ -267,7 +267,7 @@ class Runner:
         except Exception as error:
             self._raise(action, error)
         if self.waits_for_device:
-            _synchronize(stage.layers.device)
+            synchronize(stage.layers.device)
 
     def _compute_group(self, task: Task, results: dict[Slot, Tensors]) -> None:
         """Computes an F, R, B or I of several microbatches."""
@@ -333,7 +333,8 @@ def _n_bytes(tensors: Tensors) -> int:
     return sum(array.nbytes for array, _ in tensors if array is not None)
 
 
-def _synchronize(device: chainer.backend.Device) -> None:
+def synchronize(device: chainer.backend.Device) -> None:
+    """Waits until a GPU has computed what was launched on it; else does nothing."""
     if device.xp is not np:
         device.device.synchronize()
 

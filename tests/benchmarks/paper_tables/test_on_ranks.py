@@ -1,0 +1,108 @@
+"""The paper's ways on real ranks, of tiny sizes."""
+
+import dataclasses
+import json
+
+import pytest
+
+from benchmarks.paper_tables.on_ranks import (
+    WAYS,
+    machine_of,
+    parse,
+    points_of,
+    speedups,
+)
+from benchmarks.paper_tables.points import FIG4, SERIAL
+from benchmarks.paper_tables.samples import Sample, append, read
+from tests.support.mpiexec import assert_on_ranks, mpiexec
+
+COMMAND = ["-m", "benchmarks.paper_tables.on_ranks", "--quick"]
+TINY = {
+    "perceptron": ["--width", 8, "--batch", 6, "--kernels", "off", "on"],
+    "vgg16": ["--image", 32, "--batch", 2, "--kernels", "on"],
+    "resnet50": ["--image", 32, "--batch", 2, "--kernels", "on"],
+}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "perceptron",
+        pytest.param("vgg16", marks=pytest.mark.matrix),
+        pytest.param("resnet50", marks=pytest.mark.matrix),
+    ],
+)
+def test_every_way_is_measured_and_compared(model, tmp_path):
+    file = tmp_path / "folder" / "samples.jsonl"
+    options = ["--model", model, *TINY[model], "--microbatches", 2, "--output", file]
+    done = mpiexec(2, [*COMMAND, *options, "--rounds", 1], timeout=180)
+    assert done.returncode == 0, done.stdout
+    found = read(file)
+    ways = {(SERIAL, "equal layers")} | {(schedule, cut) for cut, schedule in WAYS}
+    assert {(point.schedule, point.cut) for point in found} == ways
+    n_kernels = TINY[model].count("off") + TINY[model].count("on")
+    assert len(found) == n_kernels * len(ways)
+    for point, (sample,) in found.items():
+        assert (point.hosts, point.rate, point.update) == (2, "real", True)
+        assert sample.seconds > 0 and sample.round == 0
+        assert sample.machine.startswith("2 ranks on 1 host: ")
+        assert sample.cuts[0] == 0 and len(sample.cuts) <= 3
+    fields = {field.name for field in dataclasses.fields(Sample)}
+    assert set(json.loads(file.read_text().splitlines()[0])) == fields
+    # A line for each way, with its speed-up.
+    table = done.stdout[done.stdout.index("kernels  m") :].splitlines()[1:]
+    assert len(table) == n_kernels * len(WAYS)
+    assert all(float(line.split()[-1]) > 0 for line in table)
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path):
+    file = tmp_path / "samples.jsonl"
+    options = ["--model", "perceptron", "--width", "8", "--batch", "6"]
+    options += ["--microbatches", "2", "--rounds", "1", "--output", str(file)]
+    for point in points_of(parse(options), 1):
+        append(file, sample(point))
+    before = file.read_text()
+    done = mpiexec(1, [*COMMAND, *options])
+    assert done.returncode == 0, done.stdout
+    assert "0 of 5 samples to measure" in done.stdout
+    assert file.read_text() == before
+
+
+def sample(point, seconds=1.0):
+    return Sample(point, 0, seconds, [0, 63], machine="here", load=0.0, date="today")
+
+
+def test_speed_ups_are_over_the_undivided_model_of_the_same_kernels(tmp_path):
+    options = ["--kernels", "off", "on", "--microbatches", "4"]
+    points = points_of(parse(options), 4)
+    file = tmp_path / "samples.jsonl"
+    for point in points:
+        alone = 6.0 if point.kernels == "off" else 3.0
+        append(file, sample(point, alone if point.schedule == SERIAL else 2.0))
+    header, *lines = speedups(file, points)
+    assert header.split()[-1] == "speed-up"
+    assert [line.split()[-1] for line in lines] == ["3.00"] * 4 + ["1.50"] * 4
+
+
+def test_a_gpu_has_no_loop_of_arrays_in_host_memory():
+    points = points_of(parse(["--device", "@cupy:0"]), 2)
+    assert FIG4 not in {point.schedule for point in points}
+    assert FIG4 in {point.schedule for point in points_of(parse([]), 2)}
+
+
+@pytest.mark.parametrize("options", [["0"], ["4", "85"], ["-1", "2"]])
+def test_a_microbatch_has_a_sample(options, capsys):
+    with pytest.raises(SystemExit):
+        parse(["--microbatches", *options])
+    assert "must be from 1 to the 84 samples" in capsys.readouterr().err
+
+
+def names_its_machine(comm):
+    text, load = machine_of(comm)
+    assert text.startswith("2 ranks on 1 host: ") and text.count("Python") == 1
+    assert load >= 0
+    assert comm.allgather((text, load)) == [(text, load)] * 2
+
+
+def test_ranks_of_one_host_are_one_machine():
+    assert_on_ranks(2, names_its_machine)
