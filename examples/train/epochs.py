@@ -83,7 +83,8 @@ def epochs(
             # If the plan has replicas, each gets its part.
             x, t = pipe.my_part(train.x[batch], train.t[batch])
             train_mean.add(pipe.step(x, t), len(batch))
-            optimizer.update()
+            with pipe.recorded_update():
+                optimizer.update()
         seconds = time.perf_counter() - start
         timeline = pipe.timeline()
         for begin in range(0, len(test.x), args.batchsize):

@@ -11,7 +11,7 @@ from divisible.side_files import SideFiles
 
 
 class TimelineReport(training.Extension):
-    """Writes a timeline of all ranks' last training step.
+    """Writes a timeline of all ranks' last training step, with its update.
 
     Add it to the trainers of all ranks. Rank 0 writes the file into ``trainer.out``, by
     default after each epoch. An evaluation in between does not count as a step. If the

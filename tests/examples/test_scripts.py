@@ -11,6 +11,7 @@ import pytest
 
 from divisible import Machine, Plan
 from divisible.planning.conditions import Conditions
+from divisible.schedules.timeline import Timeline
 from tests.support.mpiexec import mpiexec
 
 TRAIN = "examples/train/train.py"
@@ -45,6 +46,7 @@ def test_train_learns_digits(tmp_path):
     assert log[-1]["iteration"] == 4 * 23
     assert f"{log[-1]['validation/main/accuracy']:.2%}" == f"{accuracy}%"
     assert log[-1]["main/loss"] < log[0]["main/loss"]
+    assert (Timeline.load(tmp_path / "timeline.json").updating > 0).all()
 
 
 def test_train_cuts_by_time(tmp_path):
