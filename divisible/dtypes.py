@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import chainer
@@ -10,24 +11,25 @@ import numpy as np
 
 def floating_dtypes(model: chainer.Link) -> set[np.dtype]:
     """Returns the floating-point types of a model's parameters."""
-    found = {_dtype(param) for param in model.params()}
+    found = {dtype_of(param) for param in model.params()}
     return {dtype for dtype in found if dtype.kind == "f"}
 
 
-def _dtype(param: chainer.Parameter) -> np.dtype:
+def dtype_of(param: chainer.Parameter) -> np.dtype:
     """Returns the dtype that a parameter has, or will have when it gets its shape."""
     if param.is_initialized:
         return np.dtype(param.dtype)
     return np.dtype(chainer.get_dtype(getattr(param.initializer, "dtype", None)))
 
 
-def as_trainable(x: Any, dtypes: set[np.dtype]) -> Any:
+def as_trainable(x: Any, dtypes: Collection[np.dtype]) -> Any:
     """Returns an input in the dtype of the layers, or refuses an unsuitable one.
 
     Args:
         x (array): An input of the model.
         dtypes: The floating-point types of all parameters. With float16 among them,
-            activations are float16, and the others belong to normalizations.
+            activations are float16, and the others belong to normalizations. Empty for
+            a model whose layers cast their inputs.
     """
     if x.dtype.kind == "f" and np.dtype(np.float16) in dtypes:
         return x.astype(np.float16, copy=False)
@@ -40,6 +42,15 @@ def as_trainable(x: Any, dtypes: set[np.dtype]) -> Any:
             f" x.astype('{dtype}')"
         )
     return x
+
+
+def trainable_dtypes(dtypes: Collection[np.dtype]) -> frozenset[np.dtype]:
+    """Returns dtypes of inputs that :func:`as_trainable` returns as they are.
+
+    Args:
+        dtypes: The floating-point types of all parameters, or nothing, as there.
+    """
+    return frozenset() if np.dtype(np.float16) in dtypes else frozenset(dtypes)
 
 
 def in_loss_dtype(output: Any) -> Any:

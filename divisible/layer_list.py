@@ -27,6 +27,8 @@ class LayerList(chainer.Sequential):
     in paths of parameters and links, in files, and in print.
     """
 
+    #: Whether layers cast their inputs, so that a pipeline gives them as they are.
+    casts_inputs: bool = False
     #: The position of the first layer in the undivided model.
     _start: int = 0
     # For each link, the position that names it: its first position in the undivided

@@ -79,7 +79,12 @@ class Pop(SkipEnd):
 
     Attributes:
         joined_by: Function that joins the two inputs; ``None`` for a tuple.
+        in_one_type (bool): Whether the popped tensor is cast to the floating-point type
+            of the other input. ``mixed_precision.to_float16`` sets it where layers have
+            different types.
     """
+
+    in_one_type = False
 
     def __init__(self, name: str, join: Callable[..., Any] | None = None) -> None:
         super().__init__(name)
@@ -100,6 +105,8 @@ class Pop(SkipEnd):
         """Returns the input of the next layer."""
         x = x if isinstance(x, tuple) else (x,)
         skipped = skipped if isinstance(skipped, tuple) else (skipped,)
+        if self.in_one_type:
+            skipped = tuple([_in_type_of(x[0], each) for each in skipped])
         return (
             (*x, *skipped) if self.joined_by is None else self.joined_by(*x, *skipped)
         )
@@ -229,6 +236,13 @@ def find_skips(layers: Sequence[Any]) -> tuple[Skip, ...]:
                 f" behind it, or leave it out"
             )
     return tuple(Skip(name, start, popped[name]) for name, start in stashed.items())
+
+
+def _in_type_of(x: Any, skipped: Any) -> Any:
+    """Returns a popped tensor in the dtype of another one, if both are floats."""
+    if x.dtype.kind == skipped.dtype.kind == "f" and x.dtype != skipped.dtype:
+        return chainer.functions.cast(skipped, x.dtype)
+    return skipped
 
 
 def _check_name(name: str) -> str:

@@ -30,6 +30,10 @@ The modules::
     momentum_sgd16  momentum SGD without float32 weights
     lars            a learning rate for each layer
     model           models in float16
+    layer_types     the types of a layer, forward and backward apart
+    kept_layers     layers with other types, and the casts of their inputs
+    typed_links     links that compute in types of their own
+    half_sum_links  links whose products are added up in float16
     statistics      what float16 loses of gradients
     exponent_histogram  numbers, counted by their exponents
 
@@ -46,6 +50,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "mixed_precision.lars": ["LARS", "LARSHook"],
+        "mixed_precision.layer_types": ["LayerTypes"],
         "mixed_precision.loss_scale": [
             "DynamicLossScale",
             "LossScale",

@@ -3,77 +3,86 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import chainer
 import chainer.functions as F
-import chainer.links as L
 import numpy as np
 
+from mixed_precision.kept_layers import keep_layers
+from mixed_precision.layer_types import FLOAT32, Keep
 from mixed_precision.streamed import is_streamed
 
-# Links whose parameters and statistics stay float32: they need sums over many values
-# and scales near one, for which float16 has too few numbers.
-_NORMALIZATIONS = (
-    L.BatchNormalization,
-    L.BatchRenormalization,
-    L.DecorrelatedBatchNormalization,
-    L.GroupNormalization,
-    L.LayerNormalization,
-)
 
-
-def to_float16(
-    model: chainer.Link, *, keep: Sequence[type[chainer.Link]] | None = None
-) -> chainer.Link:
-    """Makes the parameters of a model float16, except those of normalizations.
+def to_float16(model: chainer.Link, *, keep: Keep = None) -> chainer.Link:
+    """Makes a model float16, except its normalizations and the layers to keep.
 
     Layers in float16 compute float16 outputs from float16 inputs;
     :class:`~pipeline.Pipeline` casts the inputs at the first stage. Compute the loss in
     float32: :class:`~pipeline.Pipeline` does so, and :func:`float32_loss` does it for
-    other models. Normalizations have float16 inputs and outputs, and compute in
-    float32.
+    other models. Normalizations keep float32 parameters and compute in float32, with
+    inputs and outputs of the type of their input.
+
+    ``keep`` names the layers that are different, and may give each its types::
+
+        keep=[0, '/5/conv2', L.EmbedID]         # in float32: two layers, and a class
+        keep={0: 'float32', 9: LayerTypes(backward_type='float32')}
+        keep={L.Linear: LayerTypes(forward_math='float16')}
+
+    A position or path is that in the undivided model, on every rank. It stands for all
+    links within the layer; a longer path comes before a shorter one, and a path before
+    a class. Inputs are cast where neighbours differ. A layer of a ``Divisible`` or a
+    ``chainer.Sequential`` returns its own type, the last one too, and functions and
+    normalizations compute in the type of their input. A link within another layer
+    returns the type of that layer.
 
     Parameters that are initialized in their first forward get the weights of the
     float32 model, rounded.
 
     The weights of streamed layers stay float32 in their files. Such a layer computes in
-    float32, with float16 inputs and outputs.
+    float32, with float16 inputs and outputs, or float32 ones if it is kept.
 
     Args:
         model (chainer.Link): A model or a stage of one; changed in place.
-        keep: Classes of links whose parameters stay as they are; ``None`` for the
-            normalizations of Chainer and ChainerMN.
+        keep: Classes of links, positions (int) or paths (str) of layers that stay
+            float32; or a dict from these to ``'float32'``, ``'float16'`` or
+            :class:`LayerTypes`.
 
     Returns:
         chainer.Link: The model.
 
     Raises:
-        TypeError: If a parameter is not a floating-point array.
+        TypeError: If a parameter is not a floating-point array, or ``keep`` is no list
+            or dict of these.
+        ValueError: If the model has no such layer, or the layer cannot compute in these
+            types.
         OverflowError: If a weight exceeds float16.
 
     Example:
         >>> import chainer.links as L
-        >>> model = chainer.Sequential(L.Linear(4, 8), L.BatchNormalization(8))
-        >>> [p.dtype.name for p in to_float16(model).params()]
-        ['float16', 'float16', 'float32', 'float32']
+        >>> model = chainer.Sequential(
+        ...     L.Linear(4, 8), L.BatchNormalization(8), F.relu, L.Linear(8, 2)
+        ... )
+        >>> model = to_float16(model, keep=[3])
+        >>> model[0].W.dtype.name, model[1].gamma.dtype.name, model[3].W.dtype.name
+        ('float16', 'float32', 'float32')
+        >>> model(np.ones((3, 4), np.float16)).dtype
+        dtype('float32')
 
-    See "FP16 storage" in Naruse (2017), Volta Tensor Core training.
+    See "FP16 storage" and "NVIDIA Caffe 0.16" in Naruse (2017), Volta Tensor Core
+    training.
     """
-    classes = _normalizations() if keep is None else tuple(keep)
-    kept = {
-        id(param)
-        for link in model.links()
-        if isinstance(link, classes)
-        for param in link.params()
-    }
+    dtypes = keep_layers(model, keep)
     for link in model.links():
-        if hasattr(link, "output_dtype") and not isinstance(link, classes):
-            link.output_dtype = np.dtype(np.float16).name
+        if hasattr(link, "output_dtype"):
+            link.output_dtype = dtypes[id(link.W)]
     for path, param in model.namedparams():
-        if id(param) in kept or is_streamed(param):
+        dtype = dtypes[id(param)]
+        if dtype is None or is_streamed(param):
+            continue
+        if dtype == FLOAT32:
+            _widen(param)
             continue
         # A float32 gradient does not fit any more.
         param.cleargrad()
@@ -89,6 +98,17 @@ def to_float16(
         with chainer.using_device(param.device):
             param.array = _rounded(array, f"parameter {path}")
     return model
+
+
+def _widen(param: chainer.Parameter) -> None:
+    """Makes a float16 parameter float32; those of float64 stay."""
+    if param.array is None:
+        if isinstance(param.initializer, _Rounded):
+            param.initializer = param.initializer.initializer
+    elif param.dtype == np.float16:
+        param.cleargrad()
+        with chainer.using_device(param.device):
+            param.array = param.array.astype(np.float32)
 
 
 def _rounded(weights: Any, what: str) -> Any:
@@ -108,15 +128,6 @@ def _rounded(weights: Any, what: str) -> Any:
             f" is 65504"
         )
     return rounded
-
-
-def _normalizations() -> tuple[type[chainer.Link], ...]:
-    # Not imported: an import would start MPI, and a model with such a link has imported
-    # it.
-    chainermn_links = sys.modules.get("chainermn.links")
-    if chainermn_links is None:
-        return _NORMALIZATIONS
-    return (*_NORMALIZATIONS, chainermn_links.MultiNodeBatchNormalization)
 
 
 def _initialize_later(param: chainer.Parameter) -> None:

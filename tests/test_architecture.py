@@ -47,8 +47,8 @@ FACES = {
     """,
     "mixed_precision": """
         ActivationGradients DynamicLossScale GradientReport GradientStatistics LARS
-        LARSHook LossScale MixedPrecision MomentumSGD16 StaticLossScale float32_loss
-        to_float16
+        LARSHook LayerTypes LossScale MixedPrecision MomentumSGD16 StaticLossScale
+        float32_loss to_float16
     """,
     "model_compression": """
         Compress CompressionPlan Distillation Prune Quantize Sensitivity apply

@@ -154,7 +154,7 @@ def _as_arrays(model: Divisible, x: Any, t: Any) -> tuple[tuple, tuple | None]:
 
     A pipeline casts inputs to float16 if the layers are float16.
     """
-    dtypes = floating_dtypes(model)
+    dtypes = set() if model.casts_inputs else floating_dtypes(model)
     arrays = tuple(as_trainable(array, dtypes) for array in as_arrays("x", x))
     targets = None if t is None else as_arrays("t", t)
     if targets is not None and len(targets[0]) != len(arrays[0]):

@@ -15,6 +15,8 @@ from divisible.optimizer_hooks import Hooks
 from divisible.optimizer_wrapper import has_skipped
 from divisible.planning.profile import check_layers
 from divisible.undivided import first_difference
+from mixed_precision.layer_types import LayerTypes
+from mixed_precision.typed_links import Typed
 from pipeline.pipeline import Pipeline
 from pipeline.rebalancing.state import OUTPUT_DTYPE
 from pipeline.snapshots.optimizers import OptimizersOfStages, covers
@@ -163,6 +165,7 @@ def check_leaving(pipeline: Pipeline, model: Divisible, cuts: Sequence[int]) -> 
                         f" gives it {', '.join(fresh) or 'none'}: add them there"
                     )
                 _check_settings(path, link, made[path])
+                _check_types(path, link, made[path])
                 _check_values(path, link, made[path])
             for path, param in there.namedparams():
                 if param.update_rule is None:
@@ -202,6 +205,19 @@ def _check_settings(path: str, here: chainer.Link, made: chainer.Link) -> None:
                 f"{path}.{name} is {value!r}, but build() makes it {fresh!r}, as it"
                 f" would be after a move: set it there, or make it a persistent value"
             )
+
+
+def _check_types(path: str, here: chainer.Link, made: chainer.Link) -> None:
+    """Refuses a link that ``to_float16`` gave types, and ``build`` does not."""
+    if _kept_types(here) != _kept_types(made):
+        raise ValueError(
+            f"{path} has types of its own, which build() does not give it: call"
+            f" to_float16 there, with the same keep"
+        )
+
+
+def _kept_types(link: chainer.Link) -> LayerTypes | None:
+    return link.types if isinstance(link, Typed) and link.is_kept else None
 
 
 def _hooks(link: chainer.Link) -> list[str]:

@@ -23,7 +23,7 @@ from chainer_kernels import is_enabled, providers
 from chainer_kernels.threads import blas_threads
 from divisible import Divisible
 from divisible.communication.errors import DisagreementError
-from divisible.dtypes import floating_dtypes
+from divisible.dtypes import dtype_of, floating_dtypes
 from divisible.early_draws import EarlyDraws
 from divisible.layer_texts import differing_titles
 from divisible.schedules.actions import Route
@@ -49,6 +49,7 @@ class StartAnnouncement(NamedTuple):
         dtypes: Floating-point types of the stages' parameters.
         loss_uses: Paths of parameters of other stages that the loss uses, if the rank
             has the last stage.
+        tied_dtypes: Names of the dtypes of the shared parameters it has, by path.
         settings: Arguments that must be equal on all ranks, as texts, by name.
         host: Name of the host.
         n_threads: Number of BLAS threads of this process.
@@ -68,6 +69,7 @@ class StartAnnouncement(NamedTuple):
     unsized: Set[str]
     dtypes: Set[np.dtype]
     loss_uses: Sequence[str]
+    tied_dtypes: Mapping[str, str]
     settings: Mapping[str, str]
     host: str
     n_threads: int
@@ -99,6 +101,8 @@ class StartAnnouncement(NamedTuple):
         last = stages[-1]
         is_last = last.layer_range[1] == len(last.model_layers)
         paths = map(last.path_elsewhere, of_loss) if is_last else ()
+        params = {path: p for stage in stages for path, p in stage.namedparams()}
+        ties = [tie.path for tie in last.ties]
         return cls(
             layer_ranges=[stage.layer_range for stage in stages],
             model_layers=last.model_layers,
@@ -113,6 +117,9 @@ class StartAnnouncement(NamedTuple):
             },
             dtypes=set().union(*map(floating_dtypes, stages)),
             loss_uses=[path for path in paths if path],
+            tied_dtypes={
+                path: dtype_of(params[path]).name for path in ties if path in params
+            },
             settings=settings,
             host=socket.gethostname(),
             n_threads=blas_threads(),
@@ -193,6 +200,7 @@ def agree(said: Sequence[StartAnnouncement | Refusal]) -> Start:
     routes = [Route(name, *stages) for name, stages in ends if len(stages) == 2]
     compare_settings([word.settings for word in said])
     _check_loss(said)
+    _compare_tied_dtypes(said)
     dtypes = set().union(*(word.dtypes for word in said))
     stage_ranks = [rank for _, rank in placed]
     return Start(
@@ -327,6 +335,20 @@ def _check_loss(said: Sequence[StartAnnouncement]) -> None:
             f" optimizer will not see the gradient: tie it to a parameter of a layer in"
             f" the last stage, or cut so that both are there"
         )
+
+
+def _compare_tied_dtypes(said: Sequence[StartAnnouncement]) -> None:
+    """Refuses copies of a shared parameter in different dtypes."""
+    found: dict[str, tuple[int, str]] = {}
+    for rank, word in enumerate(said):
+        for path, dtype in word.tied_dtypes.items():
+            first, known = found.setdefault(path, (rank, dtype))
+            if dtype != known:
+                raise DisagreementError(
+                    f"{path} is {known} on rank {first} and {dtype} on rank {rank},"
+                    f" where another layer shares it: with to_float16(keep=...) give"
+                    f" both layers the same types"
+                )
 
 
 def warnings_of(

@@ -26,7 +26,7 @@ import numpy as np
 
 from chainer_kernels.prepared_weights import scope_for
 from divisible.communication.signatures import Tensors
-from divisible.dtypes import as_trainable
+from divisible.dtypes import as_trainable, trainable_dtypes
 from divisible.minibatch import as_arrays, as_tensors, split, split_unequally
 from divisible.random_streams import restored_random_state
 from divisible.schedules.rank_program import RankProgram, Record
@@ -104,9 +104,9 @@ class Step:
         )
         self._is_first = ranks.rank == ranks.first
         self._is_last = ranks.rank == ranks.last
+        self._input_dtypes = () if given.stages[0].casts_inputs else start.dtypes
         # Inputs of these dtypes need no conversion.
-        has_halves = np.dtype(np.float16) in start.dtypes
-        self._plain_dtypes = frozenset() if has_halves else frozenset(start.dtypes)
+        self._plain_dtypes = trainable_dtypes(self._input_dtypes)
         self.current = current
         self.early_exchanges = EarlyExchanges(ranks)
         self._early_updates: EarlyUpdates | None = None
@@ -315,7 +315,7 @@ class Step:
         arrays = as_arrays("x", x, self._reads_x)
         for array in arrays:
             if array.dtype not in self._plain_dtypes:
-                arrays = [as_trainable(each, self._start.dtypes) for each in arrays]
+                arrays = [as_trainable(each, self._input_dtypes) for each in arrays]
                 break
         inputs = []
         for part in cut(arrays, n_microbatches):
