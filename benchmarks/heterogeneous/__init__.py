@@ -2,11 +2,23 @@
 
 ::
 
-    mappings    equation (8) of every mapping, for the paper's conditions
-    settling    simulated remappings: L, R and thresholds
-    simulated   the simulation
-    efficiency  equation (11) on hosts
-    changes     remapping while hosts change
-    ranks       what the hosts do for both
-    training    networks that train on them
+    mappings      equation (8) of every mapping, for the paper's conditions
+    settling      simulated remappings: L, R and thresholds
+    simulated     the simulation
+
+    efficiency    the command: equation (11) on hosts, Fig. 11
+    points        conditions, numbers of hosts, methods
+    shares        shares of a core that hosts ask for
+    rounds        the part of each host: methods take turns
+    step_model    simulated seconds of a step
+    simulated_points
+                  points without hosts
+    measured      points that were measured
+    page          the page of pictures, tables and findings
+    picture       efficiency by number of hosts
+    findings      the paper's findings, and those of measured points
+
+    changes       the command: remapping while hosts change
+    following     the part of each host
+    training      networks that train on hosts
 """

@@ -33,8 +33,8 @@ from benchmarks.common.hosts import (
 )
 from benchmarks.common.results import Result, command, machine
 from benchmarks.data_parallel.exchange import Goals
-from benchmarks.heterogeneous.efficiency import enlarged, shares_of
 from benchmarks.heterogeneous.mappings import CONDITIONS
+from benchmarks.heterogeneous.points import enlarged, shares_of
 
 PARTS = ("wrong", "unknown", "halved", "job")
 #: Checks of each way, of which the load changes after some.
@@ -108,7 +108,7 @@ def meanwhile(
 
     Args:
         change: Change of the host.
-        marker: Marker of `benchmarks.heterogeneous.ranks.follow`.
+        marker: Marker of `benchmarks.heterogeneous.following.Job`.
         n_ways: Number of ways.
         host: Number of the host.
         share: Share of the host.
@@ -196,19 +196,15 @@ def main() -> None:
             marker, change = str(Path(folder, "way")), CHANGES.get(part)
             found = run(
                 Hosts(arguments.hosts, shares, arguments.rate),
-                "benchmarks.heterogeneous.ranks",
+                "benchmarks.heterogeneous.following",
                 {
                     "abilities": abilities,
                     "shape": shape,
                     "ways": ways,
-                    "rounds": 0,
-                    "steps": 0,
                     "every": arguments.every,
-                    "changes": {
-                        "n_checks": CHECKS,
-                        "at": AT,
-                        "marker": marker if change else None,
-                    },
+                    "n_checks": CHECKS,
+                    "at": AT,
+                    "marker": marker if change else None,
                 },
                 DEADLINE,
                 change and meanwhile(change, marker, len(ways), host, shares[host]),

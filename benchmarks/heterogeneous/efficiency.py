@@ -1,24 +1,34 @@
-"""Parallel efficiency of mappings on unequal hosts: equation (11) of Ozawa et al.
+"""Parallel efficiency of mappings on unequal hosts: Fig. 11 of Ozawa et al.
 
     python -m benchmarks.heterogeneous.efficiency
+    python -m benchmarks.heterogeneous.efficiency --quick
+    python -m benchmarks.heterogeneous.efficiency --conditions A --hosts 6 7
 
-Hosts have shares of a core in the ratios of the paper's conditions A and B (the first N
-of them). The network is the paper's with 8 times the hidden units and 8 times the
-samples, so that partitions are the same, and a step takes many periods in which shares
-are given out. All mappings take turns, and so does each host alone with the whole
-problem, which is T_series; a round in which a host is off its share by more than a
-tenth is repeated. Method 1 and H_rev are told at the number of groups at which they are
-best (the paper's Fig. 11).
+The five methods of the paper on 4 to 8 hosts, in its conditions A and B, with links of
+1 Gbit/s. A whole run takes about 11 minutes, and `--quick` 3. Each finished point is
+kept at once: a run that was stopped goes on where it was. Then the page is written: a
+picture and a table for each condition, and the paper's findings beside ours.
+
+Hosts have shares of a core in the ratio of the abilities that the paper's DRPM found.
+Methods are told those that the paper assumes, which are others. The network is the
+paper's with 16 times the hidden units and samples, so that partitions are the same, and
+a step takes many periods in which shares are given out. All methods take turns, and so
+does each host alone with the whole problem, which is T_series of equation (11). A round
+in which a host is off its share by more than a tenth is repeated. Methods 1 and 2 are
+measured with each number of groups, and the best counts. DRPM is measured after two
+checks, and with 4 hosts of condition B after five (Fig. 12).
+
+Where no hosts can be emulated, `--simulate` computes the seconds of a step from the
+work and the messages of each host. The page of measured points shows how good that is.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Sequence
+import tempfile
 from pathlib import Path
-from typing import Any
 
+from benchmarks.common import json_lines
 from benchmarks.common.hosts import (
     Hosts,
     add_hosts_arguments,
@@ -26,156 +36,145 @@ from benchmarks.common.hosts import (
     prepare,
     run,
 )
-from benchmarks.common.results import Result, command, machine
-from benchmarks.data_parallel.exchange import Goals
-from benchmarks.heterogeneous.mappings import CONDITIONS, SHAPE, divisors
-from heterogeneous.estimates import efficiency
+from benchmarks.common.results import ROOT
+from benchmarks.heterogeneous.mappings import CONDITIONS
+from benchmarks.heterogeneous.points import (
+    FIG_12,
+    FIG_12_CHECKS,
+    HOSTS,
+    Point,
+    from_json,
+    to_json,
+)
+from benchmarks.heterogeneous.shares import serving
 
-#: Hosts and links.
-TABLES = ((4, "100mbit"), (5, "100mbit"), (8, "100mbit"), (8, "1gbit"))
-#: Numbers of hosts with which remapping is measured as well.
-REMAPPED = (4, 8)
-#: Least throughput of SRPM over that of the best H_rev, and over that of method 1 in
-#: condition A; and of DRPM without abilities over DRPM with them.
-OVER_H_REV, OVER_METHOD_1, UNKNOWN = 0.97, 1.25, 0.95
-DEADLINE = 1800
-
-
-def enlarged(factor: int) -> tuple[int, int, int, int]:
-    """Returns the paper's sizes with more hidden units and samples."""
-    n, m, l, s = SHAPE  # noqa: E741
-    return n, m * factor, l, s * factor
-
-
-def ways_of(n: int) -> dict[str, dict[str, Any]]:
-    """Returns the ways that are compared on so many hosts."""
-    ways: dict[str, dict[str, Any]] = {}
-    for mapping in ("method 1", "H_rev"):
-        for groups in divisors(n):
-            ways[f"{mapping}, {groups}"] = {"mapping": mapping, "groups": groups}
-    for mapping in ("SRPM", "SRPM, any"):
-        ways[mapping] = {"mapping": mapping}
-    if n in REMAPPED:
-        ways["DRPM, given"] = {"mapping": "SRPM", "remaps": "given"}
-        ways["DRPM, unknown"] = {"mapping": "equal", "remaps": "unknown"}
-    return ways
-
-
-def shares_of(abilities: Sequence[float], cpu: float) -> list[float]:
-    """Returns shares of a core in the ratio of abilities."""
-    return [cpu * ability / sum(abilities) for ability in abilities]
-
-
-def efficiencies(found: dict[str, Any]) -> dict[str, list[float]]:
-    """Returns equation (11) of each way, in each round."""
-    return {
-        name: [efficiency(s, alone) for s, alone in zip(seconds, found["alone"])]
-        for name, seconds in found["ways"].items()
-    }
-
-
-def best(values: dict[str, list[float]], prefix: str) -> str:
-    """Returns the name of the best way of those that begin so."""
-    names = [name for name in values if name.startswith(f"{prefix},")]
-    return max(names, key=lambda name: statistics.median(values[name]))
-
-
-def write_table(
-    result: Result, goals: Goals, title: str, found: dict[str, Any], is_a: bool
-) -> None:
-    """Writes the results of one set of hosts, and adds their goals.
-
-    Args:
-        result: Result to write to.
-        goals: Goals to add to.
-        title: Title of the hosts.
-        found: Result of `benchmarks.heterogeneous.ranks.measure`.
-        is_a: Whether it is condition A.
-    """
-    values = efficiencies(found)
-    result.write("", title, f"{'':16} {'efficiency':>10}  (min..max)   ms a step")
-    bests = {best(values, "method 1"), best(values, "H_rev")}
-    for name, each in values.items():
-        step = statistics.median(found["ways"][name])
-        mark = "  best of its kind" if name in bests else ""
-        result.write(
-            f"{name:16} {statistics.median(each):10.3f}  ({min(each):.3f}.."
-            f"{max(each):.3f}) {1e3 * step:9.1f}{mark}"
-        )
-    off = ", ".join(f"{part:.0%}" for part in found["off"])
-    result.write(f"hosts were off their shares by at most, round by round: {off}")
-    for name, checks in found["checks"].items():
-        actions = " ".join(str(check["action"]) for check in checks)
-        result.write(f"{name}: {actions}")
-    seconds = found["ways"]
-    h_rev, method_1 = best(values, "H_rev"), best(values, "method 1")
-    goals.add_ratio(
-        f"{title}: SRPM over {h_rev}", seconds[h_rev], seconds["SRPM"], OVER_H_REV
-    )
-    if is_a:
-        goals.add_ratio(
-            f"{title}: SRPM over {method_1}",
-            seconds[method_1],
-            seconds["SRPM"],
-            OVER_METHOD_1,
-        )
-    if "DRPM, given" in seconds:
-        goals.add_ratio(
-            f"{title}: DRPM, unknown over given",
-            seconds["DRPM, given"],
-            seconds["DRPM, unknown"],
-            UNKNOWN,
-        )
+#: Folders of the page, and of the measurements. A fresh clone has no measurements, and
+#: measures everything.
+PAGE, DATA = ROOT / "docs" / "paper_mapping", ROOT / "build" / "paper_mapping"
+FILE = "points.jsonl"
+#: Seconds that the hosts may take to start, and that a point may take.
+STARTING, OF_POINT = 120, 600
+#: Settings of a quick run.
+QUICK = {"factor": 8, "rounds": 1}
 
 
 def main() -> None:
-    """Measures everything and writes the result."""
+    """Measures the points that are missing, and writes the page."""
+    arguments = parse()
+    points = wanted(arguments)
+    file = arguments.data / FILE
+    todo = missing(file, points)
+    print(f"{len(todo)} of {len(points)} points are not yet in {file}", flush=True)
+    if todo and arguments.simulate:
+        # Here, because the process that starts hosts must not start MPI.
+        from benchmarks.heterogeneous.simulated_points import simulate
+
+        for point in todo:
+            simulate(file, point)
+    elif todo:
+        prepare()
+        keep_freed_memory()
+        measure(file, todo)
+    # Here, because matplotlib is not needed to measure.
+    from benchmarks.heterogeneous.page import write
+
+    write(arguments.page, file, points[0])
+
+
+def parse() -> argparse.Namespace:
+    """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_hosts_arguments(parser)
     add = parser.add_argument
     add("--conditions", nargs="+", choices=list(CONDITIONS), default=list(CONDITIONS))
-    add("--hosts", nargs="+", type=int, help="only these numbers of hosts")
-    add("--rates", nargs="+", help="only links of these rates")
-    add("--rounds", type=int, default=5)
-    add("--steps", type=int, default=5, help="of each mapping in a round")
-    add("--factor", type=int, default=8, help="times hidden units and samples")
-    add("--output", type=Path, help="of the result")
-    arguments = parser.parse_args()
-    prepare()
-    keep_freed_memory()
-
-    result = Result("heterogeneous_efficiency", arguments.output)
-    goals = Goals()
-    shape = enlarged(arguments.factor)
-    result.write(
-        command(),
-        machine("numpy", "numba", "chainer", "mpi4py", "mpich"),
-        f"n, m, l, s: {shape}; shares of {arguments.cpu:g} cores; medians of"
-        f" {arguments.rounds} alternating rounds of {arguments.steps} steps",
+    add(
+        "--hosts",
+        nargs="+",
+        type=int,
+        choices=range(2, 9),
+        default=list(HOSTS),
+        metavar="N",
+        help="numbers of hosts, from 2 to 8",
     )
-    for condition in arguments.conditions:
-        for n, rate in TABLES:
-            if n not in (arguments.hosts or [n]) or rate not in (
-                arguments.rates or [rate]
-            ):
-                continue
-            abilities = list(CONDITIONS[condition][:n])
-            found = run(
-                Hosts(n, shares_of(abilities, arguments.cpu), rate),
-                "benchmarks.heterogeneous.ranks",
-                {
-                    "abilities": abilities,
-                    "shape": shape,
-                    "ways": ways_of(n),
-                    "rounds": arguments.rounds,
-                    "steps": arguments.steps,
-                },
-                DEADLINE,
-            )
-            title = f"condition {condition}, {n} hosts, links of {rate}"
-            write_table(result, goals, title, found, condition == "A")
-    result.write("", *goals.lines)
-    result.save()
+    add("--rate", default="1gbit", help="of the links")
+    add("--rounds", type=int, default=Point.rounds)
+    add("--steps", type=int, default=Point.steps, help="of each method in a round")
+    add("--checks", type=int, help="of DRPM before the rounds; default: 2, or 5")
+    add("--factor", type=int, default=Point.factor, help="times units and samples")
+    add("--exact", action="store_true", help="tell methods what hosts have")
+    add("--ours", action="store_true", help="measure our own variants as well")
+    add("--quick", action="store_true", help="a smaller network, one round")
+    add("--simulate", action="store_true", help="compute all seconds, without hosts")
+    add("--output", type=Path, help="folder, in place of docs/paper_mapping")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        vars(arguments).update(QUICK)
+    for name in ("quick", "simulate"):
+        # A smaller or simulated page does not replace the measured one.
+        if vars(arguments)[name]:
+            arguments.output = arguments.output or DATA / name
+    arguments.data = arguments.output or DATA
+    arguments.page = arguments.output or PAGE
+    return arguments
+
+
+def wanted(arguments: argparse.Namespace) -> list[Point]:
+    """Returns the points that the command line names."""
+    return [
+        Point(
+            condition,
+            hosts,
+            rate=arguments.rate,
+            factor=arguments.factor,
+            cpu=arguments.cpu,
+            rounds=arguments.rounds,
+            steps=arguments.steps,
+            checks=arguments.checks or checks_of(condition, hosts),
+            is_exact=arguments.exact,
+            with_ours=arguments.ours,
+            is_simulated=arguments.simulate,
+        )
+        for condition in arguments.conditions
+        for hosts in sorted(set(arguments.hosts))
+    ]
+
+
+def checks_of(condition: str, hosts: int) -> int:
+    """Returns the checks of DRPM at a point: more where Fig. 12 shows them."""
+    return FIG_12_CHECKS if (condition, hosts) == FIG_12 else Point.checks
+
+
+def missing(file: Path, points: list[Point]) -> list[Point]:
+    """Returns the points that a file does not have."""
+    done = {from_json(line["point"]) for line in json_lines.read(file)}
+    return [point for point in points if point not in done]
+
+
+def measure(file: Path, points: list[Point]) -> None:
+    """Measures points on hosts that are started once.
+
+    Args:
+        file: File to which each point is appended.
+        points: Points, whose links have the same rate.
+
+    Raises:
+        HostsFailedError: If a process failed. The points before it are in the file.
+        subprocess.TimeoutExpired: If the points took too long.
+    """
+    n = max(point.hosts for point in points)
+    with tempfile.TemporaryDirectory() as folder:
+        run(
+            # With equal shares, so that no host loads its modules for long.
+            Hosts(n, points[0].cpu / n, points[0].rate),
+            "benchmarks.heterogeneous.rounds",
+            {
+                "points": [to_json(point) for point in points],
+                "file": str(file.resolve()),
+                "shares": folder,
+            },
+            STARTING + OF_POINT * len(points),
+            serving(Path(folder)),
+        )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Callable, NamedTuple
 import numpy as np
 
 from heterogeneous import RectangularPartition, rectangular_partition
-from heterogeneous.checks import Measurements, outcome
+from heterogeneous.checks import Measurements, Outcome, outcome
 
 #: Inputs, hidden units, outputs, samples: the paper's.
 SHAPE = (203, 80, 26, 1024)
@@ -57,11 +57,13 @@ class Checked(NamedTuple):
         slowest: The slowest processor's time over that of a perfect balance, after it.
         seconds: Seconds of the iterations since the last check, in units of a perfect
             balance.
+        outcome: Everything that the check decided.
     """
 
     action: str | None
     slowest: float
     seconds: float
+    outcome: Outcome
 
 
 def run(
@@ -71,6 +73,7 @@ def run(
     settings: Settings,
     random: np.random.RandomState,
     spikes: Sequence[tuple[int, int, float]] = (),
+    shape: tuple[int, int, int, int] = SHAPE,
 ) -> list[Checked]:
     """Simulates a run.
 
@@ -82,9 +85,11 @@ def run(
         random: Source of the noise.
         spikes: Iterations that took a multiple of their time: iteration, processor,
             factor.
+        shape: n, m, l and s.
     """
     n = len(abilities(0))
-    partition = rectangular_partition([1] * n if initial is None else initial, *SHAPE)
+    partition = rectangular_partition([1] * n if initial is None else initial, *shape)
+    _, m, _, s = shape
     measurements = [Measurements(settings.last, settings.filter) for _ in range(n)]
     longer = {(i, p): times for i, p, times in spikes}
     found = []
@@ -103,7 +108,7 @@ def run(
                 t1 += _waits(partition, times * forward)
             for p in range(n):
                 measurements[p].add(work[p], t1[p], times[p] * backward[p])
-            seconds += (forward + backward + messages / now).max() / _ideal(now)
+            seconds += (forward + backward + messages / now).max() / _ideal(m * s, now)
         decided = outcome(
             partition,
             [each.summary() for each in measurements],
@@ -115,13 +120,14 @@ def run(
         partition = decided.partition
         now = abilities(check * settings.every)
         after = np.array([r.work for r in partition.rectangles]) / now
-        found.append(Checked(decided.action, after.max() / _ideal(now), seconds))
+        slowest = after.max() / _ideal(m * s, now)
+        found.append(Checked(decided.action, slowest, seconds, decided))
     return found
 
 
-def _ideal(abilities: np.ndarray) -> float:
-    _, m, _, s = SHAPE
-    return m * s / abilities.sum()
+def _ideal(work: float, abilities: np.ndarray) -> float:
+    """Returns the time of a perfect balance."""
+    return work / abilities.sum()
 
 
 def _messages(partition: RectangularPartition) -> np.ndarray:

@@ -32,12 +32,14 @@ class Way(NamedTuple):
         remaps: ``'given'`` if DRPM begins with the abilities, ``'unknown'`` if without;
             ``'kept'`` if it only measures; ``None`` without DRPM.
         abilities: Abilities that are believed; ``None`` for those of the job.
+        is_printed: Whether DRPM is the one that the paper prints.
     """
 
     mapping: str
     groups: int = 1
     remaps: str | None = None
     abilities: list[float] | None = None
+    is_printed: bool = False
 
 
 def partition_of(
@@ -83,22 +85,32 @@ class Training:
         partition = partition_of(way, abilities, shape)
         self.mlp = RectangularMLP(*shape[:3], comm, partition, timeout=TIMEOUT)
         self._optimizer = chainer.optimizers.SGD(LR).setup(self.mlp)
+        thresholds = {"whole": 0.0, "line": 0.0} if way.remaps == "kept" else {}
         self.remapper = way.remaps and Remapper(
             self.mlp,
             self._optimizer,
             abilities=None if way.remaps == "unknown" else partition.abilities,
             every=every,
+            filter=not way.is_printed,
+            waits=way.is_printed,
             timeout=TIMEOUT,
-            **({"whole": 0.0, "line": 0.0} if way.remaps == "kept" else {}),
+            **thresholds,
         )
 
-    def step(self, x: np.ndarray, t: np.ndarray) -> None:
-        """Trains once with all samples."""
-        if self.remapper:
-            self.remapper.step(x, t)
-        else:
+    def warm_up(self, x: np.ndarray, t: np.ndarray) -> None:
+        """Gets memory, and learns how large messages are; DRPM does not count it."""
+        for _ in range(2):
             self.mlp.step(x, t)
             self._optimizer.update()
+
+    def steps(self, x: np.ndarray, t: np.ndarray, n: int) -> None:
+        """Trains with all samples, a number of times."""
+        for _ in range(n):
+            if self.remapper:
+                self.remapper.step(x, t)
+            else:
+                self.mlp.step(x, t)
+                self._optimizer.update()
 
 
 def samples(shape: list[int]) -> tuple[np.ndarray, np.ndarray]:

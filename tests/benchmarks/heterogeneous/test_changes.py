@@ -15,7 +15,7 @@ from benchmarks.heterogeneous.changes import (
     ways_of,
     write_table,
 )
-from benchmarks.heterogeneous.ranks import Job, follow
+from benchmarks.heterogeneous.following import Job, follow
 from tests.support.mpiexec import assert_on_ranks
 
 B = [0.63, 0.63, 0.63, 1.0]
@@ -82,8 +82,9 @@ def test_who_watches_ends_with_the_folder(tmp_path):
 
 
 def following(comm, marker):
-    job = Job(B, [5, 12, 3, 24], ways_of("halved", B), rounds=0, steps=0, every=2)
-    answer = follow(comm, job, n_checks=3, at=1, marker=marker)
+    ways = ways_of("halved", B)
+    job = Job(B, [5, 12, 3, 24], ways, every=2, n_checks=3, at=1, marker=marker)
+    answer = follow(comm, job)
     assert list(answer) == list(job.ways)
     for each in answer.values():
         assert [check["iteration"] for check in each] == [2, 4, 6]

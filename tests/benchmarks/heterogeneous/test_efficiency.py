@@ -1,84 +1,81 @@
-"""The table of efficiencies, and what hosts do for it."""
+"""The command that measures Fig. 11."""
+
+import sys
 
 import pytest
 
-from benchmarks.common.results import Result
-from benchmarks.data_parallel.exchange import Goals
-from benchmarks.heterogeneous.efficiency import (
-    best,
-    efficiencies,
-    enlarged,
-    shares_of,
-    ways_of,
-    write_table,
-)
-from benchmarks.heterogeneous.ranks import Job, measure
-from tests.support.mpiexec import assert_on_ranks
+from benchmarks.common import json_lines
+from benchmarks.heterogeneous import efficiency
+from benchmarks.heterogeneous.points import FIG_12_CHECKS, Point, to_json
 
 
-def found(seconds):
-    """Two rounds on two hosts that take 3 s and 6 s alone: together 2 s at best."""
-    return {
-        "alone": [[3.0, 6.0]] * 2,
-        "off": [0.02, 0.3],
-        "ways": {name: [s, 2 * s] for name, s in seconds.items()},
-        "checks": {"DRPM, given": [{"action": "line"}, {"action": None}]},
-    }
+@pytest.fixture
+def run(monkeypatch):
+    """Runs the command; nothing is measured but what `measure` would be given."""
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", efficiency.__spec__)
+
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["efficiency", *map(str, words)])
+        efficiency.main()
+
+    return command
 
 
-SECONDS = {
-    "method 1, 1": 8.0,
-    "method 1, 2": 4.0,
-    "H_rev, 1": 2.5,
-    "H_rev, 2": 3.0,
-    "SRPM": 2.5,
-    "DRPM, given": 2.0,
-    "DRPM, unknown": 2.5,
-}
+def points_of(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["efficiency", *words])
+    return efficiency.wanted(efficiency.parse())
 
 
-def test_efficiency_of_each_round():
-    values = efficiencies(found(SECONDS))
-    assert values["DRPM, given"] == pytest.approx([1.0, 0.5])
-    assert values["SRPM"] == pytest.approx([0.8, 0.4])
-    assert best(values, "method 1") == "method 1, 2"
-    assert best(values, "H_rev") == "H_rev, 1"
-
-
-def test_the_table(tmp_path):
-    result, goals = Result("", tmp_path / "table.txt"), Goals()
-    write_table(result, goals, "hosts", found(SECONDS), is_a=True)
-    result.save()
-    text = (tmp_path / "table.txt").read_text()
-    assert "method 1, 2           0.375  (0.250..0.500)    6000.0  best of" in text
-    assert "round by round: 2%, 30%" in text and "given: line None" in text
-    assert goals.lines == [
-        "hosts: SRPM over H_rev, 1: 1.00, wanted 0.97: met",
-        "hosts: SRPM over method 1, 2: 1.60, wanted 1.25: met",
-        "hosts: DRPM, unknown over given: 0.80, wanted 0.95: MISSED",
+def test_all_points_of_the_paper_are_measured(monkeypatch):
+    points = points_of(monkeypatch)
+    assert [(p.condition, p.hosts) for p in points] == [
+        (condition, hosts) for condition in "AB" for hosts in range(4, 9)
     ]
+    assert {p.rate for p in points} == {"1gbit"} and {p.factor for p in points} == {16}
+    by_checks = {p.checks: p for p in points}
+    assert by_checks.pop(FIG_12_CHECKS) == Point("B", 4, checks=FIG_12_CHECKS)
+    assert [*by_checks] == [Point.checks]
 
 
-def test_ways_shares_and_sizes():
-    assert [name for name in ways_of(5) if "DRPM" in name] == []
-    assert len(ways_of(8)) == 4 + 4 + 2 + 2
-    assert shares_of([1, 3], 1.6) == pytest.approx([0.4, 1.2])
-    assert enlarged(8) == (203, 640, 26, 8192)
+@pytest.mark.parametrize("hosts", [6, 7])
+def test_any_number_of_hosts_is_measured(monkeypatch, hosts):
+    points = points_of(monkeypatch, "--hosts", str(hosts))
+    assert [p.hosts for p in points] == [hosts] * 2
 
 
-def all_ways(comm):
-    shape, abilities = [5, 12, 3, 24], [0.5, 1.0, 1.0, 1.0]
-    job = Job(
-        abilities, shape, ways_of(4), rounds=2, steps=1, every=2, checks=2, tries=1
-    )
-    answer = measure(comm, job)
-    assert list(answer["ways"]) == list(ways_of(4))
-    assert all(len(each) == 2 and min(each) > 0 for each in answer["ways"].values())
-    assert [len(each) for each in answer["alone"]] == [4, 4]
-    assert len(answer["off"]) == 2
-    assert list(answer["checks"]) == ["DRPM, given", "DRPM, unknown"]
-    assert len(answer["checks"]["DRPM, given"]) == 3
+@pytest.mark.parametrize("hosts", ["1", "9", "many"])
+def test_hosts_that_the_conditions_do_not_have_are_refused(monkeypatch, capsys, hosts):
+    with pytest.raises(SystemExit, match="2"):
+        points_of(monkeypatch, "--hosts", hosts)
+    assert "--hosts" in capsys.readouterr().err
 
 
-def test_all_ways_train():
-    assert_on_ranks(4, all_ways)
+def test_quick_and_simulated_pages_do_not_replace_the_measured_one(monkeypatch):
+    for word in ("--quick", "--simulate"):
+        monkeypatch.setattr(sys, "argv", ["efficiency", word])
+        arguments = efficiency.parse()
+        assert arguments.page == arguments.data == efficiency.DATA / word[2:]
+    monkeypatch.setattr(sys, "argv", ["efficiency"])
+    arguments = efficiency.parse()
+    assert (arguments.page, arguments.data) == (efficiency.PAGE, efficiency.DATA)
+
+
+def test_measured_points_are_not_measured_again(tmp_path):
+    file, points = tmp_path / "points.jsonl", [Point("A", 4), Point("A", 5)]
+    assert efficiency.missing(file, points) == points
+    json_lines.append(file, {"point": to_json(points[0])})
+    json_lines.append(file, {"point": to_json(Point("A", 5, rounds=9))})
+    assert efficiency.missing(file, points) == points[1:]
+
+
+def test_the_command_writes_a_page_and_goes_on_where_it_was(run, tmp_path, capsys):
+    words = ("--simulate", "--factor", 1, "--output", tmp_path, "--conditions", "B")
+    run(*words, "--hosts", 6)
+    assert "1 of 1 points are not yet" in capsys.readouterr().out
+    run(*words, "--hosts", 6, 7)
+    assert "1 of 2 points are not yet" in capsys.readouterr().out
+    text = (tmp_path / "README.md").read_text()
+    assert "| method | 6 hosts | 7 hosts |" in text
+    run(*words, "--hosts", 6, 7)
+    assert "0 of 2 points are not yet" in capsys.readouterr().out
+    assert (tmp_path / "README.md").read_text() == text

@@ -9,7 +9,7 @@ from benchmarks.heterogeneous import shares
 
 
 class Hosts:
-    """What a cluster of three hosts was told."""
+    """A cluster of three hosts, which remembers their shares."""
 
     def __init__(self):
         self.now = [2.0] * 3
