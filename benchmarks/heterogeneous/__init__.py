@@ -18,6 +18,9 @@
     picture       efficiency by number of hosts
     findings      the paper's findings, and those of measured points
 
+    nettalk       the command: NETtalk trained to the paper's criterion
+    learning      the part of each host
+
     changes       the command: remapping while hosts change
     following     the part of each host
     training      networks that train on hosts

@@ -25,16 +25,13 @@ work and the messages of each host. The page of measured points shows how good t
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from benchmarks.common import json_lines
 from benchmarks.common.hosts import (
-    Hosts,
     add_hosts_arguments,
     keep_freed_memory,
     prepare,
-    run,
 )
 from benchmarks.common.results import ROOT
 from benchmarks.heterogeneous.mappings import CONDITIONS
@@ -44,16 +41,13 @@ from benchmarks.heterogeneous.points import (
     HOSTS,
     Point,
     from_json,
-    to_json,
 )
-from benchmarks.heterogeneous.shares import serving
+from benchmarks.heterogeneous.shares import run_points
 
 #: Folders of the page, and of the measurements. A fresh clone has no measurements, and
 #: measures everything.
 PAGE, DATA = ROOT / "docs" / "paper_mapping", ROOT / "build" / "paper_mapping"
 FILE = "points.jsonl"
-#: Seconds that the hosts may take to start, and that a point may take.
-STARTING, OF_POINT = 120, 600
 #: Settings of a quick run.
 QUICK = {"factor": 8, "rounds": 1}
 
@@ -161,20 +155,8 @@ def measure(file: Path, points: list[Point]) -> None:
         HostsFailedError: If a process failed. The points before it are in the file.
         subprocess.TimeoutExpired: If the points took too long.
     """
-    n = max(point.hosts for point in points)
-    with tempfile.TemporaryDirectory() as folder:
-        run(
-            # With equal shares, so that no host loads its modules for long.
-            Hosts(n, points[0].cpu / n, points[0].rate),
-            "benchmarks.heterogeneous.rounds",
-            {
-                "points": [to_json(point) for point in points],
-                "file": str(file.resolve()),
-                "shares": folder,
-            },
-            STARTING + OF_POINT * len(points),
-            serving(Path(folder)),
-        )
+    job = {"file": str(file.resolve())}
+    run_points(points, "benchmarks.heterogeneous.rounds", job)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +45,9 @@ def measure_points(
         file: File to append to.
         shares: Folder of `benchmarks.heterogeneous.shares`.
     """
-    for number, content in enumerate(points):
-        point = from_json(content)
+    for point, own in in_turn(comm, map(from_json, points), Path(shares)):
         load = os.getloadavg()[0]
-        if comm.rank == 0:
-            ask(Path(shares), number, point.shares)
-        quiet_barrier(comm, LONG_PAUSE)
-        own = comm.Split(0 if comm.rank < point.hosts else MPI.UNDEFINED)
-        if own != MPI.COMM_NULL:
-            found = measure(own, point)
-            own.Free()
+        found = measure(own, point)
         if comm.rank == 0:
             line = {
                 "point": to_json(point),
@@ -64,6 +58,29 @@ def measure_points(
                 **found,
             }
             json_lines.append(Path(file), line)
+
+
+def in_turn(
+    comm: MPI.Comm, points: Iterable[Point], shares: Path
+) -> Iterator[tuple[Point, MPI.Comm]]:
+    """Yields each point on the ranks of its hosts, when these have their shares.
+
+    Args:
+        comm: Communicator of the ranks, one on each host.
+        points: Points, whose hosts are the first ones.
+        shares: Folder of `benchmarks.heterogeneous.shares`.
+
+    Yields:
+        The point, and a communicator of its hosts.
+    """
+    for number, point in enumerate(points):
+        if comm.rank == 0:
+            ask(shares, number, point.shares)
+        quiet_barrier(comm, LONG_PAUSE)
+        own = comm.Split(0 if comm.rank < point.hosts else MPI.UNDEFINED)
+        if own != MPI.COMM_NULL:
+            yield point, own
+            own.Free()
         quiet_barrier(comm, LONG_PAUSE)
 
 
@@ -99,7 +116,7 @@ def measure(comm: MPI.Comm, point: Point) -> dict[str, Any]:
             learning[name] = _step_seconds(comm, training, x, t, n)
     found: dict[str, Any] = {"alone": [], "off": []}
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    after = _alone_seconds(comm, alone, point, x, t)
+    after = alone_seconds(comm, alone, point, x, t)
     for i in range(point.rounds):
         turn = i % len(names)
         for _ in range(TRIES):
@@ -108,7 +125,7 @@ def measure(comm: MPI.Comm, point: Point) -> dict[str, Any]:
                 name: _step_seconds(comm, ways[name], x, t, point.steps)
                 for name in names[turn:] + names[:turn]
             }
-            after = _alone_seconds(comm, alone, point, x, t)
+            after = alone_seconds(comm, alone, point, x, t)
             each = [(a + b) / 2 for a, b in zip(before, after)]
             off = max(_off(before, point.true), _off(after, point.true))
             if off <= TOLERANCE:
@@ -150,12 +167,25 @@ def _step_seconds(
     return step_seconds(comm, lambda: training.steps(x, t, n), PAUSE) / n
 
 
-def _alone_seconds(
-    comm: MPI.Comm, alone: Training, point: Point, x: np.ndarray, t: np.ndarray
+def alone_seconds(
+    comm: MPI.Comm,
+    alone: Training,
+    point: Point,
+    x: np.ndarray,
+    t: np.ndarray,
+    n: int = 1,
 ) -> list[float]:
-    """Returns the seconds of a step of each host alone, while all are busy."""
-    # All hosts work for about as long as the slowest one.
-    n = round(point.true[comm.rank] / min(point.true))
+    """Returns the seconds of a step of each host alone, while all are busy.
+
+    Args:
+        comm: Communicator of the hosts.
+        alone: Training on this host alone.
+        point: Point that is measured.
+        x: Samples.
+        t: Targets.
+        n: Steps of the slowest host; the others work for about as long.
+    """
+    n = round(n * point.true[comm.rank] / min(point.true))
     quiet_barrier(comm, PAUSE)
     start = time.perf_counter()
     alone.steps(x, t, n)

@@ -11,15 +11,46 @@ after the other, without being started again. ::
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.cluster import Cluster
+from benchmarks.common.hosts import Hosts, run
+from benchmarks.heterogeneous.points import Point, to_json
 
 #: Share of a host that only waits; seconds between two looks for a file; seconds that
 #: an answer may take.
 IDLE, PAUSE, PATIENCE = 0.02, 0.05, 60.0
+#: Seconds that hosts may take to start, and that a point may take.
+STARTING, OF_POINT = 120, 600
+
+
+def run_points(points: Sequence[Point], module: str, job: dict[str, Any]) -> Any:
+    """Runs a module's work for points, on hosts that are started once.
+
+    Args:
+        points: Points, whose links have the same rate.
+        module: Name of the module; its part on each host uses
+            `benchmarks.heterogeneous.rounds.in_turn`.
+        job: Argument of the module's ``work``. The points are added as ``'points'``,
+            and the folder for :func:`ask` as ``'shares'``.
+
+    Returns:
+        The result of the first rank.
+    """
+    n = max(point.hosts for point in points)
+    with tempfile.TemporaryDirectory() as folder:
+        return run(
+            # With equal shares, so that no host loads its modules for long.
+            Hosts(n, points[0].cpu / n, points[0].rate),
+            module,
+            {"points": [to_json(point) for point in points], "shares": folder, **job},
+            STARTING + OF_POINT * len(points),
+            serving(Path(folder)),
+        )
 
 
 def ask(folder: Path, number: int, shares: Sequence[float]) -> None:

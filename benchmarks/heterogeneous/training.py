@@ -72,6 +72,8 @@ class Training:
         abilities: Abilities of the hosts.
         shape: n, m, l and s.
         every: Iterations between two checks.
+        last: Iterations that count in a check; ``None`` for those of the remapper.
+        lr: Learning rate, for the mean over samples.
     """
 
     def __init__(
@@ -81,16 +83,19 @@ class Training:
         abilities: list[float],
         shape: list[int],
         every: int,
+        last: int | None = None,
+        lr: float = LR,
     ) -> None:
         partition = partition_of(way, abilities, shape)
         self.mlp = RectangularMLP(*shape[:3], comm, partition, timeout=TIMEOUT)
-        self._optimizer = chainer.optimizers.SGD(LR).setup(self.mlp)
+        self._optimizer = chainer.optimizers.SGD(lr).setup(self.mlp)
         thresholds = {"whole": 0.0, "line": 0.0} if way.remaps == "kept" else {}
         self.remapper = way.remaps and Remapper(
             self.mlp,
             self._optimizer,
             abilities=None if way.remaps == "unknown" else partition.abilities,
             every=every,
+            last=last,
             filter=not way.is_printed,
             waits=way.is_printed,
             timeout=TIMEOUT,
@@ -106,11 +111,15 @@ class Training:
     def steps(self, x: np.ndarray, t: np.ndarray, n: int) -> None:
         """Trains with all samples, a number of times."""
         for _ in range(n):
-            if self.remapper:
-                self.remapper.step(x, t)
-            else:
-                self.mlp.step(x, t)
-                self._optimizer.update()
+            self.step(x, t)
+
+    def step(self, x: np.ndarray, t: np.ndarray) -> float:
+        """Trains with all samples once, and returns the error before."""
+        if self.remapper:
+            return self.remapper.step(x, t)["loss"]
+        error = self.mlp.step(x, t)["loss"]
+        self._optimizer.update()
+        return error
 
 
 def samples(shape: list[int]) -> tuple[np.ndarray, np.ndarray]:
