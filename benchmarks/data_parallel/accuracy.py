@@ -21,12 +21,14 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.common.results import Result, command, machine
 from benchmarks.data_parallel import distribution
+from benchmarks.data_parallel.digits import SmallNet
 from benchmarks.data_parallel.simulated import (
     TEST_EVERY,
     Replicas,
@@ -227,7 +229,9 @@ def main() -> None:
     arguments = parser.parse_args()
     result = Result("data_parallel_accuracy", arguments.output)
     small = Task(steps=arguments.steps, lr=0.002)
-    large = Task(64, steps=arguments.large_steps, lr=0.005, normalizes=False)
+    large = Task(
+        64, steps=arguments.large_steps, lr=0.005, make=partial(SmallNet, False)
+    )
     result.write(
         command("OMP_NUM_THREADS=1"),
         machine("numpy", "numba", "chainer"),

@@ -62,6 +62,10 @@ class SmallNet(chainer.Chain):
         h = F.relu(self.norm2(h) if self._normalizes else h)
         return self.fc2(F.relu(self.fc1(h)))
 
+    def loss(self, x: np.ndarray, t: np.ndarray) -> chainer.Variable:
+        """Returns the loss of some samples."""
+        return F.softmax_cross_entropy(self(x), t)
+
 
 def accuracy(model: chainer.Chain, data: Digits) -> float:
     """Returns how many test images in a hundred are classified right."""

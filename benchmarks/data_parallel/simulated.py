@@ -9,11 +9,12 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Callable, NamedTuple
 
 import chainer
-import chainer.functions as F
 import numpy as np
+from chainer.optimizer_hooks import WeightDecay
 
 from benchmarks.data_parallel.digits import Digits, SmallNet, accuracy, digits
 from data_parallel import simulate_exchange
@@ -30,8 +31,7 @@ class Way(NamedTuple):
         options: Options of `simulate_exchange`; ``None`` for the mean in float32.
         exempts: Whether parameters of one dimension stay in float32.
         feedback: Whether there is error feedback.
-        ratio: Whether Algorithm 1 sends gradients relative to the weights; otherwise
-            ones replace the weights.
+        ratio: Whether Algorithm 1 sends gradients relative to the weights.
         lr_factor: Factor of the learning rate.
     """
 
@@ -42,16 +42,26 @@ class Way(NamedTuple):
     lr_factor: float = 1.0
 
 
+def constant(done: float) -> float:
+    """Returns the factor of a learning rate that does not change."""
+    return 1.0
+
+
 class Task(NamedTuple):
-    """How replicas train.
+    """The training of replicas.
 
     Attributes:
-        n_replicas: How many there are.
+        n_replicas: Number of replicas.
         batch: Samples of all of them in a step.
         common: Steps that are in float32.
         steps: All steps.
-        lr: The learning rate.
-        normalizes: Whether the network has batch normalization.
+        lr: Learning rate at the beginning.
+        make: Makes the network, a chain with a method ``loss(x, t)``.
+        policy: Returns the factor of the learning rate from the part of the steps that
+            is done.
+        weight_decay: Rate of the weight decay.
+        are_samples_apart: Whether no sample of a minibatch affects another. The mean of
+            all replicas in float32 is then computed at once.
     """
 
     n_replicas: int = 4
@@ -59,7 +69,10 @@ class Task(NamedTuple):
     common: int = 100
     steps: int = 500
     lr: float = 0.01
-    normalizes: bool = True
+    make: Callable[[], chainer.Chain] = partial(SmallNet, True)
+    policy: Callable[[float], float] = constant
+    weight_decay: float = 0.0
+    are_samples_apart: bool = False
 
 
 @dataclass
@@ -106,25 +119,35 @@ class Replicas:
 
     def gradients(self, step: int) -> dict[str, list[np.ndarray]]:
         """Returns by parameter the gradients of all replicas."""
-        found: dict[str, list[np.ndarray]] = {}
-        for samples in self._batches[step]:
-            self.model.cleargrads()
-            scores = self.model(self.data.x[samples])
-            F.softmax_cross_entropy(scores, self.data.t[samples]).backward()
-            for name, parameter in self.model.namedparams():
-                found.setdefault(name, []).append(parameter.grad.copy())
-        return found
+        return self._gradients_of(self._batches[step])
 
-    def update(self, means: dict[str, np.ndarray]) -> None:
-        """Updates the weights with the mean gradients."""
+    def exact_means(self, step: int) -> dict[str, np.ndarray]:
+        """Returns by parameter the mean gradient of all replicas, in float32."""
+        batches = self._batches[step]
+        if self.task.are_samples_apart:
+            batches = batches.reshape(1, -1)
+        return exact_means(self._gradients_of(batches))
+
+    def update(
+        self, means: dict[str, np.ndarray], step: int, factor: float = 1
+    ) -> None:
+        """Updates the weights with the mean gradients.
+
+        Args:
+            means: Mean gradients by parameter.
+            step: Number of the step, which decides the learning rate.
+            factor: Factor of the learning rate.
+        """
         for name, parameter in self.model.namedparams():
             parameter.grad = means[name]
+        task = self.task
+        self.optimizer.lr = task.lr * factor * task.policy(step / task.steps)
         self.optimizer.update()
 
     def train_common(self) -> list[bytes]:
         """Takes the common steps, and returns a snapshot."""
         for step in range(self.task.common):
-            self.update(exact_means(self.gradients(step)))
+            self.update(self.exact_means(step), step)
         files = []
         for state in (self.model, self.optimizer):
             file = io.BytesIO()
@@ -138,23 +161,39 @@ class Replicas:
         for file, state in zip(snapshot, (self.model, self.optimizer)):
             chainer.serializers.load_npz(io.BytesIO(file), state)
 
-    def train(self, way: Way) -> Run:
-        """Takes the other steps."""
+    def train(self, way: Way, stop: int | None = None) -> Run:
+        """Takes the other steps.
+
+        Args:
+            way: Way to exchange gradients.
+            stop: Number of the step before which to stop; ``None`` for the last one.
+        """
         task, run = self.task, Run()
-        self.optimizer.lr = task.lr * way.lr_factor
         exchange = _Exchange(way, run)
-        for step in range(task.common, task.steps):
-            gradients = self.gradients(step)
-            exact = exact_means(gradients)
-            means = exact
-            if way.options is not None:
+        for step in range(task.common, task.steps if stop is None else stop):
+            if way.options is None:
+                means = exact = self.exact_means(step)
+            else:
+                gradients = self.gradients(step)
+                exact = exact_means(gradients)
                 weights = {n: p.array for n, p in self.model.namedparams()}
                 means = exchange.means(gradients, weights)
             _compare(means, exact, run)
-            self.update(means)
+            self.update(means, step, way.lr_factor)
             if (step + 1) % TEST_EVERY == 0:
                 run.accuracies.append(accuracy(self.model, self.data))
         return run
+
+    def _gradients_of(
+        self, batches: Sequence[np.ndarray]
+    ) -> dict[str, list[np.ndarray]]:
+        found: dict[str, list[np.ndarray]] = {}
+        for samples in batches:
+            self.model.cleargrads()
+            self.model.loss(self.data.x[samples], self.data.t[samples]).backward()
+            for name, parameter in self.model.namedparams():
+                found.setdefault(name, []).append(parameter.grad.copy())
+        return found
 
 
 class _Exchange:
@@ -180,9 +219,7 @@ class _Exchange:
             is_oyama2017 = options.get("strategy") == "oyama2017"
             if is_oyama2017:
                 options["array"], options["renewal"] = name, renewal
-                options["weights"] = weights[name]
-                if not way.ratio:
-                    options["weights"] = np.ones_like(weights[name])
+                options["weights"], options["ratio"] = weights[name], way.ratio
                 options["q"] = None if is_new else self._q[name]
             if way.feedback:
                 zeros = [np.zeros_like(gradient) for gradient in each]
@@ -218,5 +255,8 @@ def _compare(
 
 def _make(task: Task, seed: int) -> tuple[chainer.Chain, chainer.Optimizer]:
     np.random.seed(seed)
-    model = SmallNet(task.normalizes)
-    return model, chainer.optimizers.MomentumSGD(task.lr, MOMENTUM).setup(model)
+    model = task.make()
+    optimizer = chainer.optimizers.MomentumSGD(task.lr, MOMENTUM).setup(model)
+    if task.weight_decay:
+        optimizer.add_hook(WeightDecay(task.weight_decay))
+    return model, optimizer

@@ -1,5 +1,8 @@
 """Replicas in one process, and what is said of their accuracies."""
 
+from functools import partial
+
+import numpy as np
 import pytest
 
 from benchmarks.data_parallel.accuracy import (
@@ -9,9 +12,10 @@ from benchmarks.data_parallel.accuracy import (
     train,
     verdict,
 )
-from benchmarks.data_parallel.simulated import Run, Task, Way
+from benchmarks.data_parallel.digits import SmallNet
+from benchmarks.data_parallel.simulated import Replicas, Run, Task, Way
 
-TASK = Task(n_replicas=2, batch=16, common=20, steps=60, normalizes=False)
+TASK = Task(n_replicas=2, batch=16, common=20, steps=60, make=partial(SmallNet, False))
 
 
 def test_ways_begin_with_the_same_steps_and_differ_by_the_exchange():
@@ -25,6 +29,31 @@ def test_ways_begin_with_the_same_steps_and_differ_by_the_exchange():
     assert max(runs["fp32"].errors) < 1e-6
     assert 0.4 < sum(runs["Algorithm 1"].gains) / 40 < 0.9
     assert runs["Algorithm 1"].quantiles
+
+
+def test_a_policy_sets_the_learning_rate_and_weights_decay():
+    task = TASK._replace(
+        lr=0.5, policy=lambda done: 1 - done, weight_decay=0.1, are_samples_apart=True
+    )
+    replicas = Replicas(task, 0)
+    replicas.train_common()
+    assert replicas.optimizer.lr == pytest.approx(0.5 * (1 - 19 / 60))
+    replicas.train(Way(lr_factor=2), stop=50)
+    assert replicas.optimizer.lr == pytest.approx(2 * 0.5 * (1 - 49 / 60))
+    before = replicas.model.fc1.W.array.copy()
+    zeros = {n: np.zeros_like(p.array) for n, p in replicas.model.namedparams()}
+    velocity = replicas.model.fc1.W.update_rule.state["v"].copy()
+    replicas.update(zeros, 30)
+    expected = before + 0.9 * velocity - 0.25 * 0.1 * before
+    np.testing.assert_allclose(replicas.model.fc1.W.array, expected, 1e-4, 1e-7)
+
+
+def test_the_mean_may_be_computed_at_once():
+    apart = Replicas(TASK, 0)
+    at_once = Replicas(TASK._replace(are_samples_apart=True), 0)
+    found, expected = at_once.exact_means(3), apart.exact_means(3)
+    for name, mean in expected.items():
+        np.testing.assert_allclose(found[name], mean, 1e-4, 1e-6)
 
 
 def test_differences_are_those_of_pairs():
