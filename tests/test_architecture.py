@@ -32,8 +32,8 @@ FACES = {
     """,
     "divisible.schedules": """
         Action Costs NAMES Schedule ScheduleError Timeline Transfer create gpipe
-        group_stages group_weights interleaved list_schedule looped_bfs one_f_one_b
-        zero_bubble_h1 zero_bubble_h2 zero_bubble_v
+        group_stages group_weights interleaved interleaved_zb list_schedule looped_bfs
+        one_f_one_b zero_bubble_h1 zero_bubble_h2 zero_bubble_v
     """,
     "data_parallel": """
         Exchange ExchangeResult Grid MultiNodeOptimizer ReplicaIterator

@@ -21,6 +21,7 @@ from divisible.schedules.generators import (
 )
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.zero_bubble import (
+    interleaved_zb,
     zero_bubble_h1,
     zero_bubble_h2,
     zero_bubble_v,
@@ -107,6 +108,14 @@ _ENTRIES = (
         "interleaved",
         interleaved,
         "To wait less without splitting the backward. Sends more messages.",
+        2,
+        Placement.LOOP,
+    ),
+    Entry(
+        "interleaved_zb",
+        interleaved_zb,
+        "Instead of ``'interleaved'``, if the backward of the layers can be split. "
+        "Waits a third as long, and holds less.",
         2,
         Placement.LOOP,
     ),

@@ -14,6 +14,7 @@ schedule          bubble               held on rank ``i`` at most
 `looped_bfs`      (d - 1) (F + B)      m
 `zero_bubble_h1`  (d - 1) (F + I - W)  min(m, d)
 `zero_bubble_h2`  (d - 1) F            min(m, 2 d - 1)
+`interleaved_zb`  (d - 1) (F + I - W)  min(m, d)
 `zero_bubble_v`   (d - 1) F            min(m, d)
 ================  ===================  ======================================
 
@@ -163,9 +164,7 @@ def interleaved(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
     """
     check_positive(n_ranks=n_ranks, n_chunks=n_chunks, n_microbatches=n_microbatches)
     p, v = n_ranks, n_chunks
-    groups = -(-n_microbatches // p)
-    # The chunk of each forward in turn; backwards use the chunks in reverse order.
-    chunk = np.tile(np.repeat(np.arange(v), p), groups)
+    chunk = chunks_in_turn(p, v, n_microbatches)
     rows = []
     for rank in range(p):
         ahead = min(len(chunk), 2 * (p - 1 - rank) + (v - 1) * p)
@@ -217,6 +216,24 @@ def looped_bfs(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
     kinds = "F" * len(forward) + "B" * len(forward)
     rows = [(there_and_back + rank, kinds) for rank in range(n_ranks)]
     return collect(rows, m, "looped_bfs")
+
+
+def chunks_in_turn(n_ranks: int, n_chunks: int, n_microbatches: int) -> np.ndarray:
+    """Returns the chunk of each forward of a rank, in order.
+
+    Backwards use the chunks in reverse order.
+
+    Args:
+        n_ranks: Number of ranks, and of microbatches that go through a chunk in turn.
+        n_chunks: Number of stages on each rank.
+        n_microbatches: Number of microbatches. The last turn is full in any case.
+
+    Example:
+        >>> chunks_in_turn(n_ranks=2, n_chunks=2, n_microbatches=3)
+        array([0, 0, 1, 1, 0, 0, 1, 1])
+    """
+    n_turns = -(-n_microbatches // n_ranks)
+    return np.tile(np.repeat(np.arange(n_chunks), n_ranks), n_turns)
 
 
 def _alternate(n: int, ahead: int) -> str:

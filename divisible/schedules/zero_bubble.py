@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from divisible.schedules.generators import check_positive, collect
+from divisible.schedules.generators import (
+    check_positive,
+    chunks_in_turn,
+    collect,
+)
 from divisible.schedules.schedule import Schedule
 
 
@@ -144,6 +148,60 @@ def zero_bubble_v(n_ranks: int, n_microbatches: int) -> Schedule:
     return collect(rows, n_microbatches, "zb_v")
 
 
+def interleaved_zb(n_ranks: int, n_chunks: int, n_microbatches: int) -> Schedule:
+    """The interleaved schedule with weight gradients in its gaps.
+
+    Stages lie as in `interleaved`, and each rank takes ``n_ranks`` microbatches through
+    one chunk before it turns to the next. As in `zero_bubble_h1` the stage before waits
+    only for input gradients (I). So a rank runs half as many forwards ahead for each
+    rank behind it as in `interleaved`, and rank ``i`` delays ``i`` weight gradients.
+
+    The following holds if ``m`` is a multiple of ``d`` ranks, with ``v`` chunks and
+    F = I = W of one stage. The makespan is
+    ``v m (F + I + W) + (d - 1) (F + I - W)``, with a third of the bubble of
+    `interleaved`. Activations and pending W together on each rank: at most
+    ``min(m, d)`` microbatches, which holds for any ``m``.
+
+    For any other ``m`` the schedule is the one for the next multiple of ``d``, without
+    the surplus microbatches, and with a larger bubble.
+
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 2.1, on the
+    interleaved stages of Narayanan et al., SC 2021; as PyTorch's
+    ``ScheduleInterleavedZeroBubble`` joins them.
+
+    Args:
+        n_ranks: Number of ranks.
+        n_chunks: Number of stages on each rank.
+        n_microbatches: Number of microbatches, any.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        ScheduleError: If a number is less than 1.
+
+    Example:
+        >>> print(interleaved_zb(n_ranks=2, n_chunks=2, n_microbatches=2))
+        interleaved_zb: 2 microbatches, 4 stages on ranks 0 1 0 1
+        step      0   1   2   3   4   5   6   7   8   9  10  11  12
+        rank 0  0F0 0F1 2F0 2F1   . 2I0 2W0 2I1 2W1 0I0 0W0 0I1 0W1
+        rank 1    . 1F0 1F1 3F0 3I0 3F1 3I1 3W0 1I0 3W1 1I1 1W0 1W1
+    """
+    check_positive(n_ranks=n_ranks, n_chunks=n_chunks, n_microbatches=n_microbatches)
+    p, v = n_ranks, n_chunks
+    chunk = chunks_in_turn(p, v, n_microbatches)
+    rows = []
+    for rank in range(p):
+        kinds = _kinds(len(chunk), (v - 1) * p + p - 1 - rank, rank)
+        kind = np.array([*kinds])
+        stage = np.empty(len(kinds), int)
+        stage[kind == "F"] = chunk * p + rank
+        for backward in "IW":
+            stage[kind == backward] = (v - 1 - chunk) * p + rank
+        rows.append((stage, kinds))
+    return collect(rows, n_microbatches, "interleaved_zb")
+
+
 def _zero_bubble(n_stages: int, n_microbatches: int, depth: int, name: str) -> Schedule:
     """Runs ahead, and delays W, by ``depth`` microbatches for each stage on the way.
 
@@ -154,11 +212,22 @@ def _zero_bubble(n_stages: int, n_microbatches: int, depth: int, name: str) -> S
     d, m = n_stages, n_microbatches
     rows = []
     for stage in range(d):
-        ahead, kept = min(m, depth * (d - 1 - stage)), min(m, depth * stage)
-        turns = m - ahead
-        kinds = "F" * ahead
-        # The first ``kept`` I have no W behind them.
-        kinds += "FI" * min(kept, turns) + "FIW" * (turns - kept)
-        kinds += "I" * (kept - turns) + "IW" * min(ahead, m - kept)
-        rows.append((stage, kinds + "W" * kept))
+        ahead, kept = depth * (d - 1 - stage), depth * stage
+        rows.append((stage, _kinds(m, ahead, kept)))
     return collect(rows, m, name)
+
+
+def _kinds(n: int, ahead: int, kept: int) -> str:
+    """Returns the kinds of a rank's actions.
+
+    Args:
+        n: Number of forwards.
+        ahead: Number of forwards before the first forward and I in turn.
+        kept: Number of W that wait for the end.
+    """
+    ahead, kept = min(n, ahead), min(n, kept)
+    turns = n - ahead
+    # The first ``kept`` I have no W behind them.
+    kinds = "F" * ahead + "FI" * min(kept, turns) + "FIW" * (turns - kept)
+    kinds += "I" * (kept - turns) + "IW" * min(ahead, n - kept)
+    return kinds + "W" * kept

@@ -2,10 +2,34 @@
 
 from hypothesis import strategies as st
 
-from divisible.schedules import Schedule
+from divisible import simulate
+from divisible.schedules import Costs, Schedule
 from divisible.schedules.actions import Action
 from divisible.schedules.catalogue import CATALOGUE, NAMES, Placement, create
 from divisible.schedules.groups import group_weights
+
+#: F, I and W take a second each.
+UNIT = Costs(1, 1, 1)
+
+
+def checked(schedule):
+    """Validates, and checks what holds for every schedule."""
+    report = schedule.validate()
+    assert (
+        Schedule.from_arrays(
+            schedule.stage,
+            schedule.kind,
+            schedule.microbatch,
+            schedule.offsets,
+            schedule.stage_ranks,
+            schedule.n_microbatches,
+        )
+        == schedule
+    )
+    timeline = simulate(schedule, UNIT)
+    assert tuple(timeline.peak_in_flight) == report.in_flight
+    assert tuple(timeline.peak_held) == report.held
+    return report, timeline.makespan
 
 
 def stages_per_rank(name, chunks):

@@ -11,6 +11,7 @@ from divisible.schedules import (
     create,
     gpipe,
     interleaved,
+    interleaved_zb,
     list_schedule,
     looped_bfs,
     one_f_one_b,
@@ -26,11 +27,10 @@ from divisible.schedules.schedule import Schedule
 from divisible.schedules.simulator import simulate
 from tests.support.processes import ROOT
 from tests.support.program_validation import check_programs
-from tests.support.schedules import stages_per_rank
+from tests.support.schedules import UNIT, checked, stages_per_rank
 
 GOLDEN = Path(__file__).parent / "golden"
 EXPLANATION = ROOT / "docs" / "explanation" / "schedules.rst"
-UNIT = Costs(1, 1, 1)
 
 stages = st.integers(1, 16)
 microbatches = st.integers(1, 64)
@@ -40,26 +40,6 @@ quick = settings(max_examples=40)
 
 def ceil_to(m, d):
     return -(-m // d) * d
-
-
-def checked(schedule):
-    """Validates, and checks what holds for every schedule."""
-    report = schedule.validate()
-    assert (
-        Schedule.from_arrays(
-            schedule.stage,
-            schedule.kind,
-            schedule.microbatch,
-            schedule.offsets,
-            schedule.stage_ranks,
-            schedule.n_microbatches,
-        )
-        == schedule
-    )
-    timeline = simulate(schedule, UNIT)
-    assert tuple(timeline.peak_in_flight) == report.in_flight
-    assert tuple(timeline.peak_held) == report.held
-    return report, timeline.makespan
 
 
 @pytest.mark.parametrize(
@@ -197,6 +177,22 @@ def test_interleaved_divides_the_bubble(d, groups, v, backward):
     plain = simulate(one_f_one_b(d, m), Costs(v, v * backward, 0))
     small = simulate(interleaved(d, v, m), Costs(1, backward, 0))
     assert v * small.bubble_time[0] == plain.bubble_time[0]
+
+
+@quick
+@given(stages, chunks, microbatches)
+def test_interleaved_zb(d, v, m):
+    report, makespan = checked(interleaved_zb(d, v, m))
+    assert max(report.held) == min(m, d)
+    assert makespan <= simulate(interleaved(d, v, m), UNIT).makespan
+    if m % d == 0:
+        assert makespan == v * m * 3 + (d - 1)
+
+
+@quick
+@given(stages, microbatches)
+def test_interleaved_zb_with_one_chunk_is_zb_h1(d, m):
+    assert interleaved_zb(d, 1, d * m) == zero_bubble_h1(d, d * m)
 
 
 @quick
