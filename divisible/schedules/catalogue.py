@@ -12,6 +12,7 @@ import enum
 from typing import Callable, NamedTuple
 
 from divisible.schedules.actions import ScheduleError
+from divisible.schedules.building_blocks import v_half, v_min
 from divisible.schedules.generators import (
     check_positive,
     gpipe,
@@ -101,6 +102,22 @@ _ENTRIES = (
         "zb_v",
         zero_bubble_v,
         "To wait least, if the model has enough layers for two stages on each rank.",
+        2,
+        Placement.V,
+    ),
+    Entry(
+        "v_half",
+        v_half,
+        "To hold half as much as ``'1f1b'`` and wait less than there, if the model has "
+        "enough layers for two stages on each rank.",
+        2,
+        Placement.V,
+    ),
+    Entry(
+        "v_min",
+        v_min,
+        "To hold a third of what ``'1f1b'`` holds. As fast only where F, I and W take "
+        "about equally long.",
         2,
         Placement.V,
     ),
