@@ -13,6 +13,7 @@
     generators          GPipe, 1F1B, interleaved, looped BFS
     zero_bubble         schedules that split the backward, and run W where others wait
     building_blocks     schedules that hold little: one block, repeated
+    dual_pipe           DualPipeV
     catalogue           schedules by name, with all that is known of each
     list_scheduling     a schedule made for given costs
     groups              a schedule with groups of weight gradients

@@ -13,6 +13,7 @@ from typing import Callable, NamedTuple
 
 from divisible.schedules.actions import ScheduleError
 from divisible.schedules.building_blocks import v_half, v_min
+from divisible.schedules.dual_pipe import dualpipe_v
 from divisible.schedules.generators import (
     check_positive,
     gpipe,
@@ -142,6 +143,14 @@ _ENTRIES = (
         "If something costs time once for each stage and minibatch. Memory as GPipe.",
         2,
         Placement.LOOP,
+        tried_by_default=False,
+    ),
+    Entry(
+        "dualpipe_v",
+        dualpipe_v,
+        "To compare ``'zb_v'`` with.",
+        2,
+        Placement.V,
         tried_by_default=False,
     ),
     Entry("gpipe", gpipe, "To compare with."),

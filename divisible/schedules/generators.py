@@ -1,7 +1,7 @@
 """Generators of pipeline schedules whose backward is whole, and formulas of all.
 
-Other generators are in :mod:`divisible.schedules.zero_bubble` and
-:mod:`divisible.schedules.building_blocks`.
+Other generators are in :mod:`divisible.schedules.zero_bubble`,
+:mod:`divisible.schedules.building_blocks` and :mod:`divisible.schedules.dual_pipe`.
 
 The formulas use ``d`` for the number of stages, or the number of ranks if a rank has
 several stages. The number of stages on a rank (chunks) is ``v``, and the number of
@@ -21,6 +21,7 @@ schedule          bubble               held on rank ``i`` at most
 `zero_bubble_v`   (d - 1) F            min(m, d)
 `v_half`          13 (d - 1) F / 4     min(m, (d + 2) // 2)
 `v_min`           (4 d - 5) F          min(m, (d + 4) // 3)
+`dualpipe_v`      (d - 1) F            min(m, d + 1 / 2)
 ================  ===================  ======================================
 
 With ``v`` chunks a stage is ``v`` times smaller, and so are its F and B in this table,
