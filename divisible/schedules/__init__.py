@@ -15,7 +15,8 @@
     building_blocks     schedules that hold little: one block, repeated
     dual_pipe           DualPipeV
     catalogue           schedules by name, with all that is known of each
-    list_scheduling     a schedule made for given costs
+    greedy              a schedule made for given costs by one order of preference
+    list_scheduling     the best of several such schedules, and of the catalogue's
     groups              a schedule with groups of weight gradients
     stage_groups        a schedule in which stages take several microbatches as one
     recomputation       a schedule in which forwards run again

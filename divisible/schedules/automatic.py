@@ -12,22 +12,14 @@ up in the same order under any schedule, so the choice does not change any resul
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Callable
 
 import numpy as np
 
-from divisible.schedules.actions import (
-    BACKWARD,
-    FORWARD,
-    INPUT,
-    KINDS,
-    WEIGHT,
-    ScheduleError,
-)
-from divisible.schedules.catalogue import NAMES, create
+from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT
+from divisible.schedules.catalogue import placed
 from divisible.schedules.costs import Costs
 from divisible.schedules.events import CATEGORIES
 from divisible.schedules.groups import group_weights
@@ -106,7 +98,7 @@ class ScheduleTrial:
         where = self._stage_ranks, self._n_microbatches
         # The first of several equally fast candidates is chosen. So a schedule of the
         # catalogue comes first, then the one that runs.
-        candidates = [*self._named(), first_schedule(*where)]
+        candidates = [*placed(*where), first_schedule(*where)]
         candidates.append(_list_schedule(costs, *where))
         if self._when != "never":
             candidates.append(_list_schedule(_recomputing(costs), *where))
@@ -120,16 +112,6 @@ class ScheduleTrial:
             if fits and timeline.makespan < least * (1 - 1e-9):
                 best, least = schedule, timeline.makespan
         return best
-
-    def _named(self) -> Iterable[Schedule]:
-        n_ranks = len(set(self._stage_ranks))
-        n_stages = len(self._stage_ranks)
-        for name in NAMES:
-            # A name that needs another number of stages on each rank is no candidate.
-            with contextlib.suppress(ScheduleError):
-                schedule = create(name, n_stages, self._n_microbatches, n_ranks)
-                if schedule.stage_ranks == self._stage_ranks:
-                    yield schedule
 
 
 def measured_costs(timelines: Iterable[Timeline], n_stages: int) -> Costs:

@@ -8,7 +8,9 @@ schedule is one function, one `Entry` here and one paragraph in
 
 from __future__ import annotations
 
+import contextlib
 import enum
+from collections.abc import Iterator, Sequence
 from typing import Callable, NamedTuple
 
 from divisible.schedules.actions import ScheduleError
@@ -219,3 +221,23 @@ def create(
             f"is {per_rank * n_ranks} on {n_ranks} ranks, not {n_stages}"
         )
     return make(n_ranks, n_microbatches)
+
+
+def placed(stage_ranks: Sequence[int], n_microbatches: int) -> Iterator[Schedule]:
+    """Yields the schedules of the catalogue whose stages lie on given ranks.
+
+    Args:
+        stage_ranks: For each stage its rank.
+        n_microbatches: Number of microbatches.
+
+    Example:
+        >>> [schedule.name for schedule in placed([0, 1, 1, 0], n_microbatches=2)]
+        ['zb_v', 'v_half', 'v_min', 'dualpipe_v']
+    """
+    n_stages, n_ranks = len(stage_ranks), len(set(stage_ranks))
+    for name in NAMES:
+        # A name that needs another number of stages on each rank does not fit.
+        with contextlib.suppress(ScheduleError):
+            schedule = create(name, n_stages, n_microbatches, n_ranks)
+            if schedule.stage_ranks == tuple(stage_ranks):
+                yield schedule

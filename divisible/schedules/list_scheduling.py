@@ -1,52 +1,20 @@
-"""Builds a schedule for given costs, greedily in the order of time."""
+"""Builds a schedule for given costs under a limit of memory."""
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
-from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from divisible.number_lists import amount, numbers
-from divisible.schedules.actions import (
-    BACKWARD,
-    FORWARD,
-    INPUT,
-    KINDS,
-    WEIGHT,
-    Action,
-    ScheduleError,
-)
+from divisible.schedules.actions import BACKWARD, INPUT, WEIGHT, ScheduleError
+from divisible.schedules.catalogue import placed
 from divisible.schedules.costs import Costs
+from divisible.schedules.greedy import Rule, build
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.simulator import simulate
-
-# Kinds of events. At the same time, results arrive before actions end.
-_ARRIVAL, _END = range(2)
-
-
-class _Rule(NamedTuple):
-    """The preferences of a free rank.
-
-    Attributes:
-        prefer: The action that goes first if a forward and a backward are ready:
-            ``'backward'``, ``'forward'``, or the one that did not run last
-            (``'other'``).
-        make_room: Whether a pending W goes before a backward if it makes room for a
-            forward that is ready.
-        deep: Whether the forward of the latest stage goes first, not the one of the
-            earliest microbatch.
-        patient: Whether a W runs only if it ends before the next known arrival.
-    """
-
-    prefer: str
-    make_room: bool
-    deep: bool
-    patient: bool
 
 
 def list_schedule(
@@ -62,8 +30,10 @@ def list_schedule(
     Time runs from 0. Whenever a rank is free it starts the best action that is ready.
     First comes an input gradient, for which other ranks wait. Then comes a forward, if
     the limit allows it. A pending weight gradient comes last, because no rank waits for
-    it. All this is done with several orders of preference. The schedule that `simulate`
-    finds shortest is returned::
+    it. All this is done with several orders of preference. The fixed patterns of the
+    catalogue with the same placement of stages and within the limit are tried as well.
+    The schedule that `simulate` finds shortest is returned, so no fixed pattern is
+    faster::
 
         event: rank free or result arrived
           -> I (or B) ready?   take the one of the earliest microbatch
@@ -119,32 +89,73 @@ def list_schedule(
             f"at least one stage and one microbatch are needed, not "
             f"{len(stage_ranks)} and {n_microbatches}"
         )
-    n_ranks = max(stage_ranks) + 1
-    limits = _limits(memory_limit, stage_ranks, n_ranks, n_microbatches)
-    best = None
+    limits = _limits(memory_limit, stage_ranks, n_microbatches)
+    found = min(
+        _candidates(costs, n_microbatches, limits, stage_ranks, split_backward),
+        key=lambda schedule: simulate(schedule, costs).makespan,
+    )
+    return Schedule(found.actions, stage_ranks, n_microbatches, "list")
+
+
+def _candidates(
+    costs: Costs,
+    n_microbatches: int,
+    limits: Sequence[int],
+    stage_ranks: Sequence[int],
+    split_backward: bool,
+) -> Iterator[Schedule]:
+    """Yields schedules within the limits; the greedy ones come first."""
+    both = (False, True)
     several = len(set(stage_ranks)) < len(stage_ranks)
     for choices in itertools.product(
         ("backward", "forward", "other"),
-        (False, True) if split_backward else (False,),
-        (False, True) if several else (False,),
-        (False, True) if split_backward else (False,),
+        both if split_backward else (False,),
+        both if several else (False,),
+        both if split_backward else (False,),
     ):
-        rule = _Rule(*choices)
-        rows = _build(costs, n_microbatches, limits, stage_ranks, split_backward, rule)
-        schedule = Schedule(rows, stage_ranks, n_microbatches, "list")
-        makespan = simulate(schedule, costs).makespan
-        if best is None or makespan < best[0]:
-            best = makespan, schedule
-    return best[1]
+        rule = Rule(*choices)
+        rows = build(costs, n_microbatches, limits, stage_ranks, split_backward, rule)
+        yield Schedule(rows, stage_ranks, n_microbatches)
+    for pattern in placed(stage_ranks, n_microbatches):
+        if split_backward:
+            pattern = _halved(pattern)
+        elif (pattern.kind == INPUT).any():
+            continue
+        if _is_within(pattern, limits):
+            yield pattern
+
+
+def _halved(schedule: Schedule) -> Schedule:
+    """Returns a schedule with I and then W in the place of each B."""
+    is_whole = schedule.kind == BACKWARD
+    times = 1 + is_whole
+    kind = np.repeat(schedule.kind, times)
+    kind[kind == BACKWARD] = np.tile([INPUT, WEIGHT], is_whole.sum())
+    return Schedule.from_arrays(
+        np.repeat(schedule.stage, times),
+        kind,
+        np.repeat(schedule.microbatch, times),
+        np.concatenate([[0], np.cumsum(times)])[schedule.offsets],
+        schedule.stage_ranks,
+        schedule.n_microbatches,
+    )
+
+
+def _is_within(schedule: Schedule, limits: Sequence[int]) -> bool:
+    """Returns whether no rank holds more microbatches of its stages than it may."""
+    counts = np.bincount(schedule.stage_ranks)
+    return bool(
+        np.all(np.rint(np.multiply(schedule.validate().held, counts)) <= limits)
+    )
 
 
 def _limits(
     memory_limit: float | Sequence[float] | None,
     stage_ranks: Sequence[int],
-    n_ranks: int,
     n_microbatches: int,
 ) -> list[int]:
     """Returns how many microbatches the stages of each rank may hold in total."""
+    n_ranks = max(stage_ranks) + 1
     if memory_limit is None:
         memory_limit = n_microbatches
     given = numbers("memory_limit", memory_limit)
@@ -165,166 +176,3 @@ def _limits(
         math.floor(min(limit, n_microbatches) * stage_ranks.count(rank) + 1e-6)
         for rank, limit in enumerate(limits)
     ]
-
-
-class _Rank:
-    """One rank at one time: the actions that it has run, holds, and could run next.
-
-    Args:
-        rule: The preferences of the rank.
-        back: The kind of its backwards, `INPUT` or `BACKWARD`.
-        limit: Number of microbatches that its stages may hold in total.
-        reserve: For each stage, how many later stages of the same rank must keep room
-            for one microbatch.
-        weight_seconds: The duration of each W, by stage and microbatch.
-
-    Attributes:
-        actions: The actions that the rank has started, in order.
-        is_busy: Whether the last of these actions is running.
-        coming: A heap of the times at which results arrive.
-    """
-
-    def __init__(
-        self,
-        rule: _Rule,
-        back: int,
-        limit: int,
-        reserve: list[int],
-        weight_seconds: list[list[float]],
-    ) -> None:
-        self._rule = rule
-        self._back = back
-        self._limit = limit
-        self._reserve = reserve
-        self._weight_seconds = weight_seconds
-        self.actions: list[Action] = []
-        self.is_busy = False
-        self.coming: list[float] = []
-        self._held = 0
-        # Ready actions: forwards by stage; heaps of the others, with the best first.
-        self._forwards: dict[int, deque[int]] = {}
-        self._backwards: list[tuple[int, int]] = []
-        self._weights: list[tuple[int, int]] = []
-
-    def deliver(self, kind: int, stage: int, microbatch: int) -> None:
-        """Makes an action ready."""
-        if kind == FORWARD:
-            self._forwards.setdefault(stage, deque()).append(microbatch)
-        elif kind == WEIGHT:
-            heapq.heappush(self._weights, (microbatch, stage))
-        else:
-            # The latest stage of a microbatch comes first: earlier stages need it.
-            heapq.heappush(self._backwards, (microbatch, -stage))
-
-    def choose(self, now: float) -> tuple[int, int, int] | None:
-        """Starts the best action that is ready, and returns it."""
-        chosen = self._pop_best(now)
-        if chosen is not None:
-            kind, stage, microbatch = chosen
-            self.is_busy = True
-            self._held += kind == FORWARD
-            self.actions.append(Action(stage, KINDS[kind], microbatch))
-        return chosen
-
-    def finish(self, kind: int, stage: int, microbatch: int) -> None:
-        """Ends the action that the rank runs."""
-        self.is_busy = False
-        self._held -= kind in (BACKWARD, WEIGHT)
-        if kind == INPUT:
-            self.deliver(WEIGHT, stage, microbatch)
-
-    def _pop_best(self, now: float) -> tuple[int, int, int] | None:
-        ready = [stage for stage, queue in self._forwards.items() if queue]
-        room = [stage for stage in ready if self._has_room(stage)]
-        if room and (self._prefers_forward() or not self._backwards):
-            stage = min(room, key=self._forward_order)
-            return FORWARD, stage, self._forwards[stage].popleft()
-        is_cramped = self._rule.make_room and ready and not room and self._weights
-        if self._backwards and not is_cramped:
-            microbatch, minus_stage = heapq.heappop(self._backwards)
-            return self._back, -minus_stage, microbatch
-        if not self._weights or self._rather_waits(now):
-            return None
-        microbatch, stage = heapq.heappop(self._weights)
-        return WEIGHT, stage, microbatch
-
-    def _has_room(self, stage: int) -> bool:
-        return self._held + 1 + self._reserve[stage] <= self._limit
-
-    def _prefers_forward(self) -> bool:
-        if self._rule.prefer == "other":
-            return bool(self.actions) and self.actions[-1].kind != KINDS[FORWARD]
-        return self._rule.prefer == "forward"
-
-    def _forward_order(self, stage: int) -> tuple[int, int]:
-        microbatch = self._forwards[stage][0]
-        return (-stage, microbatch) if self._rule.deep else (microbatch, -stage)
-
-    def _rather_waits(self, now: float) -> bool:
-        """Returns whether something arrives before the next W would end."""
-        if not self._rule.patient or self._held >= self._limit or not self.coming:
-            return False
-        microbatch, stage = self._weights[0]
-        return self.coming[0] < now + self._weight_seconds[stage][microbatch]
-
-
-def _build(
-    costs: Costs,
-    n_microbatches: int,
-    limits: list[int],
-    stage_ranks: list[int],
-    split: bool,
-    rule: _Rule,
-) -> list[list[Action]]:
-    """Runs time forward and returns the actions of each rank."""
-    n_stages = len(stage_ranks)
-    duration = costs.durations(n_stages, n_microbatches).tolist()
-    transfer, latency = costs.edges(n_stages)
-    delay = (transfer + latency).tolist()
-    back = INPUT if split else BACKWARD
-    reserve = [stage_ranks[s + 1 :].count(stage_ranks[s]) for s in range(n_stages)]
-    ranks = [_Rank(rule, back, limit, reserve, duration[WEIGHT]) for limit in limits]
-    of_stage = [ranks[number] for number in stage_ranks]
-    for microbatch in range(n_microbatches):
-        of_stage[0].deliver(FORWARD, 0, microbatch)
-
-    now = 0.0
-    events: list[tuple[float, int, int, int, int]] = []
-    awake = set(ranks)
-    while True:
-        for rank in awake:
-            chosen = None if rank.is_busy else rank.choose(now)
-            if chosen is not None:
-                kind, stage, microbatch = chosen
-                end = now + duration[kind][stage][microbatch]
-                heapq.heappush(events, (end, _END, *chosen))
-        if not events:
-            return [rank.actions for rank in ranks]
-        now = events[0][0]
-        awake.clear()
-        while events and events[0][0] == now:
-            _, what, kind, stage, microbatch = heapq.heappop(events)
-            rank = of_stage[stage]
-            awake.add(rank)
-            if what == _ARRIVAL:
-                heapq.heappop(rank.coming)
-                rank.deliver(kind, stage, microbatch)
-                continue
-            rank.finish(kind, stage, microbatch)
-            user = _user(kind, stage, n_stages - 1, back)
-            if user is None:
-                continue
-            if of_stage[user[1]] is rank:
-                rank.deliver(*user, microbatch)
-                continue
-            # The edge has the number of the earlier stage.
-            arrival = now + delay[min(stage, user[1])]
-            heapq.heappush(of_stage[user[1]].coming, arrival)
-            heapq.heappush(events, (arrival, _ARRIVAL, *user, microbatch))
-
-
-def _user(kind: int, stage: int, last: int, back: int) -> tuple[int, int] | None:
-    """Returns the kind and stage of the action that needs an action's result next."""
-    if kind == FORWARD:
-        return (back, stage) if stage == last else (FORWARD, stage + 1)
-    return None if kind == WEIGHT or stage == 0 else (back, stage - 1)
