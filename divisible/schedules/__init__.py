@@ -17,6 +17,10 @@
     catalogue           schedules by name, with all that is known of each
     greedy              a schedule made for given costs by one order of preference
     list_scheduling     the best of several such schedules, and of the catalogue's
+    optimal             the shortest schedule for given costs, by a solver
+    order_problem       what must hold of the order that the solver chooses
+    constraint_solver   the shortest order by CP-SAT
+    integer_solver      the shortest order by HiGHS
     groups              a schedule with groups of weight gradients
     stage_groups        a schedule in which stages take several microbatches as one
     recomputation       a schedule in which forwards run again
@@ -49,6 +53,7 @@ _MODULES = {
     "divisible.schedules.groups": ["group_weights"],
     "divisible.schedules.stage_groups": ["group_stages"],
     "divisible.schedules.list_scheduling": ["list_schedule"],
+    "divisible.schedules.optimal": ["optimal_schedule"],
     "divisible.schedules.schedule": ["Schedule"],
     "divisible.schedules.timeline": ["Timeline"],
 }

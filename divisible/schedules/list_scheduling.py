@@ -89,7 +89,7 @@ def list_schedule(
             f"at least one stage and one microbatch are needed, not "
             f"{len(stage_ranks)} and {n_microbatches}"
         )
-    limits = _limits(memory_limit, stage_ranks, n_microbatches)
+    limits = limits_of_ranks(memory_limit, stage_ranks, n_microbatches)
     found = min(
         _candidates(costs, n_microbatches, limits, stage_ranks, split_backward),
         key=lambda schedule: simulate(schedule, costs).makespan,
@@ -149,12 +149,21 @@ def _is_within(schedule: Schedule, limits: Sequence[int]) -> bool:
     )
 
 
-def _limits(
+def limits_of_ranks(
     memory_limit: float | Sequence[float] | None,
     stage_ranks: Sequence[int],
     n_microbatches: int,
 ) -> list[int]:
-    """Returns how many microbatches the stages of each rank may hold in total."""
+    """Returns how many microbatches the stages of each rank may hold in total.
+
+    Args:
+        memory_limit: See `list_schedule`.
+        stage_ranks: For each stage its rank.
+        n_microbatches: Number of microbatches.
+
+    Raises:
+        ScheduleError: If a limit is less than 1, or their number is not the ranks'.
+    """
     n_ranks = max(stage_ranks) + 1
     if memory_limit is None:
         memory_limit = n_microbatches

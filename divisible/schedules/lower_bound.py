@@ -118,8 +118,9 @@ def above(gap: float) -> str:
         >>> above(0.0301), above(0.0)
         ('at most 3.1% above the bound', 'at most 0.0% above the bound')
     """
-    # Rounded up, so that the text holds. Sums of floats may differ in the last digits.
-    thousandths = math.ceil(1000 * gap - 1e-6)
+    # Rounded up, so that the text holds; a thousandth of a percent is a solver's
+    # rounding.
+    thousandths = math.ceil(1000 * gap - 1e-2)
     return f"at most {thousandths / 10:.1f}% above the bound"
 
 

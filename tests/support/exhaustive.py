@@ -3,16 +3,18 @@
 import numpy as np
 
 
-def shortest(costs, n_microbatches, stage_ranks, memory=np.inf):
+def shortest(costs, n_microbatches, stage_ranks, limits=None):
     """Returns the least makespan of any order of F, I and W on each rank.
 
     Args:
         costs: Costs of the stages.
         n_microbatches: Number of microbatches.
         stage_ranks: For each stage its rank.
-        memory: Number of microbatches of stages that a rank may hold.
+        limits: For each rank, the number of microbatches that its stages may hold in
+            total; no limits by default.
     """
-    d = len(stage_ranks)
+    d, n_ranks = len(stage_ranks), max(stage_ranks) + 1
+    limits = [np.inf] * n_ranks if limits is None else limits
     seconds = costs.durations(d, n_microbatches)
     delay = np.add(*costs.edges(d))
     actions = [
@@ -50,7 +52,7 @@ def shortest(costs, n_microbatches, stage_ranks, memory=np.inf):
             ready = None if action in ends else arrival(ends, action)
             kind, stage, m = action
             rank = stage_ranks[stage]
-            if ready is None or (kind == "F" and held[rank] >= memory):
+            if ready is None or (kind == "F" and held[rank] >= limits[rank]):
                 continue
             end = max(ready, free[rank]) + seconds["FBIW".index(kind), stage, m]
             now, holds = list(free), list(held)
@@ -58,6 +60,5 @@ def shortest(costs, n_microbatches, stage_ranks, memory=np.inf):
             holds[rank] += (kind == "F") - (kind == "W")
             extend({**ends, action: end}, now, holds)
 
-    n_ranks = max(stage_ranks) + 1
     extend({}, [0.0] * n_ranks, [0] * n_ranks)
     return best[0]
