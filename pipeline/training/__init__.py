@@ -3,6 +3,7 @@
 ::
 
     updater         steps of minibatches
+    arguments       arguments of the updater that one rank can check alone
     one_trainer     the trainers of all ranks as one
     lasting_reports Chainer's reports, which end no training on a full disk
     shared_reports  values that extensions report, on all ranks

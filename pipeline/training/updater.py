@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import chainer
@@ -12,9 +12,9 @@ import numpy as np
 from chainer.dataset import convert
 from chainer.training.updaters import StandardUpdater
 
-from divisible.number_lists import as_list
 from pipeline.pipeline import Pipeline
 from pipeline.stages.reports import named
+from pipeline.training.arguments import by_name, check_samples, check_targets
 from pipeline.training.measures import StepCost, measure, observations
 from pipeline.training.minibatches import Key, MinibatchReader, iterators_of_rank
 from pipeline.training.one_trainer import OneTrainer
@@ -121,9 +121,9 @@ class PipelineUpdater(StandardUpdater):
                 f" PipelineUpdater(iterator, optimizer, pipe)"
             )
         iterators = iterators_of_rank(iterator, pipeline)
-        _check_samples(iterators["main"])
-        optimizers = _by_name(optimizer)
-        _check_targets(optimizers, pipeline)
+        check_samples(iterators["main"])
+        optimizers = by_name(optimizer)
+        check_targets(optimizers, pipeline)
         pipeline.global_hooks(list(optimizers.values()))
         super().__init__(
             iterators,
@@ -288,67 +288,3 @@ def _observation() -> dict[str, Any]:
         return chainer.get_current_reporter().observation
     except IndexError:
         return {}
-
-
-def _by_name(optimizer: Any) -> dict[str, chainer.Optimizer]:
-    if isinstance(optimizer, Mapping):
-        if "main" not in optimizer:
-            raise ValueError(f"no optimizer is called 'main': {sorted(optimizer)}")
-        # 'main' comes first in any case.
-        return {"main": optimizer["main"], **optimizer}
-    several = enumerate(as_list(optimizer))
-    return {f"main_{i}" if i else "main": each for i, each in several}
-
-
-def _check_samples(iterator: Any) -> None:
-    """Refuses an empty data set, because Chainer divides by its length."""
-    dataset = getattr(iterator, "dataset", None)
-    if isinstance(dataset, Sized) and len(dataset) == 0:
-        raise ValueError(
-            f"the data set of the {type(iterator).__name__} is empty: there is nothing"
-            f" to train on"
-        )
-
-
-def _check_targets(
-    optimizers: Mapping[str, chainer.Optimizer], pipeline: Pipeline
-) -> None:
-    for name, optimizer in optimizers.items():
-        # ChainerMN's wrapper is not a chainer.Optimizer.
-        if not hasattr(optimizer, "target"):
-            raise TypeError(
-                f"the optimizer {name!r} of rank {pipeline.rank} must be a"
-                f" chainer.Optimizer, not {type(optimizer).__name__}"
-            )
-        if optimizer.target is None:
-            raise ValueError(
-                f"the optimizer {name!r} has no model: call optimizer.setup(stage)"
-            )
-    targets = set()
-    for optimizer in optimizers.values():
-        # Several stages may be children of the target of one optimizer.
-        targets |= {id(optimizer.target), *map(id, optimizer.target.children())}
-    scaling = [name for name, o in optimizers.items() if hasattr(o, "loss_scale")]
-    if len(scaling) > 1:
-        raise ValueError(
-            f"the optimizers {', '.join(scaling)} of rank {pipeline.rank} are in mixed"
-            f" precision, and each would skip its own steps: make one for all stages,"
-            f" MixedPrecision(optimizer, comm=comm).setup([stage, stage])"
-        )
-    for name in scaling:
-        decides_alone = not getattr(optimizers[name], "has_comm", True)
-        if pipeline.internals.ranks.world.size > 1 and decides_alone:
-            raise ValueError(
-                f"the optimizer {name!r} of rank {pipeline.rank} is in mixed precision,"
-                f" and would skip steps that the other ranks take: give it their"
-                f" communicator, MixedPrecision(optimizer, comm=comm)"
-            )
-    for stage in pipeline.stages.values():
-        if id(stage) not in targets:
-            start, end = stage.layer_range
-            raise ValueError(
-                f"no optimizer on rank {pipeline.rank} was set up with the stage"
-                f" of the layers {start} to {end - 1}, so it would not be trained:"
-                f" make one for each of the rank's stages (in mixed precision, one for"
-                f" all of them)"
-            )
