@@ -137,10 +137,11 @@ def named(result: Mapping[str, float]) -> dict[str, float]:
         >>> named({"loss": 0.5, "/3/x": 1.0})
         {'main/loss': 0.5, 'main/3/x': 1.0}
     """
+    return {observed_name(key): value for key, value in result.items()}
 
-    def name(key: str) -> str:
-        if key.startswith("/"):
-            return f"main{key}"
-        return f"main/{key}" if key in ("loss", "accuracy") else key
 
-    return {name(key): value for key, value in result.items()}
+def observed_name(key: str) -> str:
+    """Returns the name that a reporter gives a pipeline's result."""
+    if key.startswith("/"):
+        return f"main{key}"
+    return f"main/{key}" if key in ("loss", "accuracy") else key

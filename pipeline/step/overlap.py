@@ -11,12 +11,13 @@ It does so unless something in the run needs the whole model between two minibat
     loss_scale           whether a gradient of some stage is not finite
     GradientClipping     the norm of all gradients
     Rebalance            the times of all stages
-    reports of layers    the values, whose names are not known before
 
 With one of these, ``overlap_minibatches='auto'`` waits at the end of each step, and
-``True`` refuses the feature. Layers that begin to report are an exception: their steps
-wait with ``True`` as well, because the update needs nothing of them. So do the trials
-of ``schedule='auto'`` and ``weight_groups='auto'``, while they last.
+``True`` refuses the feature. Three kinds of steps wait with ``True`` as well:
+
+* steps in which layers report values;
+* the trials of ``schedule='auto'`` and ``weight_groups='auto'``;
+* steps of one rank, which are complete at once.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class Overlap:
             "lossfun": not start.knows_count,
             "loss_scale": isinstance(start.arguments.loss_scale, LossScale),
         }
+        if len({*start.stage_ranks}) == 1:
+            self.feature = self.feature or "one rank"
         for feature, is_there in found.items():
             if is_there:
                 self.wait_for(feature)

@@ -13,6 +13,8 @@ from divisible.communication.errors import in_words
 from divisible.user_warnings import warn_user
 from pipeline.trainer_lines import say
 from pipeline.training.lasting_reports import let_last
+from pipeline.training.late_reports import let_wait
+from pipeline.training.trigger_texts import text_of
 
 
 class OneTrainer(Extension):
@@ -42,10 +44,17 @@ class OneTrainer(Extension):
             _refuse_snapshots_of_one_rank(trainer)
             _refuse_files_of_several_ranks(trainer)
         trainer.updater.synchronize()
+        pipeline = trainer.updater.pipeline
+        overlap = not pipeline.internals.step.overlap.feature
         if not isinstance(trainer.stop_trigger, StopTogether):
             trainer.stop_trigger = StopTogether(trainer.stop_trigger)
+        if overlap and ranks.world.size > 1:
+            said = pipeline.internals.gather(trainer.stop_trigger.text, "agree")
+            trainer.stop_trigger.is_alike = None not in said and len({*said}) == 1
         is_silent = not ranks.is_chief
         for name, entry in trainer._extensions.items():
+            if overlap:
+                let_wait(entry.extension)
             let_last(entry.extension)
             is_collective = getattr(entry.extension, "is_collective", False)
             if is_collective and not isinstance(entry.trigger, _ALIKE):
@@ -170,13 +179,24 @@ _ALIKE = (
 class StopTogether(TriggerAround):
     """A stop trigger that fires on all ranks if it does on one.
 
+    The ranks agree after each minibatch, and so wait for each other, unless the
+    triggers of all ranks are known to fire alike.
+
     If it fires before the first minibatch, rank 0 prints that the resumed run was
     complete.
+
+    Attributes:
+        is_alike (bool): Whether the triggers of all ranks fire alike.
     """
 
     def __init__(self, trigger: Any) -> None:
         super().__init__(trigger)
-        self._has_begun = False
+        self._has_begun = self.is_alike = False
+
+    @property
+    def text(self) -> str | None:
+        """A text about the trigger of this rank; see :func:`.text_of`."""
+        return text_of(self._trigger)
 
     def __call__(self, trainer: Trainer) -> bool:
         """Returns whether a rank wants to stop, or has been asked to."""
@@ -185,7 +205,7 @@ class StopTogether(TriggerAround):
         updater.synchronize()
         fires = bool(self._trigger(trainer)) or updater.stop_code > 0
         ranks = updater.pipeline.internals.ranks
-        stops = bool(ranks.agree(fires))
+        stops = fires if self.is_alike else bool(ranks.agree(fires))
         if stops and not self._has_begun and ranks.is_chief:
             say(
                 trainer,

@@ -137,9 +137,11 @@ def numbers(observation: Mapping[str, Any], alike: Set[str]) -> dict[str, Any]:
         alike: Names whose values are equal on all ranks.
     """
     numbers: dict[str, Any] = {}
-    for name, value in observation.items():
+    for name in observation:
         if name in alike:
+            # Values that are late are alike, too. They need not be read here.
             continue
+        value = observation[name]
         value, *weight = value if isinstance(value, tuple) else (value,)
         plain = [_plain(each) for each in (value, *weight)]
         if None not in plain:

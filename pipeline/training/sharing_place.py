@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from chainer.training import extensions, triggers
+from chainer.training import extensions
 from chainer.training.extension import PRIORITY_READER
 from chainer.training.extensions._snapshot import _Snapshot
 
 from pipeline.training.evaluator import PipelineEvaluator
 from pipeline.training.one_trainer import TriggerOfRankZero
+from pipeline.training.trigger_texts import is_by_time, text_of
 
 #: Extensions that read reported values.
 _CONSUMERS = (extensions.LogReport, extensions.PlotReport, extensions.MicroAverage)
@@ -31,12 +32,6 @@ _SILENT = (
     extensions.StepShift,
     extensions.VariableStatisticsPlot,
     extensions.WarmupShift,
-)
-# Triggers that fire alike on all ranks if they have the same settings.
-_BY_TIME = (
-    triggers.IntervalTrigger,
-    triggers.ManualScheduleTrigger,
-    triggers.OnceTrigger,
 )
 
 
@@ -67,12 +62,9 @@ class SharedEntry(NamedTuple):
         # This package's own extensions share their values themselves.
         elif isinstance(extension, _SILENT) or _is_ours(extension):
             role = ""
-        when = None
-        if isinstance(trigger, TriggerOfRankZero):
-            when = "when rank 0 calls it"
-        elif type(trigger) in _BY_TIME:
-            settings = {k: v for k, v in vars(trigger).items() if k[0] != "_"}
-            when = f"{type(trigger).__name__}: {sorted(settings.items())}"
+        when = "when rank 0 calls it"
+        if not isinstance(trigger, TriggerOfRankZero):
+            when = text_of(trigger) if is_by_time(trigger) else None
         is_collective = bool(getattr(extension, "is_collective", False))
         return cls(name, float(entry.priority), role, is_collective, when)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -12,13 +13,17 @@ import numpy as np
 from chainer.dataset import convert
 from chainer.training.updaters import StandardUpdater
 
+from pipeline.calls.late_numbers import LateNumbers
 from pipeline.pipeline import Pipeline
-from pipeline.stages.reports import named
+from pipeline.stages.reports import named, observed_name
+from pipeline.step.late_dict import LateDict
 from pipeline.training.arguments import by_name, check_samples, check_targets
-from pipeline.training.measures import StepCost, measure, observations
+from pipeline.training.measures import NAMES, StepCost, measure, observations
 from pipeline.training.minibatches import Key, MinibatchReader, iterators_of_rank
 from pipeline.training.one_trainer import OneTrainer
 from pipeline.training.shared_reports import SharedReports
+
+_COSTS = [f"pipeline/{name}" for name in NAMES]
 
 
 class PipelineUpdater(StandardUpdater):
@@ -39,6 +44,12 @@ class PipelineUpdater(StandardUpdater):
       exchanges gradients gets the number of their samples as ``n_samples``.
     * The loop ends on all ranks when it ends on one, by its stop trigger or
       :meth:`request_stop`; an exception ends all ranks.
+    * If minibatches overlap, ``LogReport`` and ``PlotReport`` read the values of a
+      minibatch one minibatch later, or when they print. ``PrintReport`` and snapshots
+      wait for what they need. So do extensions and triggers of your own when they read
+      ``trainer.observation``, and early stopping by a value of the training.
+      ``FailOnNonNumber`` reads only parameters of its rank. All of them see the same
+      numbers as without overlap.
     * Values that extensions report on any rank are in the observations, and so in the
       logs, of all ranks. A warning names values that differ under one name.
     * Only rank 0 prints reports and progress bars, and writes logs and plots.
@@ -140,6 +151,10 @@ class PipelineUpdater(StandardUpdater):
         self.reported_alike: set[str] = set()
         #: Whether a rank reported values under other names in the last update.
         self.somebody_reports_more = False
+        # What the ranks told in the last update, and whether it is read at once.
+        self._told: LateNumbers | None = None
+        self._waits = False
+        self._trainer: weakref.ref[chainer.training.Trainer] | None = None
         # Number of samples in the last minibatch, in all replicas.
         self._n_samples = 0
         self._reader = MinibatchReader(
@@ -151,6 +166,7 @@ class PipelineUpdater(StandardUpdater):
 
     def connect_trainer(self, trainer: chainer.training.Trainer) -> None:
         """Adds extensions that make the ranks' trainers one; called by the trainer."""
+        self._trainer = weakref.ref(trainer)
         trainer.extend(OneTrainer())
         trainer.extend(SharedReports())
         if self.pipeline.internals.ranks.world.size > 1:
@@ -168,7 +184,7 @@ class PipelineUpdater(StandardUpdater):
             self._is_behind = False
 
     def request_stop(self, code: int = 1) -> None:
-        """Asks all ranks to stop training, after this update or the next.
+        """Asks all ranks to stop training, after this update or one of the next two.
 
         It may be called at any time and on any rank, also by a signal's handler.
 
@@ -184,6 +200,7 @@ class PipelineUpdater(StandardUpdater):
             StopIteration: On every rank, at the end of an iterator without repetition.
         """
         start = time.perf_counter()
+        self._observe_late()
         self.update_core()
         self.iteration += 1
 
@@ -192,11 +209,35 @@ class PipelineUpdater(StandardUpdater):
         ranks = self.pipeline.internals.ranks
         reports_more = not _observation().keys() <= self.reported_alike
         mine = np.array([*cost, self._requested, reports_more])
-        gathered = ranks.gather(mine).read()
-        *_, stop_code, reports_more = gathered.max(axis=0)
+        told, n_samples = ranks.gather(mine), self._n_samples
+
+        def observed() -> dict[str, float]:
+            costs = told.read()[:, : len(StepCost._fields)]
+            return dict(zip(_COSTS, observations(costs, n_samples).values()))
+
+        self._report(LateDict(_COSTS, observed))
+        if self._told is not None:
+            self._learn(self._told)
+        is_first, self._told = self._told is None, told
+        if is_first or self._waits or self.pipeline.internals.step.overlap.feature:
+            self._learn(told)
+
+    def _observe_late(self) -> None:
+        """Gives the trainer an observation whose values may come late."""
+        trainer = None if self._trainer is None else self._trainer()
+        if trainer is None or self.pipeline.internals.step.overlap.feature:
+            return
+        reporter = chainer.get_current_reporter()
+        if reporter.observation is trainer.observation:
+            late = LateDict()
+            late.update(trainer.observation)
+            trainer.observation = reporter.observation = late
+
+    def _learn(self, told: LateNumbers) -> None:
+        """Learns what the ranks wanted after a minibatch."""
+        *_, stop_code, reports_more = told.read().max(axis=0)
         self.stop_code, self.somebody_reports_more = int(stop_code), bool(reports_more)
-        observed = observations(gathered[:, : len(StepCost._fields)], self._n_samples)
-        self._report({f"pipeline/{name}": v for name, v in observed.items()})
+        self._waits |= self.somebody_reports_more
 
     def update_core(self) -> None:
         """Trains on one minibatch; a subclass may do more, on all ranks alike."""
@@ -207,7 +248,11 @@ class PipelineUpdater(StandardUpdater):
         self._update_parameters()
         # The samples of all replicas.
         self._n_samples = sum(self.pipeline.internals.ranks.calls.agreed.n_samples)
-        self._report(named(result))
+        if isinstance(result, LateDict):
+            names = map(observed_name, result)
+            self._report(LateDict(names, functools.partial(named, result)))
+        else:
+            self._report(named(result))
 
     def step(self, x: Any, t: Any) -> dict[str, float]:
         """Computes the gradients of a minibatch, for the optimizers.
@@ -229,7 +274,11 @@ class PipelineUpdater(StandardUpdater):
     def _report(self, values: dict[str, float]) -> None:
         """Reports values that are equal on all ranks."""
         self.reported_alike |= values.keys()
-        chainer.report(values)
+        observation = _observation()
+        if isinstance(observation, LateDict) and isinstance(values, LateDict):
+            observation.update(values.unread())
+        else:
+            chainer.report(values)
 
     def _update_parameters(self) -> None:
         for optimizer in self._optimizers.values():
