@@ -71,11 +71,11 @@ class Overlap:
             "lossfun": not start.knows_count,
             "loss_scale": isinstance(start.arguments.loss_scale, LossScale),
         }
-        if len({*start.stage_ranks}) == 1:
-            self.feature = self.feature or "one rank"
         for feature, is_there in found.items():
             if is_there:
                 self.wait_for(feature)
+        if len({*start.stage_ranks}) == 1:
+            self.feature = self.feature or "one rank"
 
     def wait_for(self, feature: str) -> None:
         """Makes steps wait from now on.

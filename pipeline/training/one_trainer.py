@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Sequence, Set
 from typing import Any
 
 from chainer.training import Extension, Trainer, extensions, triggers
@@ -39,18 +40,19 @@ class OneTrainer(Extension):
     def initialize(self, trainer: Trainer) -> None:
         """Changes extensions and stop trigger; called when the trainer starts."""
         ranks = trainer.updater.pipeline.internals.ranks
+        overlap = not trainer.updater.pipeline.internals.step.overlap.feature
         _refuse_evaluators_of_stages(trainer)
-        if ranks.world.size > 1:
-            _refuse_snapshots_of_one_rank(trainer)
-            _refuse_files_of_several_ranks(trainer)
-        trainer.updater.synchronize()
-        pipeline = trainer.updater.pipeline
-        overlap = not pipeline.internals.step.overlap.feature
         if not isinstance(trainer.stop_trigger, StopTogether):
             trainer.stop_trigger = StopTogether(trainer.stop_trigger)
-        if overlap and ranks.world.size > 1:
-            said = pipeline.internals.gather(trainer.stop_trigger.text, "agree")
-            trainer.stop_trigger.is_alike = None not in said and len({*said}) == 1
+        if ranks.world.size > 1:
+            _refuse_snapshots_of_one_rank(trainer)
+            mine = _files_of_rank(trainer), trainer.stop_trigger.text
+            said = trainer.updater.pipeline.internals.gather(mine, "agree")
+            files, stops = zip(*said)
+            _refuse_files_of_several_ranks(files)
+            is_alike = None not in stops and len({*stops}) == 1
+            trainer.stop_trigger.is_alike = overlap and is_alike
+        trainer.updater.synchronize()
         is_silent = not ranks.is_chief
         for name, entry in trainer._extensions.items():
             if overlap:
@@ -83,18 +85,20 @@ def _refuse_snapshots_of_one_rank(trainer: Trainer) -> None:
             )
 
 
-def _refuse_files_of_several_ranks(trainer: Trainer) -> None:
-    """Refuses one file of several snapshot_object(); all ranks must call this."""
-    mine = {
+def _files_of_rank(trainer: Trainer) -> set[str]:
+    """Returns the paths that snapshot_object() writes on this rank."""
+    return {
         os.path.abspath(os.path.join(trainer.out, extension.filename))
         for entry in trainer._extensions.values()
         if isinstance(extension := entry.extension, _Snapshot)
         and isinstance(extension.filename, str)
     }
+
+
+def _refuse_files_of_several_ranks(files: Sequence[Set[str]]) -> None:
+    """Refuses one file of several snapshot_object(), given the files of each rank."""
     writers: dict[str, list[int]] = {}
-    for rank, theirs in enumerate(
-        trainer.updater.pipeline.internals.gather(mine, "agree")
-    ):
+    for rank, theirs in enumerate(files):
         for path in theirs:
             writers.setdefault(path, []).append(rank)
     for path, ranks in writers.items():
