@@ -1,15 +1,15 @@
-"""What late messages cost, with and without weight gradients that run meanwhile.
+"""Costs of messages that come late, where ranks only wait and where they compute.
 
     python -m benchmarks.late_messages
 
 Four emulated hosts run a pipeline whose layers sleep instead of computing, so that no
 rank is slow because others share its core. Messages are real. Each action takes as long
-as planned, or up to 30 % more or less, drawn anew for each action; in the last rows one
-link of four is also four times slower than planned.
+as planned, or a random part of at most 30 % more or less. In the last rows one link of
+four is also four times slower than planned.
 
 For each schedule a rank runs its actions in order, and runs weight gradients while it
-waits for messages. The two take turns, with the same draws. What a schedule loses is
-its time beyond the median step in order and without any disturbance.
+waits for messages. The two take turns, with the same random parts. The loss of a
+schedule is its time beyond the median step in order and without any disturbance.
 
 Where hosts cannot be emulated the benchmark reports that; see benchmarks/cluster.
 """
@@ -60,7 +60,7 @@ def work(job: dict) -> dict:
     from pipeline import Pipeline
 
     class Sleep(chainer.FunctionHook):
-        """Sleeps in each matrix product; draws its length anew for each action."""
+        """Sleeps in each matrix product, for a random time in each action."""
 
         name = "Sleep"
 

@@ -118,6 +118,19 @@ def check_targets(t: Any, n_samples: int, n_out: int | None) -> None:
         )
 
 
+def check_loss(loss: chainer.Variable) -> None:
+    """Checks the value that a loss function returned.
+
+    Raises:
+        ValueError: If it is not one number.
+    """
+    if loss.size != 1:
+        raise ValueError(
+            f"lossfun returned an array of shape {loss.shape}: it must return the mean"
+            f" over samples"
+        )
+
+
 def check_enough(n_samples: int, partition: RectangularPartition) -> None:
     """Checks that each column has a sample.
 

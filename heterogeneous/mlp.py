@@ -219,11 +219,7 @@ class RectangularMLP(chainer.Chain):
             outputs = chainer.Variable(self.device.send(summed.total))
             self.cleargrads()
             loss = self._lossfun(self._finish(outputs), self.device.send(t[start:stop]))
-            if loss.size != 1:
-                raise ValueError(
-                    f"lossfun returned an array of shape {loss.shape}: it must return"
-                    f" the mean over samples"
-                )
+            arguments.check_loss(loss)
             loss = loss * ((stop - start) / len(x))
             forward += time.perf_counter() - begin
             begin = time.perf_counter()
@@ -234,9 +230,8 @@ class RectangularMLP(chainer.Chain):
             begin = time.perf_counter()
             mean = self._sum_gradients(loss)
             horizontal = time.perf_counter() - begin
-            self.seconds = StepSeconds(
-                forward, vertical, backward, horizontal, summed.late
-            )
+            parts = forward, vertical, backward, horizontal, summed.late
+            self.seconds = StepSeconds(*parts)
             self._end()
         return {"loss": mean}
 

@@ -222,7 +222,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--model", choices=MODELS, default="vgg16")
-    add("--image", type=int, default=32, help="pixels on a side, but for perceptron")
+    add(
+        "--image",
+        type=int,
+        default=32,
+        help="pixels on a side of the images",
+    )
     add("--width", type=int, default=2048, help="units of the perceptron's layers")
     add("--batch", type=int, help="samples; the paper's by default: 84, 90, 1200")
     add(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import heapq
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ from chainer import _backprop_utils, backend, variable
 from chainer.backends import cuda
 
 from chainer_kernels.catalogue import backward_of, weights_of
+from divisible.backward.graph_functions import functions_behind, weight_functions
 from divisible.backward.weight_gradients import WeightGradients
 
 Array = Any
@@ -348,42 +348,6 @@ def _targets(function: chainer.FunctionNode) -> tuple[int, ...]:
 def _parameter(x: variable.VariableNode) -> chainer.Parameter | None:
     owner = x.get_variable_or_none()
     return owner if isinstance(owner, chainer.Parameter) else None
-
-
-def functions_behind(outputs: Iterable[Any]) -> list[chainer.FunctionNode]:
-    """Returns the functions of the graph behind some outputs, each once.
-
-    Args:
-        outputs: The values that a forward returned. Only variables are followed.
-    """
-    functions: dict[chainer.FunctionNode, None] = {}
-    found = [y.creator_node for y in outputs if isinstance(y, chainer.Variable)]
-    while found:
-        function = found.pop()
-        if function is not None and function not in functions:
-            functions[function] = None
-            for x in function.inputs:
-                found.append(x.creator_node)
-    return list(functions)
-
-
-def weight_functions(
-    outputs: Sequence[chainer.Variable],
-) -> frozenset[chainer.FunctionNode]:
-    """Returns the functions that compute a value from parameters alone."""
-    weights: set[chainer.FunctionNode] = set()
-    for function in sorted(functions_behind(outputs), key=operator.attrgetter("rank")):
-        for x in function.inputs:
-            is_weight = (
-                isinstance(x.get_variable_or_none(), chainer.Parameter)
-                if x.creator_node is None
-                else x.creator_node in weights
-            )
-            if not is_weight:
-                break
-        else:
-            weights.add(function)
-    return frozenset(weights)
 
 
 @contextmanager

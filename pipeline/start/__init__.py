@@ -11,6 +11,7 @@
     description      a pipeline as a table
     arguments        arguments that one rank can check alone
     agreement        compares the announcements of all ranks, by a pure function
+    start_warnings   warnings of the ranks, from the announcements of all
     replicas         compares the replicas of a grid
     versions         compares the version of the package on all ranks
     starting         sends and receives the announcements

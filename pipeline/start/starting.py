@@ -27,10 +27,10 @@ from pipeline.start.agreement import (
     Start,
     StartAnnouncement,
     agree,
-    warnings_of,
 )
 from pipeline.start.arguments import Arguments, place_of
 from pipeline.start.replicas import agree_on_replicas, without_draws
+from pipeline.start.start_warnings import warnings_of
 from pipeline.start.versions import told
 
 # Seconds that a rank that refuses its arguments waits for others to receive the reason.

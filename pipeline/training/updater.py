@@ -151,7 +151,7 @@ class PipelineUpdater(StandardUpdater):
         self.reported_alike: set[str] = set()
         #: Whether a rank reported values under other names in the last update.
         self.somebody_reports_more = False
-        # What the ranks told in the last update, and whether it is read at once.
+        # The ranks' numbers of the last update, and whether they are read at once.
         self._told: LateNumbers | None = None
         self._waits = False
         self._trainer: weakref.ref[chainer.training.Trainer] | None = None

@@ -1,28 +1,21 @@
 """What ranks say of themselves, compared: no ranks are needed for that."""
 
-import os
-
-import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
 
-import chainer_kernels
 from divisible import Divisible, pop, stash
 from divisible.communication.errors import DisagreementError
-from divisible.early_draws import EarlyDraws
 from divisible.schedules import one_f_one_b
 from divisible.schedules.actions import Route
 from pipeline.calls.tie_exchange import SharedParameter
 from pipeline.stages.loss import Loss
-from pipeline.start import agreement
 from pipeline.start.agreement import (
     Refusal,
     StartAnnouncement,
     agree,
     check_placement,
-    warnings_of,
 )
 from pipeline.start.arguments import Arguments
 
@@ -59,11 +52,6 @@ def say(model, *ranges, of_loss=(), **arguments):
     return word._replace(host="a", n_threads=1, n_cores=4)
 
 
-def warned(said):
-    """Returns what each rank has to warn of, which agree with each other."""
-    return warnings_of(said, agree(said).dtypes)
-
-
 def pair(model):
     """Two ranks with a half of the model each."""
     n = len(model)
@@ -77,7 +65,6 @@ def test_stages_in_the_order_of_the_model():
     assert start.stage_ranks == [1, 2, 0, 0]
     assert start.routes == [] and start.shared == []
     assert start.dtypes == {np.dtype("float32")}
-    assert warned(said) == [[], [], []]
 
 
 def test_routes_lead_from_stage_to_stage():
@@ -226,54 +213,3 @@ def test_a_schedule_for_other_ranks():
     check_placement(schedule, [0, 1])
     with pytest.raises(DisagreementError, match=r"on the ranks \[0, 1\], but they are"):
         check_placement(schedule, [1, 0])
-
-
-def test_half_precision_without_a_loss_scale_is_warned_of_once():
-    with chainer.using_config("dtype", np.float16):
-        model = line()
-    said = [say(model, (0, 2)), say(line(), (2, 4))]
-    (text,), nothing = warned(said)
-    assert "float16 parameters, but the pipeline no loss_scale" in text
-    assert nothing == []
-    said = [say(model, (0, 2), loss_scale=1), say(model, (2, 4), loss_scale=1)]
-    assert warned(said) == [[], []]
-
-
-def test_too_many_threads_are_warned_of_once_a_host():
-    model = line()
-    said = [say(model, (i, i + 1)) for i in range(4)]
-    hosts = [("a", 2), ("b", 4), ("a", 2), ("b", 4)]
-    said = [
-        word._replace(host=host, n_threads=n_threads)
-        for word, (host, n_threads) in zip(said, hosts)
-    ]
-    few, (text,), *others = warned(said)
-    assert few == [] and others == [[], []]
-    assert "2 ranks on b with 4 BLAS threads each share 4 cores" in text
-    assert "OMP_NUM_THREADS=2" in text
-
-
-def test_a_system_that_does_not_tell_which_cores_there_are(monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert agreement._n_cores() == os.cpu_count()
-
-
-def test_ranks_that_drew_other_weights_are_warned_of():
-    first, second = pair(line())
-    drawn = [EarlyDraws(("/a", "/b"), state) for state in (5, 6)]
-    pairs = [(drawn[0], drawn[1]), (drawn[0], drawn[0]), (drawn[0], None)]
-    told = []
-    for mine, theirs in pairs:
-        said = [first._replace(early_draws=mine), second._replace(early_draws=theirs)]
-        told.append([len(texts) for texts in warned(said)])
-    assert told == [[1, 0], [0, 0], [0, 0]]
-
-
-def test_ranks_that_compute_by_other_kernels_are_warned_of():
-    first, second = pair(line())
-    assert warned([first, second]) == [[], []]
-    texts = warned([first, second._replace(arithmetic="Chainer's own")])
-    assert "rank 1 computes by Chainer's own, and rank 0 by" in texts[0][0]
-    assert texts[1] == []
-    with chainer_kernels.disabled():
-        assert say(line(), (0, 4)).arithmetic == "Chainer's own"
