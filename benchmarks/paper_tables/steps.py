@@ -32,7 +32,35 @@ LEARNING_RATE = 1e-6
 #: Seconds that a rank may wait for another: the smallest share of a core is slow.
 TIMEOUT = 3600.0
 
-Step = Callable[[], Any]
+#: Samples of a first step, which is not timed.
+FEW = 2
+
+Train = Callable[[np.ndarray, np.ndarray], Any]
+
+
+class Step:
+    """A step of this rank.
+
+    Args:
+        train: Function that trains on samples and labels.
+        x: Samples of the minibatch.
+        t: Labels of the minibatch.
+    """
+
+    def __init__(self, train: Train, x: np.ndarray, t: np.ndarray) -> None:
+        self._train = train
+        self._data = x, t
+
+    def __call__(self) -> None:
+        """Trains on the minibatch."""
+        self._train(*self._data)
+
+    def prepare(self) -> None:
+        """Trains on a few samples.
+
+        In a first step kernels are compiled, and ranks agree on the shapes of messages.
+        """
+        self._train(*(array[:FEW] for array in self._data))
 
 
 class NotFiniteError(ArithmeticError):
@@ -77,7 +105,7 @@ class Steps:
         return point in self._steps
 
     def get(self, point: Point, cuts: list[int]) -> Step:
-        """Returns the step of a point; does nothing if others work for this rank.
+        """Returns the step of a point, which does nothing if others work for this rank.
 
         Args:
             point: Point whose step to take.
@@ -85,8 +113,10 @@ class Steps:
         """
         if point not in self._steps:
             make = {SERIAL: self._undivided, FIG4: self._as_printed}
-            made = make.get(point.schedule, self._pipelined)(point, cuts)
-            self._steps[point] = self._with_update(point, made)
+            train = make.get(point.schedule, self._pipelined)(point, cuts)
+            train = self._with_update(point, train)
+            data = self._device.send(minibatch(point, point.batch))
+            self._steps[point] = Step(train, *data)
         return self._steps[point]
 
     def check(self, point: Point) -> None:
@@ -103,26 +133,25 @@ class Steps:
                         f" {point}. Lower the learning rate {self._learning_rate:g}"
                     )
 
-    def _undivided(self, point: Point, cuts: list[int]) -> Step:
+    def _undivided(self, point: Point, cuts: list[int]) -> Train:
         if self._comm.rank > 0:
             return _nothing
         stage = self._stage(point, SERIAL, None, None)
-        return undivided_step(stage, *self._minibatch(point))
+        return lambda x, t: undivided_step(stage, x, t)()
 
-    def _as_printed(self, point: Point, cuts: list[int]) -> Step:
+    def _as_printed(self, point: Point, cuts: list[int]) -> Train:
         rank = self._comm.rank
         stage = self._stage(point, FIG4, *cuts[rank : rank + 2])
-        train = paper_loop().train_minibatch
+        train_minibatch = paper_loop().train_minibatch
         comm = chainermn.create_communicator("naive", self._comm)
-        x, t = self._minibatch(point)
 
-        def step() -> None:
+        def train(x: np.ndarray, t: np.ndarray) -> None:
             stage.cleargrads()
-            train(comm, stage, x, t, point.batch, point.samples)
+            train_minibatch(comm, stage, x, t, len(x), point.samples)
 
-        return step
+        return train
 
-    def _pipelined(self, point: Point, cuts: list[int]) -> Step:
+    def _pipelined(self, point: Point, cuts: list[int]) -> Train:
         rank, n_stages = self._comm.rank, len(cuts) - 1
         takes_part = rank < n_stages
         comm = self._comm.Split(0 if takes_part else MPI.UNDEFINED, rank)
@@ -137,11 +166,7 @@ class Steps:
             timeout=TIMEOUT,
         )
         self._closing.enter_context(pipe)
-        x, t = self._minibatch(point)
-        return lambda: pipe.step(x, t)
-
-    def _minibatch(self, point: Point) -> Any:
-        return self._device.send(minibatch(point, point.batch))
+        return pipe.step
 
     def _stage(
         self, point: Point, way: str | None, start: int | None, end: int | None
@@ -162,18 +187,18 @@ class Steps:
         self._trained[point] = self._stages[key]
         return self._stages[key]
 
-    def _with_update(self, point: Point, made: Step) -> Step:
-        if not point.update or made is _nothing:
-            return made
+    def _with_update(self, point: Point, train: Train) -> Train:
+        if not point.update or train is _nothing:
+            return train
         optimizer = chainer.optimizers.SGD(self._learning_rate)
         optimizer.setup(self._trained[point])
 
-        def step() -> None:
-            made()
+        def train_and_update(x: np.ndarray, t: np.ndarray) -> None:
+            train(x, t)
             optimizer.update()
 
-        return step
+        return train_and_update
 
 
-def _nothing() -> None:
+def _nothing(x: np.ndarray, t: np.ndarray) -> None:
     """Does nothing, on a host that others work for."""

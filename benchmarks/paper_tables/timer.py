@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from typing import Any, Callable, NamedTuple
+from typing import NamedTuple
 
 from mpi4py import MPI
 
@@ -11,6 +11,7 @@ from benchmarks.common.hosts import PAUSE
 from benchmarks.common.perceptron import step_seconds
 from benchmarks.common.results import undisturbed
 from benchmarks.paper_tables.durations import is_enough
+from benchmarks.paper_tables.steps import Step
 
 #: Pages of memory from the system that a step may take per second on any rank, or in
 #: total if the step is shorter. The most steps with more pages that are left out.
@@ -37,26 +38,25 @@ class Timer:
     Args:
         comm: Ranks that take the steps.
         quick: Whether one step is enough for a sample. It is timed once, whatever the
-            hypervisor does, and its first run is not counted.
+            hypervisor does.
     """
 
     def __init__(self, comm: MPI.Comm, quick: bool) -> None:
         self._comm = comm
         self._quick = quick
 
-    def typical(self, step: Callable[[], Any], is_new: bool) -> Timed:
+    def typical(self, step: Step, is_new: bool) -> Timed:
         """Times a step, several times if it is not a long one.
 
         Args:
             step: Step of this rank.
-            is_new: Whether the step has never run.
+            is_new: Whether the step has never run, and must be prepared.
 
         Returns:
             The middle of the runs, with the largest stolen part of all of them.
         """
         if is_new:
-            # In the first, ranks agree on messages' shapes, and kernels are compiled.
-            step_seconds(self._comm, step, PAUSE)
+            step_seconds(self._comm, step.prepare, PAUSE)
         runs = [] if self._quick else [self._warm(step)]
         while not is_enough([run.seconds for run in runs], self._quick):
             runs.append(self._timed(step))
@@ -64,7 +64,7 @@ class Timer:
         runs.sort(key=lambda run: run.seconds)
         return runs[(len(runs) - 1) // 2]._replace(stolen=stolen)
 
-    def _warm(self, step: Callable[[], Any]) -> Timed:
+    def _warm(self, step: Step) -> Timed:
         """Times a step until it finds all its memory in the process, or times enough.
 
         Memory from the system is cleared page by page, which takes a host with a part
@@ -76,7 +76,7 @@ class Timer:
                 break
         return found
 
-    def _timed(self, step: Callable[[], Any]) -> Timed:
+    def _timed(self, step: Step) -> Timed:
         def once() -> tuple[float, int]:
             before = _pages()
             seconds = step_seconds(self._comm, step, PAUSE)

@@ -40,3 +40,13 @@ def test_the_minutes_are_what_the_list_says(command, tmp_path, monkeypatch, caps
     monkeypatch.setattr(sys, "argv", argv)
     cli.main()
     assert f" about {COMMANDS[command]} minutes" in capsys.readouterr().out
+
+
+def test_the_list_of_benchmarks_has_the_same_minutes():
+    lines = (ROOT / "benchmarks" / "README.md").read_text().splitlines()
+    (line,) = (line for line in lines if "`python -m benchmarks.paper_tables`" in line)
+    parts = dict(re.findall(r"`(--[^`]+)` (\d+)", line))
+    assert len(parts) == 7
+    for options, minutes in parts.items():
+        assert COMMANDS[f"python -m benchmarks.paper_tables {options}"] == minutes
+    assert f"about {COMMANDS['python -m benchmarks.paper_tables']} minutes" in line

@@ -49,7 +49,10 @@ def test_only_the_first_samples_of_points_and_groups_take_longer():
     one = [step_seconds(point, 1.6) for point in points]
     first, again, more = seconds_of(zip(points, (0, 1, 0)), 1.6, quick=True)
     assert again == pytest.approx(one[0])
-    assert first > 2 * one[0] and more > 2 * one[2]
+    assert first > one[0] and more > one[2]
+    slow = seconds_of(zip(points, (0, 1, 0)), 1.6, quick=False)
+    # A step of less than 15 seconds is timed several times, and once to get memory.
+    assert slow[0] > slow[1] > 2 * one[0]
 
 
 def test_the_time_that_is_left_follows_from_the_time_that_has_passed():
