@@ -11,7 +11,14 @@ import pytest
 
 from divisible import Divisible, deferred_init, pop, stash
 from divisible.streaming import Streamed
-from mixed_precision import LayerTypes, MixedPrecision, float32_loss, to_float16
+from mixed_precision import (
+    LayerTypes,
+    MixedPrecision,
+    float32_loss,
+    half_sum_links,
+    to_float16,
+)
+from tests.support.fake_gpu import FakeArray
 
 X = np.random.RandomState(0).normal(size=(8, 6)).astype(np.float32)
 T = np.random.RandomState(1).randint(0, 4, 8).astype(np.int32)
@@ -250,6 +257,13 @@ def test_sums_in_float16_of_a_convolution_are_rounded():
     )
     y = typed(np.ones((1, 4096, 1, 1), np.float16))
     assert float(y.array.item()) == 2048
+
+
+def test_sums_in_float16_are_for_a_cpu():
+    model = Divisible(L.Linear(2, 2))
+    to_float16(model, keep={0: LayerTypes(forward_math="float16")})
+    with pytest.raises(TypeError, match="on a GPU leave out forward_math"):
+        half_sum_links.apply(model[0], model[0].types, FakeArray(half(np.ones((1, 2)))))
 
 
 def test_second_derivatives_need_sums_in_float32():

@@ -48,7 +48,9 @@ def build():
 
 
 class Run:
-    def __init__(self, comm, model, start=0, end=N_LAYERS, cast_first=True):
+    def __init__(
+        self, comm, model, start=0, end=N_LAYERS, cast_first=True, schedule="1f1b"
+    ):
         if cast_first:
             stage = to_float16(model, keep=KEEP).divide(start, end)
         else:
@@ -57,7 +59,12 @@ class Run:
             chainer.optimizers.Adam(0.01), loss_scale=1000, comm=comm, timeout=20
         )
         self.pipe = Pipeline(
-            stage, comm, n_microbatches=3, loss_scale=optimizer.loss_scale, timeout=20
+            stage,
+            comm,
+            n_microbatches=3,
+            schedule=schedule,
+            loss_scale=optimizer.loss_scale,
+            timeout=20,
         )
         self.optimizer = self.pipe.setup(optimizer)
         self.stage = stage
@@ -99,6 +106,19 @@ def every_cut(comm):
 
 def test_every_cut_is_one_rank_bit_for_bit():
     assert_on_ranks(2, every_cut)
+
+
+def schedules(comm):
+    whole = Run(MPI.COMM_SELF, build())
+    losses = [whole.step(i) for i in range(4)]
+    for schedule in ("gpipe", "zb_h1"):
+        run = Run(comm, build(), *((0, 5), (5, 9))[comm.rank], True, schedule=schedule)
+        assert [run.step(i) for i in range(4)] == losses
+        assert_same(run.weights(), whole.weights())
+
+
+def test_schedules_that_split_the_backward():
+    assert_on_ranks(2, schedules)
 
 
 def snapshots(comm, folder):
