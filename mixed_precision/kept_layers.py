@@ -85,10 +85,11 @@ def keep_layers(model: chainer.Link, keep: Keep) -> dict[int, str | None]:
         if place.is_named:
             _check(place)
     dtypes = _parameter_dtypes(places)
-    # A kept layer in another stage may send its type to this one.
-    is_fed = bool(keep) and getattr(model, "is_stage", False)
-    if is_fed or any(place.is_named for place in places):
-        _put_casts(model, places, is_fed)
+    # A kept layer in another stage may send its type to this one. Whole models get the
+    # same casts, so that it does not matter which of them is cast.
+    is_cut = hasattr(model, "layer_range") and kept.may_name_layers
+    if is_cut or any(place.is_named for place in places):
+        _put_casts(model, places, is_cut)
     return dtypes
 
 
@@ -216,8 +217,14 @@ def _parameter_dtypes(places: list[_Place]) -> dict[int, str | None]:
     return {key: dtype for key, (_, dtype) in dtypes.items()}
 
 
-def _put_casts(model: chainer.Link, places: list[_Place], is_fed: bool) -> None:
-    """Makes links cast their inputs and outputs, where their neighbours differ."""
+def _put_casts(model: chainer.Link, places: list[_Place], is_cut: bool) -> None:
+    """Makes links cast their inputs and outputs, where their neighbours differ.
+
+    Args:
+        model: The model or stage.
+        places: Its links.
+        is_cut: Whether layers of its list may have types, perhaps in another stage.
+    """
     for place in places:
         if place.is_named:
             leaves = place.is_in_list
@@ -233,7 +240,7 @@ def _put_casts(model: chainer.Link, places: list[_Place], is_fed: bool) -> None:
             _put_casts_into_list(place.link, place.path, by_path)
     root = _root(model)
     path = "" if root is model else "/predictor"
-    if isinstance(root, chainer.Sequential) and (is_fed or _has_named(path, places)):
+    if isinstance(root, chainer.Sequential) and (is_cut or _has_named(path, places)):
         _put_casts_into_list(root, path, by_path)
         # A pipeline must not round the inputs of the first layer.
         root.casts_inputs = True

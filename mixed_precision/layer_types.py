@@ -158,6 +158,12 @@ class KeptTypes:
                     f" {key!r}"
                 )
 
+    @property
+    def may_name_layers(self) -> bool:
+        """Whether a layer of a list may have types, here or in another stage."""
+        is_short = any(path.count("/") == 1 for path in self.by_path)
+        return is_short or bool(self._by_class)
+
     def of(self, path: str, link: chainer.Link) -> LayerTypes | None:
         """Returns the types of a link that is named itself, or by its class.
 

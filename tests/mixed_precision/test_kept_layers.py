@@ -318,6 +318,29 @@ def test_stages_that_are_cast_by_themselves():
     np.testing.assert_array_equal(h.array, expected)
 
 
+@pytest.mark.parametrize(
+    "keep", [["/2/second"], [Block], {"/2/first": "float16"}, [L.EmbedID], [3]]
+)
+def test_functions_before_a_type_compute_alike_on_every_cut(keep):
+    """In float16 or float32, whether the whole model is cast or each stage."""
+
+    def make():
+        np.random.seed(0)
+        return Divisible(
+            lambda x: F.exp(x), L.Linear(6, 5), Block(), L.Linear(5, 4), F.tanh
+        )
+
+    whole = to_float16(make(), keep=keep)
+    parts = [to_float16(make().divide(i, i + 1), keep=keep) for i in range(5)]
+    assert parts[0].casts_inputs == whole.casts_inputs
+    h = X if whole.casts_inputs else half(X)
+    expected = whole(h)
+    for part in parts:
+        h = part(h)
+    assert h.dtype == expected.dtype
+    np.testing.assert_array_equal(h.array, expected.array)
+
+
 def test_a_model_that_is_not_made():
     keep = {0: "float32", 1: LayerTypes("float16", "float32"), 3: "float32"}
 
