@@ -17,6 +17,7 @@ Method* (2005).
     remapping     moves of hidden units, with their optimizer states
     units         hidden units as rows of blocks, and their first values
     messages      sends, receives, waits
+    step_seconds  the parts of a step's time
 
     rectangles    the square, cut into a rectangle for each processor
     partition     the best rectangles for given abilities
@@ -45,10 +46,11 @@ __getattr__, __dir__, __all__ = lazy_names(
         "heterogeneous.costs": ["CommunicationCost", "OneToOne"],
         "heterogeneous.checks": ["Check"],
         "heterogeneous.estimates": ["ability", "decide", "efficiency"],
-        "heterogeneous.mlp": ["RectangularMLP", "StepSeconds"],
+        "heterogeneous.mlp": ["RectangularMLP"],
         "heterogeneous.remapper": ["Remapper"],
         "heterogeneous.moved_units": ["Transfer", "transfers"],
         "heterogeneous.partition": ["RectangularPartition", "rectangular_partition"],
         "heterogeneous.rectangles": ["Rectangle"],
+        "heterogeneous.step_seconds": ["StepSeconds"],
     },
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import chainer
 import chainer.functions as F
@@ -24,6 +24,7 @@ from heterogeneous.calls import Calls
 from heterogeneous.messages import Messages
 from heterogeneous.moved_units import transfers
 from heterogeneous.partition import RectangularPartition
+from heterogeneous.step_seconds import StepSeconds
 from heterogeneous.sums import (
     column_sum,
     segments,
@@ -34,24 +35,6 @@ from heterogeneous.sums import (
 from heterogeneous.units import Block, initial
 
 _PURPOSE = "to make the network"
-
-
-class StepSeconds(NamedTuple):
-    """The parts of a step of one rank, in seconds.
-
-    Attributes:
-        forward: Computation 1 of Ozawa et al., with the loss.
-        vertical: Communication 1, within the column, without waits for late ranks.
-        backward: Computation 2.
-        horizontal: Communication 2, between the columns; includes waits for late ranks.
-        late: Waits for late ranks in communication 1.
-    """
-
-    forward: float
-    vertical: float
-    backward: float
-    horizontal: float
-    late: float = 0.0
 
 
 class RectangularMLP(chainer.Chain):

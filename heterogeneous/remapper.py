@@ -150,9 +150,7 @@ class Remapper:
         self.iteration += 1
         seconds = self._mlp.seconds
         rectangle = self._mlp.partition.rectangles[self._mlp.comm.rank]
-        t1 = seconds.forward + seconds.vertical + seconds.backward
-        if self._includes_waits:
-            t1 += seconds.late
+        t1 = seconds.t1(self._includes_waits)
         self._measurements.add(rectangle.work, t1, seconds.backward)
         if self.iteration % self._every == 0:
             self._check()
