@@ -14,8 +14,8 @@
     simulated_points
                   points without hosts
     measured      points that were measured
-    page          the page of pictures, tables and findings
-    picture       efficiency by number of hosts
+    page          the page: pictures, tables, findings
+    picture       efficiencies by hosts, and checks
     findings      the paper's findings, and those of measured points
 
     nettalk       the command: NETtalk trained to the paper's criterion

@@ -128,7 +128,7 @@ def _estimates(measured: Sequence[Measured]) -> Finding | None:
     each = _find(measured, "B", 8)
     if each is None:
         return None
-    found = each.content["checks"][UNKNOWN][-1]["abilities"]
+    found = each.checks[UNKNOWN][-1]["abilities"]
     largest = max(found)
     here = [ability / largest for ability in found]
     off = max(abs(a / b - 1) for a, b in zip(here, each.point.true))
@@ -145,9 +145,7 @@ def _first_interval(measured: Sequence[Measured]) -> Finding | None:
     each = _find(measured, "B", 4)
     if each is None:
         return None
-    given, unknown = (
-        each.content["checks"][method][0]["seconds"] for method in (GIVEN, UNKNOWN)
-    )
+    given, unknown = (each.checks[method][0]["seconds"] for method in (GIVEN, UNKNOWN))
     return Finding(
         "Fig. 12: until the first check, initial abilities save time",
         "only in Fig. 12",
@@ -161,17 +159,17 @@ def _settles(measured: Sequence[Measured]) -> Finding | None:
     each = _find(measured, "B", 4)
     if each is None:
         return None
-    checks = each.content["checks"]
     actions = {
-        method: [check["action"] or "-" for check in checks[method]]
-        for method in (GIVEN, UNKNOWN)
+        method: [check["action"] or "-" for check in checks]
+        for method, checks in each.checks.items()
     }
     if min(map(len, actions.values())) < SETTLED:
         return None
     late = [a for of in actions.values() for a in of[SETTLED - 1 :] if a != "-"]
     why = "abilities do not change meanwhile"
     if late:
-        ratios = [c["ratio"] for m in actions for c in checks[m][SETTLED - 1 :]]
+        last = [c for checks in each.checks.values() for c in checks[SETTLED - 1 :]]
+        ratios = [check["ratio"] for check in last]
         why += (
             f"; times differ by noise: shortest over longest is {min(ratios):.2f}, and"
             " lines move below 0.80"
@@ -187,17 +185,15 @@ def _settles(measured: Sequence[Measured]) -> Finding | None:
 
 def _both_end_alike(measured: Sequence[Measured]) -> Finding | None:
     each = _find(measured, "B", 4)
-    if each is None or len(each.content["checks"][GIVEN]) < SETTLED:
+    if each is None or len(each.checks[GIVEN]) < SETTLED:
         return None
-    given, unknown = (
-        each.content["checks"][method][-1]["seconds"] for method in (GIVEN, UNKNOWN)
-    )
+    given, unknown = (each.checks[method][-1]["seconds"] for method in (GIVEN, UNKNOWN))
     return Finding(
         "Fig. 12: after one or two remappings both take the same time",
         "only in Fig. 12",
         f"{given:.1f} s with initial abilities, {unknown:.1f} s without",
         abs(given / unknown - 1) <= ABILITIES_ALIKE,
-        f"the last interval before check {len(each.content['checks'][GIVEN])}",
+        f"the last interval before check {len(each.checks[GIVEN])}",
     )
 
 

@@ -67,6 +67,12 @@ class Measured:
         values = self.efficiencies[self.way(method)]
         return min(values), max(values)
 
+    @property
+    def checks(self) -> dict[str, list[dict[str, Any]]]:
+        """The checks of the paper's DRPM, by method."""
+        every = self.content["checks"]
+        return {method: every[method] for method in METHODS if method in every}
+
     def simulated(self, method: str) -> float:
         """Returns the efficiency of a method by simulated seconds."""
         seconds = self.content["simulated"][self.way(method)]

@@ -1,4 +1,4 @@
-"""The page of Fig. 11: a picture and a table for each condition, and the findings."""
+"""The page of Fig. 11 and 12: pictures, tables and findings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from benchmarks.common.findings import as_markdown
 from benchmarks.common.results import command
 from benchmarks.heterogeneous.findings import findings
 from benchmarks.heterogeneous.measured import METHODS, OURS, Measured, read
-from benchmarks.heterogeneous.picture import draw
-from benchmarks.heterogeneous.points import Point
+from benchmarks.heterogeneous.picture import draw_checks, draw_efficiency
+from benchmarks.heterogeneous.points import FIG_12, Point
 
 COLUMNS = (
     *("condition", "hosts", "way", "efficiency", "least", "greatest", "simulated"),
@@ -35,9 +35,10 @@ def write(folder: Path, file: Path, like: Point) -> None:
     for condition in sorted({each.point.condition for each in measured}):
         mine = [each for each in measured if each.point.condition == condition]
         name = f"condition_{condition.lower()}.png"
-        draw(mine, folder / name)
+        draw_efficiency(mine, folder / name)
         text += ["", f"## Condition {condition}", "", *abilities(mine), ""]
         text += [f"![Condition {condition}]({name})", "", *table(mine)]
+    text += checks(measured, folder)
     path = folder / "README.md"
     path.write_text("\n".join(text) + "\n", encoding="utf-8")
     write_csv(folder / "points.csv", measured)
@@ -111,6 +112,23 @@ def table(mine: Sequence[Measured]) -> list[str]:
         cells = [f"{cell(each, method)}" for each in mine]
         lines.append(f"| {' | '.join([method, *cells])} |")
     return lines
+
+
+def checks(measured: Sequence[Measured], folder: Path) -> list[str]:
+    """Returns the section of Fig. 12, and draws it, if its point was measured."""
+    for each in measured:
+        if (each.point.condition, each.point.hosts) == FIG_12:
+            draw_checks(each, folder / "checks.png")
+            return [
+                "",
+                "## Fig. 12: checks of DRPM",
+                "",
+                f"The {each.point.every} iterations before each check, without the time"
+                " of remapping.",
+                "",
+                "![Fig. 12](checks.png)",
+            ]
+    return []
 
 
 def cell(measured: Measured, method: str) -> str:

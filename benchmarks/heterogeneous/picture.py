@@ -1,4 +1,4 @@
-"""Fig. 11 of Ozawa et al., drawn from measured points."""
+"""Fig. 11 and 12 of Ozawa et al., drawn from measured points."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ MARKERS = "osD^v"
 BESIDE = 0.04
 
 
-def draw(measured: Sequence[Measured], path: Path) -> None:
+#: Markers of what moved in a check of Fig. 12.
+MOVED = {"whole": ("s", "everything moved"), "line": ("^", "lines moved")}
+
+
+def draw_efficiency(measured: Sequence[Measured], path: Path) -> None:
     """Draws the efficiency of each method by the number of hosts.
 
     A bar is the range of the rounds. A dashed line is simulated.
@@ -59,4 +63,36 @@ def draw(measured: Sequence[Measured], path: Path) -> None:
     axes.set_title(f"condition {measured[0].point.condition}")
     title = "dashed: simulated"
     figure.legend(loc="outside right upper", title=title, fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+def draw_checks(measured: Measured, path: Path) -> None:
+    """Draws the seconds of the iterations before each check, and what moved: Fig. 12.
+
+    Args:
+        measured: The point.
+        path: File to write.
+    """
+    figure = Figure(figsize=(6.5, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for i, (method, checks) in enumerate(measured.checks.items()):
+        numbers = range(1, len(checks) + 1)
+        seconds = [check["seconds"] for check in checks]
+        axes.plot(numbers, seconds, "-o", markersize=3, color=COLORS[i], label=method)
+        for action, (marker, _) in MOVED.items():
+            places = [n for n, c in zip(numbers, checks) if c["action"] == action]
+            values = [seconds[n - 1] for n in places]
+            style = {"color": COLORS[i], "linestyle": "none", "markersize": 9}
+            axes.plot(places, values, marker=marker, fillstyle="none", **style)
+    for marker, text in MOVED.values():
+        axes.plot([], [], marker, color="grey", fillstyle="none", label=text)
+    axes.set_xlabel("check")
+    axes.set_ylabel(f"seconds of {measured.point.every} iterations")
+    axes.set_xticks([*numbers])
+    axes.margins(y=0.1)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    axes.set_title(str(measured.point))
     figure.savefig(path, dpi=120)

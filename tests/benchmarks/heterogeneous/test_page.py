@@ -42,6 +42,8 @@ def test_the_page_has_pictures_tables_and_findings(tmp_path):
         picture = tmp_path / "page" / f"condition_{condition}.png"
         assert picture.read_bytes()[:4] == b"\x89PNG"
         assert f"(condition_{condition}.png)" in text
+    assert (tmp_path / "page" / "checks.png").read_bytes()[:4] == b"\x89PNG"
+    assert "(checks.png)" in text
     rows = [line for line in text.splitlines() if line.startswith("| method 2 (H")]
     assert len(rows) == 2 and "0.70 (0.70..0.70), in 4 | 0.50" in rows[0]
     with open(tmp_path / "page" / "points.csv", newline="") as lines:
@@ -58,6 +60,7 @@ def test_simulated_points_are_named_so(tmp_path):
     write(tmp_path, file, Point("B", 8, is_simulated=True))
     text = (tmp_path / "README.md").read_text()
     assert "(2005), simulated" in text and "Dashed" not in text
+    assert "Fig. 12: checks" not in text
 
 
 def test_points_of_other_settings_are_left_out(tmp_path):
