@@ -10,6 +10,7 @@
     networks      these networks
     accuracy      what few bits do to the accuracy of a small network
     simulated     replicas in one process, for it
+    replica_gradients  the gradients of replicas whose samples do not affect each other
     distribution  gradients against the ranges of formats
     plots         its figures
     digits        the images that all of them read

@@ -17,8 +17,11 @@ import numpy as np
 from chainer.optimizer_hooks import WeightDecay
 
 from benchmarks.data_parallel.digits import Digits, SmallNet, accuracy, digits
+from benchmarks.data_parallel.replica_gradients import ReplicaGradients
 from data_parallel import simulate_exchange
 
+#: Gradients of all replicas by parameter, the replica as the first axis.
+Gradients = dict[str, Sequence[np.ndarray]]
 MOMENTUM = 0.9
 #: Steps between two tests, and between two quantiles of Algorithm 1.
 TEST_EVERY, QUANTILE_EVERY = 20, 100
@@ -60,8 +63,9 @@ class Task(NamedTuple):
         policy: Returns the factor of the learning rate from the part of the steps that
             is done.
         weight_decay: Rate of the weight decay.
-        are_samples_apart: Whether no sample of a minibatch affects another. The mean of
-            all replicas in float32 is then computed at once.
+        are_samples_apart: Whether no sample of a minibatch affects another, and only
+            layers that :mod:`.replica_gradients` knows have parameters. The gradients
+            of all replicas are then computed together.
     """
 
     n_replicas: int = 4
@@ -117,16 +121,25 @@ class Replicas:
         samples = np.concatenate(orders)[: task.batch * task.steps]
         self._batches = samples.reshape(task.steps, task.n_replicas, -1)
 
-    def gradients(self, step: int) -> dict[str, list[np.ndarray]]:
+    def gradients(self, step: int) -> Gradients:
         """Returns by parameter the gradients of all replicas."""
-        return self._gradients_of(self._batches[step])
+        batches = self._batches[step]
+        if self.task.are_samples_apart:
+            hook = ReplicaGradients(self.model, len(batches))
+            with hook:
+                self._backward(batches.reshape(-1))
+            return hook.found
+        found: Gradients = {}
+        for samples in batches:
+            for name, gradient in self._backward(samples).items():
+                found.setdefault(name, []).append(gradient.copy())
+        return found
 
     def exact_means(self, step: int) -> dict[str, np.ndarray]:
         """Returns by parameter the mean gradient of all replicas, in float32."""
-        batches = self._batches[step]
         if self.task.are_samples_apart:
-            batches = batches.reshape(1, -1)
-        return exact_means(self._gradients_of(batches))
+            return self._backward(self._batches[step].reshape(-1))
+        return exact_means(self.gradients(step))
 
     def update(
         self, means: dict[str, np.ndarray], step: int, factor: float = 1
@@ -184,16 +197,10 @@ class Replicas:
                 run.accuracies.append(accuracy(self.model, self.data))
         return run
 
-    def _gradients_of(
-        self, batches: Sequence[np.ndarray]
-    ) -> dict[str, list[np.ndarray]]:
-        found: dict[str, list[np.ndarray]] = {}
-        for samples in batches:
-            self.model.cleargrads()
-            self.model.loss(self.data.x[samples], self.data.t[samples]).backward()
-            for name, parameter in self.model.namedparams():
-                found.setdefault(name, []).append(parameter.grad.copy())
-        return found
+    def _backward(self, samples: np.ndarray) -> dict[str, np.ndarray]:
+        self.model.cleargrads()
+        self.model.loss(self.data.x[samples], self.data.t[samples]).backward()
+        return {name: param.grad for name, param in self.model.namedparams()}
 
 
 class _Exchange:
@@ -205,7 +212,7 @@ class _Exchange:
         self._q: dict[str, float | None] = {}
 
     def means(
-        self, gradients: dict[str, list[np.ndarray]], weights: dict[str, np.ndarray]
+        self, gradients: Gradients, weights: dict[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
         way, is_new = self._way, self._n % QUANTILE_EVERY == 0
         renewal = self._n // QUANTILE_EVERY
@@ -239,7 +246,7 @@ def exact_mean(gradients: Sequence[np.ndarray]) -> np.ndarray:
     return np.mean(gradients, axis=0, dtype=np.float32)
 
 
-def exact_means(gradients: dict[str, list[np.ndarray]]) -> dict[str, np.ndarray]:
+def exact_means(gradients: Gradients) -> dict[str, np.ndarray]:
     """Returns the means of all parameters."""
     return {name: exact_mean(each) for name, each in gradients.items()}
 

@@ -48,14 +48,6 @@ def test_a_policy_sets_the_learning_rate_and_weights_decay():
     np.testing.assert_allclose(replicas.model.fc1.W.array, expected, 1e-4, 1e-7)
 
 
-def test_the_mean_may_be_computed_at_once():
-    apart = Replicas(TASK, 0)
-    at_once = Replicas(TASK._replace(are_samples_apart=True), 0)
-    found, expected = at_once.exact_means(3), apart.exact_means(3)
-    for name, mean in expected.items():
-        np.testing.assert_allclose(found[name], mean, 1e-4, 1e-6)
-
-
 def test_differences_are_those_of_pairs():
     runs = [Run([90, 91]), Run([95, 94])]
     base = [Run([91, 92]), Run([95, 98])]
