@@ -250,7 +250,13 @@ def _improve(workload: Workload, plans: list[CutPlan]) -> None:
 
     fastest = sorted((i for i, p in enumerate(plans) if p.step is not None), key=order)
     limit = _NEAR * plans[fastest[0]].step.seconds
-    for i in fastest[:_IMPROVED]:
+    # Schedules that tie, such as those with one microbatch, would all be improved to
+    # the same. The first of them stands for the others.
+    different: dict[tuple, int] = {}
+    for i in fastest:
+        seconds, n_ranks, *_ = order(i)
+        different.setdefault((seconds, n_ranks, *plans[i].cuts), i)
+    for i in [*different.values()][:_IMPROVED]:
         if plans[i].step.seconds <= limit:
             plans[i] = moved(workload, plans[i], _EFFORT)
             together = grouped(workload, plans[i])

@@ -349,6 +349,16 @@ def test_the_others_lost_for_a_reason():
     assert all(name in f"{names} {plan.schedule}" for name in TRIED_BY_DEFAULT)
 
 
+def test_schedules_that_tie_do_not_keep_others_from_being_improved():
+    """With one microbatch all schedules in the shape of a V are the same."""
+    machine = Machine(4, network=Network(1e6, 1e-3))
+    profiles = [uneven(n_samples=n) for n in (12, 6, 3)]
+    options = {"weight_groups": [1], "microbatches": [1]}
+    alone = best_plan(profiles, machine, schedules=["zb_h1"], **options)
+    together = best_plan(profiles, machine, **options)
+    assert together.step_seconds <= alone.step_seconds
+
+
 def test_what_is_slower_by_less_than_timings_scatter_is_said_to_be_as_good(tmp_path):
     machine = Machine(4, network=Network(1e6, 1e-3))
     unknown = best_plan(uneven(), machine)
@@ -356,7 +366,8 @@ def test_what_is_slower_by_less_than_timings_scatter_is_said_to_be_as_good(tmp_p
     # The largest counts of those that are known.
     scatters = {12: None, 6: 0.01, 3: 0.075}
     profiles = [replace(uneven(n_samples=n), scatter=s) for n, s in scatters.items()]
-    plan = best_plan(profiles, machine, weight_groups=[1])
+    names = ["1f1b", "zb_h1", "zb_h2", "zb_v", "interleaved", "gpipe"]
+    plan = best_plan(profiles, machine, weight_groups=[1], schedules=names)
     assert plan.scatter == 0.075
     assert str(plan).splitlines()[1] == (
         "the timings of the layers scattered by 7.5%: plans within that are as good"
