@@ -203,11 +203,17 @@ def machine_of(comm: MPI.Comm) -> tuple[str, float]:
 
 
 def speedups(file: Path, points: Sequence[Point]) -> list[str]:
-    """Returns a line for each measured point, with its speed-up."""
+    """Returns a line for each measured point, with its speed-up.
+
+    Args:
+        file: File of the samples.
+        points: Points to show. The number of microbatches is that of the step, which
+            the paper's loop may cut into fewer than it is asked for.
+    """
     lines = ["kernels  m  cut           schedule  rounds  step s  speed-up"]
     for point, row in rows(read(file), points).items():
         lines.append(
-            f"{point.kernels:7} {point.microbatches:2}  {point.cut:13}"
+            f"{point.kernels:7} {point.turns:2}  {point.cut:13}"
             f" {point.schedule:9} {len(row.seconds):6} {row.step:7.3f}"
             f" {row.speedup:9.2f}"
         )
@@ -222,12 +228,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--model", choices=MODELS, default="vgg16")
-    add(
-        "--image",
-        type=int,
-        default=32,
-        help="pixels on a side of the images",
-    )
+    add("--image", type=int, default=32, help="pixels on a side of an image")
     add("--width", type=int, default=2048, help="units of the perceptron's layers")
     add("--batch", type=int, help="samples; the paper's by default: 84, 90, 1200")
     add(

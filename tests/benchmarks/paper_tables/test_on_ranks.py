@@ -73,7 +73,7 @@ def sample(point, seconds=1.0):
 
 
 def test_speed_ups_are_over_the_undivided_model_of_the_same_kernels(tmp_path):
-    options = ["--kernels", "off", "on", "--microbatches", "4"]
+    options = ["--kernels", "off", "on", "--microbatches", "20"]
     points = points_of(parse(options), 4)
     file = tmp_path / "samples.jsonl"
     for point in points:
@@ -82,6 +82,8 @@ def test_speed_ups_are_over_the_undivided_model_of_the_same_kernels(tmp_path):
     header, *lines = speedups(file, points)
     assert header.split()[-1] == "speed-up"
     assert [line.split()[-1] for line in lines] == ["3.00"] * 4 + ["1.50"] * 4
+    # Of 84 samples, the paper's loop makes microbatches of 5.
+    assert [line.split()[1] for line in lines] == ["17", "20", "20", "20"] * 2
 
 
 def test_a_gpu_has_no_loop_of_arrays_in_host_memory():
