@@ -35,6 +35,7 @@
     partition          partition(): a model cut for one size of microbatch
     workload           a minibatch on a machine, from which cost models are made
     plan_simulation    simulate_plan(): the timeline of a plan
+    plan_order         the shortest order of a plan's actions
 
     search_space       the plans that a search tries
     cut_plan           a plan in the search: uncut, cut, simulated

@@ -9,6 +9,7 @@ import numpy as np
 
 from divisible.planning.coding import CodingRate
 from divisible.planning.conditions import Conditions
+from divisible.planning.cost_model import CostModel
 from divisible.planning.cut_plan import UncutPlan
 from divisible.planning.gradient_exchange import Spans, Wire
 from divisible.planning.interpolation import sort_profiles
@@ -63,6 +64,39 @@ def simulate_plan(
         6.75
     """
     profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
+    workload, uncut, model = modelled(plan, profiles, batch, machine, coding)
+    timeline = model.simulate(plan.cuts)
+    spans = model.spans(plan.cuts, timeline)
+    if spans is not None:
+        timeline = _with_exchange(timeline, model.schedule, spans)
+    timeline.name = plan.title
+    prepared = model.prepared_bytes(plan.cuts, workload.memory(uncut))
+    timeline.peak_memory = model.rank_bytes(plan.cuts) + prepared
+    return timeline
+
+
+def modelled(
+    plan: Plan,
+    profiles: Sequence[Profile],
+    batch: int | None = None,
+    machine: Machine | None = None,
+    coding: CodingRate | None = None,
+) -> tuple[Workload, UncutPlan, CostModel]:
+    """Returns the costs of a plan.
+
+    Args:
+        plan: See `simulate_plan`.
+        profiles: The profiles, the largest one last.
+        batch: See `simulate_plan`.
+        machine: See `simulate_plan`.
+        coding: See `simulate_plan`.
+
+    Returns:
+        The minibatch on its machine, the plan without its cuts, and the cost model.
+
+    Raises:
+        ValueError: See `simulate_plan`.
+    """
     check_plan(plan, profiles[0])
     conditions = conditions_of(plan, profiles).changed(batch, machine)
     batch = conditions.minibatch(plan.n_microbatches)
@@ -91,14 +125,7 @@ def simulate_plan(
     model = workload.cost_model(uncut, parts)
     if holds:
         model = model.waiting_on([place == "disk" for place in plan.hold_in])
-    timeline = model.simulate(plan.cuts)
-    spans = model.spans(plan.cuts, timeline)
-    if spans is not None:
-        timeline = _with_exchange(timeline, model.schedule, spans)
-    timeline.name = plan.title
-    prepared = model.prepared_bytes(plan.cuts, workload.memory(uncut))
-    timeline.peak_memory = model.rank_bytes(plan.cuts) + prepared
-    return timeline
+    return workload, uncut, model
 
 
 def conditions_of(plan: Plan, profiles: Sequence[Profile]) -> Conditions:

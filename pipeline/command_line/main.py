@@ -9,6 +9,7 @@ from pipeline.command_line.flight_record import flight_record_command
 from pipeline.command_line.plan import plan_command
 from pipeline.command_line.profile import profile_command
 from pipeline.command_line.run import run_command
+from pipeline.command_line.schedule import schedule_command
 from pipeline.command_line.simulate import simulate_command, timeline_command
 from pipeline.command_line.snapshots import (
     export_command,
@@ -28,6 +29,7 @@ def main() -> None:
     $ divisible profile models/vgg16.py:VGG16 --input 3x32x32 --batch 84,21,5
     $ divisible plan profile-*.json --ranks 8 --memory 4GiB --bandwidth 1Gbit/s
     $ divisible simulate plan.json --plot step.png
+    $ divisible schedule plan.json --seconds 30
     $ divisible repartition result/snapshot_epoch_3 --stages 8
     $ divisible export result/snapshot_epoch_3 --to safetensors
     $ divisible import result/snapshot_iter_1000
@@ -42,6 +44,7 @@ for command in (
     profile_command,
     plan_command,
     simulate_command,
+    schedule_command,
     timeline_command,
     repartition_command,
     export_command,

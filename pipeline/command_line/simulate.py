@@ -73,7 +73,7 @@ def simulate_command(
     changes = {name: value for name, value in changes.items() if value is not None}
     if "exchange_dtype" in changes and plan.replicas == 1:
         raise click.UsageError("--exchange-dtype: the plan has no replicas")
-    profiles = sort_profiles(profiles or _profiles_of(plan))
+    profiles = sort_profiles(profiles or profiles_of(plan))
     made_for, promised = plan.conditions, plan.step_seconds
     # A number that the plan leaves open does not change the plan.
     changed = [name for name in changes if getattr(plan, name) is not None]
@@ -93,7 +93,7 @@ def simulate_command(
     changed += ["batch"] * (batch is not None) + list(given)
     _say_conditions(plan, made_for is not None, changed)
     timeline = simulate_plan(plan, profiles)
-    _print_timeline(timeline)
+    print_timeline(timeline)
     if made_for is not None and promised is not None and not changed:
         _say_difference(promised, timeline.makespan)
     if output is not None:
@@ -102,7 +102,7 @@ def simulate_command(
     draw(timeline, plot)
 
 
-def _profiles_of(plan: Plan) -> list[Profile]:
+def profiles_of(plan: Plan) -> list[Profile]:
     """Loads the profiles named in a plan.
 
     Raises:
@@ -183,7 +183,7 @@ def timeline_command(timeline, predicted, plot) -> None:
     chrome://tracing. PREDICTED comes from "divisible simulate --output", for the same
     plan.
     """
-    _print_timeline(timeline)
+    print_timeline(timeline)
     if predicted is None:
         draw(timeline, plot)
         return
@@ -199,7 +199,8 @@ def draw(timeline: Timeline | Comparison, path: str | None) -> None:
         console.say(f"drawn to {path}")
 
 
-def _print_timeline(timeline: Timeline) -> None:
+def print_timeline(timeline: Timeline) -> None:
+    """Prints a timeline in a line, and each of its ranks in another one."""
     bubble = timeline.bubble.mean() if len(timeline) else 0.0
     console.say_wrapped(
         f"{timeline.name}: {format_seconds(timeline.makespan)}, bubble {bubble:.1%}"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from divisible import Disk, LayerCost, Machine, Network, Plan, Profile, simulate
 from divisible.planning.conditions import Conditions
-from divisible.schedules import Costs, one_f_one_b
+from divisible.schedules import Costs, Schedule, one_f_one_b
 from divisible.schedules.comparison import CAUSES
 from divisible.schedules.timeline import Timeline
 from pipeline.command_line.main import main
@@ -153,6 +153,38 @@ def test_from_profile_to_timeline(folder):
     run("simulate", "plan.json", *files, "--microbatches", "6", "-o", "other.json")
     output = run("timeline", "other.json", *both, code=1)
     assert "is not in the predicted timeline: predict the step" in output
+
+
+def test_the_shortest_schedule_of_a_plan(folder):
+    small, _ = profiles(folder)
+    run("plan", small, "--stages", 3, "--schedule", "1f1b", "--microbatches", 4)
+    output = run("schedule", "plan.json", "--held", 2, "--plot", "order.png")
+    assert "at most 0.0% above the bound under this limit of memory" in output
+    assert "written to schedule.txt" in output
+    assert (folder / "order.png").exists()
+    schedule = Schedule.parse((folder / "schedule.txt").read_text())
+    assert max(schedule.validate().held) <= 2
+    shown = run("schedule", "plan.json", small, "--seconds", 0, "-o", "list.txt")
+    assert "list" in shown and (folder / "list.txt").exists()
+    # As many microbatches as 1F1B holds.
+    schedule = Schedule.parse((folder / "list.txt").read_text())
+    assert schedule.validate().held <= (3, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"recompute": "always"}, "recompute='always', for which no order"),
+        ({"weight_groups": 2}, "weight_groups=2"),
+        ({"stage_groups": [2, 1]}, "stage_groups="),
+        ({"schedule": None}, "does not say schedule"),
+    ],
+)
+def test_plans_without_a_shortest_schedule(folder, options, message):
+    small, _ = profiles(folder)
+    options = {"schedule": "1f1b", "n_microbatches": 4, **options}
+    Plan([0, 2, 6], **options).save(folder / "plan.json")
+    assert message in run("schedule", "plan.json", small, code=1)
 
 
 def test_warnings_come_without_the_line_of_code(folder, monkeypatch):
