@@ -136,12 +136,15 @@ class WeightGradients:
             gradient.n_parts, gradient.is_taken = 0, False
             gradient.bring_in_order = None
         self._updated.clear()
-        given = self._given = {id(param): param for param in self._parameters()}
-        self.others = [
-            gradient.parameter
-            for key, gradient in self._gradients.items()
-            if key not in given
-        ]
+        params = [*self._parameters()]
+        given = self._given = dict(zip(map(id, params), params))
+        unknown = self._gradients.keys() - given.keys()
+        if unknown or self.others:
+            self.others = [
+                gradient.parameter
+                for key, gradient in self._gradients.items()
+                if key in unknown
+            ]
         for parameter in (*given.values(), *self.others):
             # Without this, Chainer would create an array of NaN beside the data of a
             # parameter that is initialized later.

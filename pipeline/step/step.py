@@ -199,8 +199,8 @@ class Step:
                 stage.check_gradients()
             if self.end is not None:
                 self.end.numbers.read()
-            end = self._tell_means(f"the result of step {self.n_steps + 1}")
-            result, correction = self._reported(), 1.0
+            result = self._end(f"the result of step {self.n_steps + 1}")
+            correction, end = 1.0, self.end
             if not (result or self.overlap.feature or self.current.trial):
                 result = LateDict(self._loss.names, end.means)
             else:
@@ -231,8 +231,8 @@ class Step:
             inputs, counts = self._read(program.n_microbatches, x, t)
             self._begin_call(counts)
             self._run(program, inputs)
-            means = self._tell_means("the result of an evaluation").means()
-            return {**self._reported(), **means}
+            reported = self._end("the result of an evaluation")
+            return {**reported, **self.end.means()}
 
     def predict(self, x: Any, axis: int | Sequence[int]) -> tuple[Any, ...]:
         """Runs a forward; returns outputs as :meth:`.Pipeline.predict` does."""
@@ -360,8 +360,16 @@ class Step:
         with restored_random_state(self._device), unchanged:
             return self.runner.run(program, inputs, looks)
 
-    def _tell_means(self, about: str) -> StepEnd:
-        """Compares the call, and begins to tell all ranks its means (``about``)."""
+    def _end(self, about: str) -> dict[str, float]:
+        """Compares the call, and begins to tell all ranks its means, as ``self.end``.
+
+        Args:
+            about (str): Name of the means, for error messages.
+
+        Returns:
+            The means of values that layers reported. Most models report nothing, so the
+            ranks need not exchange reports.
+        """
         ranks, calls, names = self._ranks, self._ranks.calls, self._loss.names
         values = [0.0] * (2 * len(names) + 1)
         if self._is_last:
@@ -372,14 +380,6 @@ class Step:
         if calls.carriers:
             self._carried.tell(self._several, calls.agreed.n_samples, ranks.replica)
         self.end = StepEnd(ranks, names, values, about)
-        return self.end
-
-    def _reported(self) -> dict[str, float]:
-        """Returns the means of values that layers reported in this call.
-
-        Most models report nothing, so the ranks need not exchange reports.
-        """
-        calls = self._ranks.calls
         pending = self._reports[calls.call]
         pending.are_expected = False
         for stage in self._several:
@@ -387,7 +387,7 @@ class Step:
                 pending.add(stage.reports)
         if not calls.agreed.somebody_reports:
             return {}
-        return results.reported(self._ranks, pending)
+        return results.reported(ranks, pending)
 
     def _size_alike(self, inputs: Sequence[Tensors]) -> None:
         """Calls layers without sizes in replicas that have no samples."""
