@@ -25,6 +25,7 @@
 
     plan               the cuts of a model, and how it is run
     plan_fields        the fields of a plan, checked
+    plan_texts         a plan in a line of text
     plan_traffic       bytes that the ranks of a plan send in a step
     expected_costs     the expected costs of stages and of the exchange
 

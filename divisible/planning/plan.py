@@ -13,18 +13,17 @@ from divisible.placement import cheaper_placement
 from divisible.planning import plan_fields as fields
 from divisible.planning.conditions import Conditions
 from divisible.planning.expected_costs import ExchangePlan, StagePlan
+from divisible.planning.plan_texts import headline_of, title_of
 from divisible.planning.plan_traffic import traffic_of
 from divisible.planning.profile import check_layers
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
-from divisible.planning.units import count, format_seconds, words_of_groups
+from divisible.planning.units import count
 from divisible.records import (
     from_fields,
     plain_text,
     reading_json,
-    shown,
 )
 from divisible.schedules.catalogue import create
-from divisible.schedules.lower_bound import above
 from divisible.schedules.recomputation import check_recomputation
 from divisible.terminal_text import printable
 
@@ -361,49 +360,12 @@ class Plan:
     @property
     def title(self) -> str:
         """A short text of the plan, for a picture: schedule, microbatches, cuts."""
-        words = [self.schedule or "plan", f"cut at {shown(self.cuts)}"]
-        if self.n_microbatches is not None:
-            words.insert(1, count(self.n_microbatches, "microbatch"))
-        if self.replicas > 1:
-            words.append(f"{self.replicas} replicas")
-        if self.recompute != "never":
-            words.append(f"recomputation {self.recompute}")
-        words += words_of_groups(self.weight_groups, self.stage_groups)
-        return ", ".join(words)
+        return title_of(self)
 
     @property
     def headline(self) -> str:
         """The plan in a line of text."""
-        words = [f"{self.n_layers} layers cut at {self.cuts}"]
-        if self.n_ranks != self.n_stages:
-            words.append(count(self.n_ranks, "rank"))
-        if self.schedule is not None:
-            words.append(f"{self.schedule} schedule")
-        if self.n_microbatches is not None:
-            words.append(count(self.n_microbatches, "microbatch"))
-        if self.recompute != "never":
-            words.append(f"recomputation {self.recompute}")
-        words += words_of_groups(self.weight_groups, self.stage_groups)
-        if "disk" in self.hold_in:
-            ranks = [i for i, place in enumerate(self.hold_in) if place == "disk"]
-            words.append(f"held on disk by the ranks {', '.join(map(str, ranks))}")
-        if self.streamed:
-            words.append(f"layers {', '.join(map(str, self.streamed))} streamed")
-        if self.replicas > 1:
-            shares = ""
-            if self.shares is not None:
-                shares = f" with shares {':'.join(f'{x:g}' for x in self.shares)}"
-            words.append(f"{self.replicas} replicas{shares}")
-            if self.exchange_dtype is not None:
-                feedback = " with error feedback" * self.error_feedback
-                words.append(f"gradients in {self.exchange_dtype}{feedback}")
-        if self.step_seconds is not None:
-            words.append(f"{format_seconds(self.step_seconds)} a step")
-        if self.bubble is not None:
-            words.append(f"bubble {self.bubble:.1%}")
-        if self.gap is not None:
-            words.append(above(self.gap))
-        return ", ".join(words)
+        return headline_of(self)
 
 
 def _folder(path: str | os.PathLike) -> str:
