@@ -326,6 +326,12 @@ def last(run: Run) -> float:
     return statistics.mean(run.accuracies[-3:])
 
 
+def style_of(mode: str) -> dict[str, str]:
+    """Returns how a mode is drawn: dashed where some sums are float16."""
+    color = "black" if mode == BASE else f"C{list(MODES).index(mode) % 10}"
+    return {"color": color, "linestyle": "--" if MODES[mode].keep else "-"}
+
+
 def plot(curves: dict[str, dict[str, list[Run]]], path: Path) -> None:
     """Draws accuracies and losses over the epochs."""
     from matplotlib.figure import Figure
@@ -337,8 +343,7 @@ def plot(curves: dict[str, dict[str, list[Run]]], path: Path) -> None:
             epochs = range(1, len(each[0].losses) + 1)
             for row, values in enumerate(("accuracies", "losses")):
                 mean = np.mean([getattr(run, values) for run in each], axis=0)
-                style = "--" if mode.startswith(("FP16", "NVCaffe")) else "-"
-                axes[row, column].plot(epochs, mean, style, label=mode)
+                axes[row, column].plot(epochs, mean, label=mode, **style_of(mode))
         axes[0, column].set_title(name)
         axes[0, column].set_ylabel("test accuracy [%]")
         axes[1, column].set_ylabel("training loss")

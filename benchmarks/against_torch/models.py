@@ -90,6 +90,7 @@ def attend(qkv, mask, n_heads):
     # Queries, keys and values of (samples, heads, positions, units of a head).
     q, k, v = F.separate(F.transpose(F.reshape(qkv, shape), (2, 0, 3, 1, 4)))
     scores = F.matmul(q, k, transb=True) * q.shape[-1] ** -0.5
+    mask = mask.astype(scores.dtype, copy=False)
     shares = F.softmax(scores + F.broadcast_to(mask, scores.shape), axis=3)
     return F.reshape(F.swapaxes(F.matmul(shares, v), 1, 2), (-1, n_units))
 

@@ -63,6 +63,11 @@ def test_loss_scaling_saves_gradients_that_vanish():
     assert lost > 1.5 * base
 
 
+def test_modes_are_drawn_differently():
+    styles = [tuple(benchmark.style_of(mode).values()) for mode in MODES]
+    assert len(set(styles)) == len(MODES)
+
+
 def test_the_command_writes_a_table_and_curves(tmp_path, monkeypatch):
     output, picture = tmp_path / "result.txt", tmp_path / "picture.png"
     monkeypatch.setattr(benchmark, "command", lambda before: "the command")
