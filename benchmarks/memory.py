@@ -60,20 +60,37 @@ def trim() -> None:
 
 
 def held_bytes(
-    stage: Divisible, rank: int, width: int, samples: int
+    stage: Divisible, is_first: bool, width: int, samples: int
 ) -> tuple[int, int]:
     """Returns what one microbatch holds in a stage before its I, and before its W.
 
     From F to B or I that is one array for each Linear: its input, which is the output
-    that the ReLU before it keeps as well. On the first rank the very first input is a
-    part of the minibatch, which lives anyway; on the last one the output is small. From
+    that the ReLU before it keeps as well. In the first stage the very first input is a
+    part of the minibatch, which lives anyway; in the last one the output is small. From
     I to W there is the gradient of each Linear's output as well.
     """
     n_linear = (len(stage) + 1) // 2
-    inputs = n_linear - (rank == 0)
+    inputs = n_linear - is_first
     output = len(stage) % 2 == 0  # of the ReLU at the end, which keeps it
     each = width * samples * 4
     return (inputs + output) * each, (inputs + n_linear - (not output)) * each
+
+
+def live_arrays(make: Callable[[], Pipeline], data: tuple) -> float:
+    """Returns the peak in MiB of arrays that are made in two steps of a new pipeline.
+
+    Args:
+        make: Makes the pipeline.
+        data: The minibatch.
+
+    """
+    tracemalloc.start()
+    pipe = make()
+    for _ in range(2):
+        pipe.step(*data)
+    arrays = tracemalloc.get_traced_memory()[1] / MIB
+    tracemalloc.stop()
+    return arrays
 
 
 def peaks(comm: MPI.Comm, make: Callable[[], Pipeline], data: tuple) -> list[float]:
@@ -95,12 +112,7 @@ def peaks(comm: MPI.Comm, make: Callable[[], Pipeline], data: tuple) -> list[flo
     del pipe
     trim()
     # Not in the same steps: tracemalloc needs memory itself.
-    tracemalloc.start()
-    pipe = make()
-    for _ in range(2):
-        pipe.step(*data)
-    arrays = tracemalloc.get_traced_memory()[1] / MIB
-    tracemalloc.stop()
+    arrays = live_arrays(make, data)
     quiet_barrier(comm)
     return [arrays, pages]
 
@@ -129,7 +141,7 @@ def main() -> None:
     )
     stage = cut(mlp(arguments.width, arguments.layers), comm.size, comm.rank)
     held = comm.allgather(
-        held_bytes(stage, comm.rank, arguments.width, arguments.samples)
+        held_bytes(stage, comm.rank == 0, arguments.width, arguments.samples)
     )
     activation, pending = zip(*held)
     costs = Costs(1.0, 1.0, 1.0, activation_bytes=activation, pending_bytes=pending)
