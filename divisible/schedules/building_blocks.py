@@ -41,7 +41,8 @@ def v_half(n_ranks: int, n_microbatches: int) -> Schedule:
     ``2 m (F + I + W)`` plus the greater of ``(4 (d - 1) - m) F`` and
     ``13 (d - 1) F / 4``. That is less than 1F1B takes. Where F and I differ by no more
     than W / 2, ranks wait only while the pipeline fills and drains. Activations and
-    pending W together on each rank: at most ``min(m, (d + 2) // 2)`` microbatches.
+    pending W together on each rank: at most ``min(m, (d + 2) // 2)`` microbatches, of
+    which never more than 1.5 have a pending W.
 
     Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024,
     section 3 (V-Half). Here weight gradients after a rank's last forward run where the
@@ -76,7 +77,8 @@ def v_min(n_ranks: int, n_microbatches: int) -> Schedule:
 
     With F = I = W of one stage and ``d >= 2`` ranks the makespan is
     ``2 m (F + I + W) + (4 d - 5) F``, which is less than 1F1B takes. Activations and
-    pending W together on each rank: at most ``min(m, (d + 4) // 3)`` microbatches.
+    pending W together on each rank: at most ``min(m, (d + 4) // 3)`` microbatches, of
+    which never more than one has a pending W.
 
     Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024,
     section 3 (V-Min). Here weight gradients after a rank's last forward run where the

@@ -27,6 +27,7 @@ def seconds_of_1f1b(d, m):
 def test_v_half(d, m):
     report, makespan = checked(v_half(d, m))
     assert max(report.held) <= min(m, (d + 2) // 2)
+    assert max(report.pending) <= 1.5
     assert makespan <= 6 * m + max(4 * (d - 1) - m, 13 * (d - 1) / 4)
     assert makespan <= seconds_of_1f1b(d, m)
 
@@ -36,6 +37,7 @@ def test_v_half(d, m):
 def test_v_min(d, m):
     report, makespan = checked(v_min(d, m))
     assert max(report.held) <= min(m, (d + 4) // 3)
+    assert max(report.pending) <= 1
     assert makespan == 6 * m + max(0, 4 * d - 5)
     assert makespan <= seconds_of_1f1b(d, m)
 
