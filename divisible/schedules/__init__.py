@@ -29,6 +29,7 @@
     costs               what stages and edges cost
     lower_bound         seconds that no order of the actions goes below
     simulator           how long a schedule takes
+    minibatches         several minibatches one after the other
     events              one event, and its categories
     event_table         the events of all ranks as columns
     timeline            what ran when, predicted or measured

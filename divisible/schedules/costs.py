@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Union
 
 import numpy as np
@@ -51,6 +51,8 @@ class Costs:
             per stage: weights are read once. At most ``forward``.
         input_saved: Time of I that they save, at most ``backward_input``.
         weight_saved: Time of W that they save, at most ``backward_weight``.
+        update: Time of the update of a stage's parameters, once in each minibatch, per
+            stage.
 
     Raises:
         TypeError: If a value is no number.
@@ -79,6 +81,7 @@ class Costs:
     forward_saved: Values = 0.0
     input_saved: Values = 0.0
     weight_saved: Values = 0.0
+    update: Values = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -157,7 +160,7 @@ class Costs:
         Raises:
             ValueError: If a value has another shape.
         """
-        first, second, third = (self._spread(n, (n_stages,)) for n in _PER_STAGE[8:])
+        first, second, third = (self._spread(n, (n_stages,)) for n in _PER_STAGE[8:11])
         table = np.empty((len(KINDS), n_stages))
         table[FORWARD] = table[RECOMPUTE] = first
         table[BACKWARD] = second + third
@@ -207,6 +210,38 @@ class Costs:
         write, read = (self._spread(name, (n_stages,)) for name in _PER_STAGE[6:8])
         return write, read
 
+    def update_seconds(self, n_stages: int) -> np.ndarray:
+        """Returns the time of the update of each stage.
+
+        Args:
+            n_stages: Number of stages.
+
+        Returns:
+            Seconds of shape ``(n_stages,)``.
+
+        Raises:
+            ValueError: If a value has another shape.
+        """
+        return self._spread("update", (n_stages,))
+
+    def repeated(self, n_minibatches: int) -> Costs:
+        """Returns the costs of several equal minibatches.
+
+        Args:
+            n_minibatches: Number of minibatches.
+
+        Returns:
+            The costs, with times of shape ``(n_stages, n_minibatches *
+            n_microbatches)`` where they had one for each microbatch.
+        """
+        each = {name: np.asarray(getattr(self, name)) for name in _PER_STAGE}
+        tiled = {
+            name: np.tile(values, (1, n_minibatches))
+            for name, values in each.items()
+            if values.ndim == 2
+        }
+        return replace(self, **tiled)
+
     def _spread(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         values = np.asarray(getattr(self, name), float)
         if values.ndim == 0 or values.shape == shape:
@@ -232,5 +267,6 @@ _PER_STAGE = (
     "forward_saved",
     "input_saved",
     "weight_saved",
+    "update",
 )
 _PER_EDGE = ("transfer", "latency")

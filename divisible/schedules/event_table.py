@@ -77,6 +77,7 @@ class EventTable:
         self.n_ranks = n_ranks
         self.name = name
         self.peak_memory: np.ndarray | None = None
+        self.n_minibatches = 1
         self.find_bound: Callable[[], float] | None = None
 
     def __len__(self) -> int:
@@ -133,6 +134,16 @@ class EventTable:
     def makespan(self) -> float:
         """Seconds from the first start to the last end."""
         return float(self.end.max() - self.start.min()) if len(self) else 0.0
+
+    @property
+    def minibatch_seconds(self) -> float:
+        """Seconds that the last minibatch adds; of each one, if they do not change."""
+        if self.n_minibatches == 1:
+            return self.makespan
+        compute = self.category < len(KINDS)
+        size = (self.microbatch + self.count).max() // self.n_minibatches
+        before = compute & (self.microbatch < size * (self.n_minibatches - 1))
+        return float(self.end[compute].max() - self.end[before].max())
 
     @cached_property
     def bound(self) -> float | None:

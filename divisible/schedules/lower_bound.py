@@ -19,7 +19,7 @@ path through the step is no greater than the bound. Where messages occupy a link
 both of their ranks, they count like actions of the link or of these ranks.
 
 A whole backward (B) counts as I and W, because other schedules may split it. The bound
-knows neither memory nor disks, which only make a step longer.
+knows neither memory nor disks nor updates, which only make a step longer.
 
 Source: Carlier, The one-machine sequencing problem, European Journal of Operational
 Research 11, 1982, proposition 1, for each rank; the greatest sum is that of Jackson's

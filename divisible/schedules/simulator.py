@@ -28,6 +28,7 @@ from divisible.schedules.events import CATEGORIES
 from divisible.schedules.held import peaks
 from divisible.schedules.lower_bound import lower_bound
 from divisible.schedules.lowering import rendezvous_order
+from divisible.schedules.minibatches import Updates, repeated, updates, with_updates
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
 
@@ -35,7 +36,11 @@ LINKS = ("parallel", "serial", "shared")
 
 
 def simulate(
-    schedule: Schedule, costs: Costs, overlap: bool = True, links: str = "parallel"
+    schedule: Schedule,
+    costs: Costs,
+    overlap: bool = True,
+    links: str = "parallel",
+    n_minibatches: int = 1,
 ) -> Timeline:
     """Predicts when each action of a schedule runs.
 
@@ -52,6 +57,9 @@ def simulate(
             has a link that carries one message at a time, in the order of sending;
             ``transfer`` occupies the link, ``latency`` does not. With ``'shared'`` all
             ranks together have one such link.
+        n_minibatches: Number of minibatches that follow each other. A rank goes on
+            with the next one after its own last action and update, whatever other
+            ranks do (`divisible.schedules.minibatches`).
 
     Where costs have times of a disk, microbatches wait on the disk. The time that a
     rank waits for its disk is part of the action that needs or frees the microbatch.
@@ -75,6 +83,10 @@ def simulate(
         [0.273, 0.273, 0.273, 0.273]
         >>> timeline.bound, round(timeline.gap, 3)       # if B may be split
         (27.0, 0.222)
+        >>> from divisible.schedules import zero_bubble_h2
+        >>> run = simulate(zero_bubble_h2(4, 8), costs, n_minibatches=10)
+        >>> run.makespan, run.minibatch_seconds          # 27 s, were it alone
+        (243.0, 24.0)
     """
     if links not in LINKS:
         raise ValueError(f"links must be one of {', '.join(LINKS)}, not {links!r}")
@@ -89,7 +101,9 @@ def simulate(
     on_disk = write + read > 0
     if not overlap and on_disk.any():
         raise ValueError("times of a disk need overlap=True: it works meanwhile")
+    schedule, costs = repeated(schedule, n_minibatches), costs.repeated(n_minibatches)
     schedule.validate()
+    update = updates(schedule, costs, n_minibatches)
     duration = costs.durations_of(schedule)
     receiver = receivers(schedule)
     # Going back, the edge of a result lies before its stage; going forward, behind it.
@@ -108,22 +122,29 @@ def simulate(
         "count": schedule.count,
     }
     if not overlap:
-        columns = _run_rendezvous(
-            schedule, columns, duration, receiver, transfer + latency
+        columns, begin = _run_rendezvous(
+            schedule, columns, duration, receiver, transfer + latency, update
         )
-    elif links == "parallel" and not on_disk.any():
-        start = earliest_starts(schedule, duration, transfer + latency)
-        columns.update(start=start, end=start + duration)
     else:
-        disks = Disks(schedule, write, read) if on_disk.any() else None
-        link = _links(schedule, receiver, links)
-        start, end = _run_events(
-            schedule, duration, receiver, transfer, latency, link, disks
-        )
+        # Seconds for which a rank is busy after each action, while its result travels.
+        pause = np.bincount(update.action, update.seconds, duration.size)
+        if links == "parallel" and not on_disk.any():
+            delay = transfer + latency - pause
+            start = earliest_starts(schedule, duration + pause, delay)
+            end = start + duration
+        else:
+            disks = Disks(schedule, write, read) if on_disk.any() else None
+            link = _links(schedule, receiver, links)
+            start, end = _run_events(
+                schedule, duration, pause, receiver, transfer, latency, link, disks
+            )
         columns.update(start=start, end=end)
+        begin = end[update.action]
+    columns, labels = with_updates(schedule, columns, update, begin)
     timeline = Timeline.from_arrays(
-        **columns, n_ranks=schedule.n_ranks, name=schedule.name
+        **columns, n_ranks=schedule.n_ranks, name=schedule.name, labels=labels
     )
+    timeline.n_minibatches = n_minibatches
     units = costs.units(schedule.n_stages)
     timeline.peak_memory = np.array(peaks(schedule, *units, on_disk))
     timeline.find_bound = partial(lower_bound, schedule, costs, overlap, links)
@@ -143,6 +164,7 @@ def _links(schedule: Schedule, receiver: np.ndarray, links: str) -> np.ndarray:
 def _run_events(
     schedule: Schedule,
     duration: np.ndarray,
+    pause: np.ndarray,
     receiver: np.ndarray,
     transfer: np.ndarray,
     latency: np.ndarray,
@@ -154,11 +176,12 @@ def _run_events(
     Returns:
         The start of each action, and the end of each action.
     """
-    needed, duration, receiver, transfer, latency, link = (
+    needed, duration, pause, receiver, transfer, latency, link = (
         column.tolist()
         for column in (
             other_rank_suppliers(schedule),
             duration,
+            pause,
             receiver,
             transfer,
             latency,
@@ -205,7 +228,7 @@ def _run_events(
                 arrival[user] = sent + latency[action]
                 start_if_ready(user)
         if action not in lasts:
-            free[action + 1] = now
+            free[action + 1] = now + pause[action]
             start_if_ready(action + 1)
     return np.array(start), np.array(end)
 
@@ -216,20 +239,27 @@ def _run_rendezvous(
     duration: np.ndarray,
     receiver: np.ndarray,
     seconds: np.ndarray,
-) -> dict[str, np.ndarray]:
+    update: Updates,
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Runs computations and messages in the one order that all programs agree with.
 
     Returns:
-        The columns of all events, those of each rank in the order of its program.
+        The columns of all events but the updates, those of each rank in the order of
+        its program; and the starts of the updates.
     """
     rank, n = columns["rank"], duration.size
     compute, message = rendezvous_order(schedule)
     sent = np.flatnonzero(receiver != NONE)
-    # The two ranks that each computation or message occupies, and for how long.
-    one = np.concatenate([rank, rank[sent]]).tolist()
-    other = np.concatenate([rank, receiver[sent]]).tolist()
-    took = np.concatenate([duration, seconds[sent] * schedule.count[sent]])
-    place = np.concatenate([compute, message[sent]])
+    # The two ranks that each computation, message or update occupies, and for how long.
+    # An update comes after the last message of its step.
+    updated = rank[update.action]
+    after = compute[update.action] + 2 * schedule.n_stages + 0.5
+    one = np.concatenate([rank, rank[sent], updated]).tolist()
+    other = np.concatenate([rank, receiver[sent], updated]).tolist()
+    took = np.concatenate(
+        [duration, seconds[sent] * schedule.count[sent], update.seconds]
+    )
+    place = np.concatenate([compute, message[sent], after])
     start, free, lasts = [0.0] * len(one), [0.0] * schedule.n_ranks, took.tolist()
     for number in np.argsort(place, kind="stable").tolist():
         a, b = one[number], other[number]
@@ -251,4 +281,5 @@ def _run_rendezvous(
     columns["start"] = np.array(start)[both]
     columns["end"] = columns["start"] + took[both]
     order = np.lexsort((place[both], columns["rank"]))
-    return {name: column[order] for name, column in columns.items()}
+    columns = {name: column[order] for name, column in columns.items()}
+    return columns, np.array(start[n + sent.size :])

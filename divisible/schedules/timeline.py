@@ -48,6 +48,7 @@ class Timeline(EventTable):
             ``offsets[r + 1]``.
         peak_memory (numpy.ndarray or None): Bytes held at the peak on each rank, where
             known.
+        n_minibatches (int): Number of minibatches.
         find_bound (callable or None): Function that returns the seconds of ``bound``.
             It is called when ``bound`` is first read.
 
@@ -109,6 +110,7 @@ class Timeline(EventTable):
         end: ArrayLike,
         n_ranks: int | None = None,
         name: str = "timeline",
+        labels: Iterable[str] = (),
         **columns: ArrayLike,
     ) -> Timeline:
         """Builds a timeline from columns, without one object per event.
@@ -120,9 +122,11 @@ class Timeline(EventTable):
             end: End of each event, in seconds.
             n_ranks: See the class.
             name: See the class.
-            columns: Any of ``stage``, ``kind``, ``microbatch``, ``count`` and ``peer``.
-                -1 stands for "none", and so does leaving out the column. Without
-                ``count`` each event has one microbatch.
+            labels: Texts of events that are neither actions nor messages.
+            columns: Any of ``stage``, ``kind``, ``microbatch``, ``count``, ``peer`` and
+                ``label``, which has positions in ``labels``. -1 stands for "none", and
+                so does leaving out the column. Without ``count`` each event has one
+                microbatch.
 
         Returns:
             The timeline.
@@ -140,7 +144,7 @@ class Timeline(EventTable):
         for direction, category in enumerate((SEND, RECEIVE)):
             joined["direction"][joined["category"] == category] = direction
         timeline = cls.__new__(cls)
-        EventTable.__init__(timeline, joined, n_ranks, name)
+        EventTable.__init__(timeline, joined, n_ranks, name, labels)
         return timeline
 
     @property
@@ -226,6 +230,7 @@ class Timeline(EventTable):
             timeline = cls(events, about["n_ranks"], about["name"])
         timeline.peak_memory = about["peak_memory"]
         timeline.bound = about["bound"]
+        timeline.n_minibatches = about["n_minibatches"]
         return timeline
 
     def plot(self, path: str | os.PathLike, title: str | None = None) -> None:

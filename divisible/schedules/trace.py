@@ -39,6 +39,8 @@ def save_trace(timeline: EventTable, path: str | os.PathLike) -> None:
     about = {"name": timeline.name, "n_ranks": timeline.n_ranks}
     if timeline.peak_memory is not None:
         about["peak_memory"] = timeline.peak_memory.tolist()
+    if timeline.n_minibatches > 1:
+        about["n_minibatches"] = timeline.n_minibatches
     if timeline.bound is not None:
         about["bound"] = timeline.bound
     with written_aside(path) as aside, open(aside, "w", encoding="utf-8") as file:
@@ -81,8 +83,9 @@ def read_trace(content: dict[str, Any]) -> tuple[list[Event], dict[str, Any]]:
         content: The parsed content of a file that `save_trace` wrote.
 
     Returns:
-        The events, and the other fields: ``'name'``, ``'n_ranks'``, ``'peak_memory'``,
-        which is None or an array, and ``'bound'``, which is None or a number.
+        The events, and the other fields: ``'name'``, ``'n_ranks'``,
+        ``'n_minibatches'``, ``'peak_memory'``, which is None or an array, and
+        ``'bound'``, which is None or a number.
 
     Raises:
         TypeError, ValueError: If the content has another format; the message names the
@@ -131,7 +134,15 @@ def _known(about: Any) -> dict[str, Any]:
     bound = about.get("bound")
     if bound is not None:
         bound = plain_number("otherData.bound", bound, "Leave it out")
+    n_minibatches = plain_integer(
+        "otherData.n_minibatches", about.get("n_minibatches", 1)
+    )
+    if n_minibatches < 1:
+        raise ValueError(
+            f"otherData.n_minibatches must be at least 1, not {n_minibatches}"
+        )
     return {
+        "n_minibatches": n_minibatches,
         "name": about["name"],
         "n_ranks": n_ranks,
         "peak_memory": memory,
