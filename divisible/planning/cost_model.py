@@ -293,13 +293,12 @@ class CostModel:
             **saved,
         )
 
-    def simulate(self, cuts: Sequence[int]) -> Timeline:
+    def simulate(self, cuts: Sequence[int], n_minibatches: int = 1) -> Timeline:
         """Simulates forward and backward on links that carry a message at a time."""
         costs = self.costs(cuts)
-        if not self.links.overlap:
-            return simulate(self.schedule, costs, overlap=False)
-        links = "serial" if np.any(costs.transfer) else "parallel"
-        return simulate(self.schedule, costs, links=links)
+        overlap = self.links.overlap
+        links = "serial" if overlap and np.any(costs.transfer) else "parallel"
+        return simulate(self.schedule, costs, overlap, links, n_minibatches)
 
     def least_after(self, cuts: Sequence[int]) -> np.ndarray:
         """Returns the least seconds of each rank's exchange after its last backward."""

@@ -29,8 +29,9 @@ def simulate_plan(
     batch: int | None = None,
     machine: Machine | None = None,
     coding: CodingRate | None = None,
+    n_minibatches: int = 1,
 ) -> Timeline:
-    """Simulates one minibatch of a plan: forward and backward, without the update.
+    """Simulates minibatches of a plan: forward and backward, without the update.
 
     Args:
         plan: Plan with ``n_microbatches`` and ``schedule``.
@@ -44,6 +45,8 @@ def simulate_plan(
             conditions, or one of infinitely fast links.
         coding: Speed of coding gradients for the wire. By default the rate in the
             plan's conditions, or the profile's, or a rate measured here.
+        n_minibatches: Number of minibatches, which follow each other without a wait
+            of all ranks.
 
     Returns:
         Timeline: Timeline of one replica. At each place in the pipeline it has the
@@ -54,7 +57,8 @@ def simulate_plan(
         the exchange. It also has prepared weights, as far as there is room.
 
     Raises:
-        ValueError: If an argument is out of range, or the plan is for another model.
+        ValueError: If an argument is out of range, the plan is for another model, or
+            it has replicas and there are several minibatches.
 
     Example:
         >>> from divisible.planning.layer_cost import LayerCost
@@ -65,11 +69,18 @@ def simulate_plan(
     """
     profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
     workload, uncut, model = modelled(plan, profiles, batch, machine, coding)
-    timeline = model.simulate(plan.cuts)
+    if model.exchange is not None and n_minibatches != 1:
+        raise ValueError(
+            f"n_minibatches is {n_minibatches}, but the plan has {plan.replicas}"
+            f" replicas, which wait for each other's gradients: simulate one minibatch"
+        )
+    timeline = model.simulate(plan.cuts, n_minibatches)
     spans = model.spans(plan.cuts, timeline)
     if spans is not None:
         timeline = _with_exchange(timeline, model.schedule, spans)
     timeline.name = plan.title
+    if n_minibatches > 1:
+        timeline.name += f", {n_minibatches} minibatches"
     prepared = model.prepared_bytes(plan.cuts, workload.memory(uncut))
     timeline.peak_memory = model.rank_bytes(plan.cuts) + prepared
     return timeline

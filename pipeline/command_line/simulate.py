@@ -58,13 +58,21 @@ _ROUNDING = 1e-6
     type=click.Choice(list(WIRE)),
     help="Dtype between replicas instead of the plan's.",
 )
+@click.option(
+    "--minibatches",
+    "n_minibatches",
+    type=options.NUMBER,
+    default=1,
+    help="Number of minibatches, which follow each other without a wait of all ranks."
+    "  [default: 1]",
+)
 @click.option("-o", "--output", type=click.Path(), help="Save the timeline (.json).")
 @options.plot
 @options.speaking
 def simulate_command(
-    plan, profiles, batch, links, speeds, disk, output, plot, **changes
+    plan, profiles, batch, links, speeds, disk, n_minibatches, output, plot, **changes
 ) -> None:
-    """Predicts one minibatch of a plan: time, bubble and memory of each rank.
+    """Predicts minibatches of a plan: time, bubble and memory of each rank.
 
     The machine, minibatch and profiles are those of the plan, unless you give others.
     "In flight" is the largest number of microbatches that a rank holds between forward
@@ -92,9 +100,10 @@ def simulate_command(
     console.say_wrapped(plan.headline)
     changed += ["batch"] * (batch is not None) + list(given)
     _say_conditions(plan, made_for is not None, changed)
-    timeline = simulate_plan(plan, profiles)
+    timeline = simulate_plan(plan, profiles, n_minibatches=n_minibatches)
     print_timeline(timeline)
-    if made_for is not None and promised is not None and not changed:
+    is_same = not changed and n_minibatches == 1
+    if made_for is not None and promised is not None and is_same:
         _say_difference(promised, timeline.makespan)
     if output is not None:
         timeline.save(output)
@@ -207,6 +216,10 @@ def print_timeline(timeline: Timeline) -> None:
     )
     if timeline.gap is not None:
         console.say(f"{above(timeline.gap)}, {format_seconds(timeline.bound)}")
+    if timeline.n_minibatches > 1:
+        console.say(
+            f"the last minibatch adds {format_seconds(timeline.minibatch_seconds)}"
+        )
     memory = timeline.peak_memory
     columns = ["rank", "computes", "bubble", "in flight"]
     rows = [

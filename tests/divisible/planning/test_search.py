@@ -87,6 +87,17 @@ def test_a_prediction_is_a_simulation_of_the_stages_sums():
     assert timeline.bubble == pytest.approx(expected.bubble)
 
 
+def test_several_minibatches_of_a_plan():
+    profile = Profile([LayerCost(1.0, 1.0, 1.0)] * 4, n_samples=1)
+    plan = Plan([0, 1, 2, 3, 4], n_microbatches=8, schedule="zb_h2")
+    timeline = simulate_plan(plan, profile, batch=8, n_minibatches=5)
+    assert timeline.makespan == 27 + 4 * 24
+    assert timeline.name.endswith(", 5 minibatches")
+    plan = Plan([0, 4], n_microbatches=8, schedule="zb_h2", replicas=2)
+    with pytest.raises(ValueError, match="n_minibatches is 5, but .* 2 replicas"):
+        simulate_plan(plan, profile, batch=16, n_minibatches=5)
+
+
 def test_speeds_recomputation_and_unequal_microbatches():
     profile = Profile([LayerCost(1.0, 1.0, 1.0)] * 2, n_samples=1)
 

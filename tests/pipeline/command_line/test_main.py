@@ -150,6 +150,12 @@ def test_from_profile_to_timeline(folder):
     assert f"predicted for {name}: " in picture
     assert all(cause in output for cause in CAUSES)
     assert "<svg" in (folder / "both.svg").read_text()
+    output = run("simulate", "plan.json", "--minibatches", 3, "-o", "three.json")
+    assert "the last minibatch adds" in output
+    three = Timeline.load("three.json")
+    assert three.n_minibatches == 3
+    step = Timeline.load("step.json").makespan
+    assert 0 < three.minibatch_seconds <= step * 1.001
     run("simulate", "plan.json", *files, "--microbatches", "6", "-o", "other.json")
     output = run("timeline", "other.json", *both, code=1)
     assert "is not in the predicted timeline: predict the step" in output
