@@ -234,6 +234,8 @@ class Costs:
             The costs, with times of shape ``(n_stages, n_minibatches *
             n_microbatches)`` where they had one for each microbatch.
         """
+        if n_minibatches == 1:
+            return self
         each = {name: np.asarray(getattr(self, name)) for name in _PER_STAGE}
         tiled = {
             name: np.tile(values, (1, n_minibatches))

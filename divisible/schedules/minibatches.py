@@ -84,13 +84,14 @@ def updates(schedule: Schedule, costs: Costs, n_minibatches: int) -> Updates:
         n_minibatches: Number of minibatches.
     """
     seconds = costs.update_seconds(schedule.n_stages)
+    is_evaluation = schedule.kind.max(initial=FORWARD) == FORWARD
+    if is_evaluation or not seconds.any():
+        return Updates(np.zeros(0, np.int64), np.zeros(0))
     last = np.zeros((schedule.n_stages, n_minibatches), np.int64)
     size = schedule.n_microbatches // n_minibatches
     number = np.arange(schedule.stage.size)
     np.maximum.at(last, (schedule.stage, schedule.microbatch // size), number)
     chosen = seconds > 0
-    if schedule.kind.max(initial=FORWARD) == FORWARD:
-        chosen = np.zeros_like(chosen)
     return Updates(last[chosen].ravel(), np.repeat(seconds[chosen], n_minibatches))
 
 
