@@ -16,6 +16,7 @@
     flight_report   conclusions from flight records: which rank waits for which
     wait_queries       questions to other ranks: which ranks are missing from a wait
     exit_notices       notices of ranks that have ended their script
+    late_numbers    numbers of other ranks that are read when asked for
     collectives     operations of all ranks: gather, broadcast, clocks
     agreement       arguments that all ranks compare before they begin
     attempts        calls that succeed on all ranks, or fail on all

@@ -11,7 +11,8 @@ from mpi4py import MPI
 
 from divisible.communication.exit_notices import together
 from divisible.communication.flight_record import EVERYBODY
-from divisible.communication.tags import BROADCAST_TAG, CLOCK_TAG
+from divisible.communication.late_numbers import Filling
+from divisible.communication.tags import CLOCK_TAG
 from divisible.communication.wait_queries import WaitPlace, listening
 from divisible.communication.waiting import wait
 
@@ -122,57 +123,6 @@ def fill(
 ) -> None:
     """Fills ``buffer`` like :func:`broadcast`, within an operation that is counted."""
     Filling(comm, buffer, root, what).finish(timeout, watch)
-
-
-class Filling:
-    """A broadcast of a few numbers that has begun.
-
-    MPI's broadcast passes through other ranks: if one of them is stopped, no rank knows
-    which. The numbers here are few enough to be sent to each rank directly.
-
-    Args:
-        comm (mpi4py.MPI.Comm): The communicator of the ranks.
-        buffer (numpy.ndarray): Numbers to send on ``root``; filled on the other ranks.
-        root (int): The rank that sends its buffer.
-        what (str): A name for the content, for error messages.
-        tag (int): Tag of the messages. Broadcasts with one tag must begin in the same
-            order on all ranks.
-    """
-
-    def __init__(
-        self,
-        comm: MPI.Comm,
-        buffer: np.ndarray,
-        root: int,
-        what: str,
-        tag: int = BROADCAST_TAG,
-    ) -> None:
-        self._comm, self._what, self._is_root = comm, what, comm.rank == root
-        if self._is_root:
-            others = [rank for rank in range(comm.size) if rank != root]
-            self._requests = {rank: comm.Isend(buffer, rank, tag) for rank in others}
-        else:
-            self._requests = {root: comm.Irecv(buffer, root, tag)}
-
-    def test(self) -> bool:
-        """Returns whether this rank's part of the broadcast is complete."""
-        return MPI.Request.Testall(list(self._requests.values()))
-
-    def finish(self, timeout: float, watch: Callable[[], None] | None = None) -> None:
-        """Waits until this rank's part of the broadcast is complete.
-
-        Args:
-            timeout (float): Seconds to wait for another rank.
-            watch: Called while waiting; may raise an error to end the wait.
-
-        Raises:
-            StallError: If another rank does not take part in time.
-        """
-        verb = "take" if self._is_root else "tell"
-        for rank, request in self._requests.items():
-            words = f"rank {rank} to {verb} {self._what}"
-            place = WaitPlace(self._comm, rank)
-            wait(request.Test, timeout, lambda words=words: words, watch, place)
 
 
 class Gathering:

@@ -5,7 +5,6 @@
     call_agreement   compares the calls of all ranks
     differences      errors for calls that differ
     ranks            messages among ranks besides activations and gradients
-    late_numbers     numbers of other ranks that are read when asked for
     replicas         the grid of replicas, and the names of its ranks
     tie_exchange     gradients of parameters that several stages share
 """

@@ -21,6 +21,7 @@ from divisible.communication.collectives import (
     clock_offsets,
 )
 from divisible.communication.communicators import duplicate
+from divisible.communication.late_numbers import LateNumbers, read_all
 from divisible.communication.signatures import Tensor
 from divisible.communication.tags import TARGETS_CHANNEL
 from divisible.communication.transport import Receiver, Sender, Transport
@@ -28,7 +29,6 @@ from divisible.communication.wait_queries import wait_queries
 from divisible.schedules.rank_program import RankTimes, Record, Span, measured_timeline
 from divisible.schedules.timeline import Timeline
 from pipeline.calls.call_agreement import CallAgreement
-from pipeline.calls.late_numbers import LateNumbers, read_all
 from pipeline.calls.replicas import (
     replicas_of,
     titles_in_pipeline,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NamedTuple
 
 
@@ -47,12 +47,11 @@ class LateDict(dict):
     not wait, nor does storing a value.
 
     Args:
-        names: Names of values that come later.
-        read: Waits for these values, and returns them by name.
+        values: Values by name; a `LateValue` for each one that comes later.
 
     Example:
-        >>> late = LateDict(['loss'], lambda: print('waits') or {'loss': 2.5})
-        >>> late['lr'] = 0.1
+        >>> loss = LateValue('loss', lambda: print('waits') or {'loss': 2.5})
+        >>> late = LateDict(loss=loss, lr=0.1)
         >>> list(late), late['lr']
         (['loss', 'lr'], 0.1)
         >>> late
@@ -61,13 +60,6 @@ class LateDict(dict):
     """
 
     __slots__ = ()
-
-    def __init__(
-        self, names: Iterable[str] = (), read: Callable[[], Mapping[str, Any]] = dict
-    ) -> None:
-        super().__init__()
-        for name in names:
-            self[name] = LateValue(name, read)
 
     def unread(self) -> dict[str, Any]:
         """Returns a copy, in which a `LateValue` stands for a value not read yet."""

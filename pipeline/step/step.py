@@ -25,7 +25,9 @@ import chainer
 import numpy as np
 
 from chainer_kernels.prepared_weights import scope_for
+from divisible.communication.late_numbers import Filling, LateNumbers
 from divisible.communication.signatures import Tensors
+from divisible.communication.tags import RESULT_TAG
 from divisible.dtypes import as_trainable, trainable_dtypes
 from divisible.minibatch import as_arrays, as_tensors, split, split_unequally
 from divisible.random_streams import restored_random_state
@@ -46,7 +48,7 @@ from pipeline.step.early_exchanges import EarlyExchanges
 from pipeline.step.early_updates import EarlyUpdates
 from pipeline.step.empty_replicas import sample_from_elsewhere
 from pipeline.step.evaluating import evaluating
-from pipeline.step.late_dict import LateDict
+from pipeline.step.late_dict import LateDict, LateValue
 from pipeline.step.making import (
     make_runner,
     make_stages,
@@ -57,7 +59,7 @@ from pipeline.step.making import (
 from pipeline.step.overlap import Overlap
 from pipeline.step.refusals import REFUSED, check_refusals, refusal_of
 from pipeline.step.runner import Runner
-from pipeline.step.step_end import StepEnd
+from pipeline.step.step_end import StepEnd, of_replicas
 
 #: The vote of a rank on which a parameter has no shape yet.
 UNSIZED = 1
@@ -202,7 +204,8 @@ class Step:
             result = self._end(f"the result of step {self.n_steps + 1}")
             correction, end = 1.0, self.end
             if not (result or self.overlap.feature or self.current.trial):
-                result = LateDict(self._loss.names, end.means)
+                names, read = self._loss.names, end.means
+                result = LateDict({name: LateValue(name, read) for name in names})
             else:
                 result.update(end.means())
                 correction = end.correction
@@ -251,11 +254,7 @@ class Step:
             return results.joined(ranks, outputs, axis, self._device)
 
     def reset_states(self, of_training: bool = True) -> None:
-        """Drops the states of layers; see :meth:`.CarriedRows.reset`.
-
-        Args:
-            of_training (bool): Whether to drop the states of training as well.
-        """
+        """Drops the states of layers, also those of training if wanted."""
         for stage in self._several:
             stage.carried.reset(of_training)
         if of_training:
@@ -361,14 +360,10 @@ class Step:
             return self.runner.run(program, inputs, looks)
 
     def _end(self, about: str) -> dict[str, float]:
-        """Compares the call, and begins to tell all ranks its means, as ``self.end``.
-
-        Args:
-            about (str): Name of the means, for error messages.
+        """Compares the call, and begins to tell all ranks its means (``about``).
 
         Returns:
-            The means of values that layers reported. Most models report nothing, so the
-            ranks need not exchange reports.
+            The means of values that layers reported; mostly there are none.
         """
         ranks, calls, names = self._ranks, self._ranks.calls, self._loss.names
         values = [0.0] * (2 * len(names) + 1)
@@ -379,7 +374,13 @@ class Step:
         calls.finish()
         if calls.carriers:
             self._carried.tell(self._several, calls.agreed.n_samples, ranks.replica)
-        self.end = StepEnd(ranks, names, values, about)
+        mine = np.array(values)
+        if ranks.n_replicas > 1:
+            numbers = of_replicas(ranks, mine, about)
+        else:
+            told = Filling(ranks.comm, mine, ranks.last, about, RESULT_TAG)
+            numbers = LateNumbers(calls, mine[None], told, ranks.timeout, ranks.watch)
+        self.end = StepEnd(names, ranks.replica, numbers)
         pending = self._reports[calls.call]
         pending.are_expected = False
         for stage in self._several:

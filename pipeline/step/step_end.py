@@ -36,61 +36,43 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from divisible.communication.collectives import Filling
-from divisible.communication.tags import RESULT_TAG
+from divisible.communication.late_numbers import LateNumbers
 from divisible.weighted_means import weighted_mean
-from pipeline.calls.late_numbers import LateNumbers
 from pipeline.calls.ranks import Ranks
 
 
-class StepEnd:
+class StepEnd(NamedTuple):
     """The means of a minibatch, and the numbers that its gradients need.
 
-    All ranks must make one at the same place in a call.
-
-    Args:
-        ranks (Ranks): All ranks of the pipeline.
-        names: Names of the means.
-        values: Means, numbers of samples in each mean, and the factor for the
-            minibatch's gradients; read on the last stage's rank only.
-        about (str): Name of the means, for error messages.
-
     Attributes:
-        numbers (LateNumbers): A row with these values for each replica.
+        names: Names of the means.
+        replica: Number of this rank's replica.
+        numbers: A row for each replica: its means, the number of samples in each mean,
+            and the factor for the minibatch's gradients.
     """
 
-    def __init__(
-        self, ranks: Ranks, names: Sequence[str], values: Sequence[float], about: str
-    ) -> None:
-        self._names, self._replica = names, ranks.replica
-        calls, mine = ranks.calls, np.array(values)
-        if ranks.n_replicas > 1:
-            everywhere = ranks.gather(mine, f"to tell {about}").read()
-            self.numbers = LateNumbers(calls, everywhere[ranks.last_ranks])
-        elif ranks.size > 1:
-            filling = Filling(ranks.comm, mine, ranks.last, about, RESULT_TAG)
-            waits = ranks.timeout, ranks.watch
-            self.numbers = LateNumbers(calls, mine[None], filling, *waits)
-        else:
-            self.numbers = LateNumbers(calls, mine[None])
+    names: Sequence[str]
+    replica: int
+    numbers: LateNumbers
 
     def means(self) -> dict[str, float]:
         """Returns the means over all replicas by name; waits for them."""
-        rows, n = self.numbers.read(), len(self._names)
+        rows, n = self.numbers.read(), len(self.names)
         means = rows[0, :n].tolist()
         if len(rows) > 1:
             columns = zip(rows[:, :n].T, rows[:, n : 2 * n].T)
             # A fixed order of additions gives the same bits on every rank.
             means = itertools.starmap(weighted_mean, columns)
-        return dict(zip(self._names, means))
+        return dict(zip(self.names, means))
 
     @property
     def correction(self) -> float:
         """The factor for this replica's gradients; waits for it."""
-        return float(self.numbers.read()[self._replica, -1])
+        return float(self.numbers.read()[self.replica, -1])
 
     @property
     def n_counted(self) -> dict[str, float]:
@@ -100,15 +82,15 @@ class StepEnd:
     @property
     def n_own(self) -> dict[str, float]:
         """Number of samples of this replica in each mean, by name; waits for it."""
-        return self._named(self._counts[self._replica])
+        return self._named(self._counts[self.replica])
 
     @property
     def _counts(self) -> np.ndarray:
-        n = len(self._names)
+        n = len(self.names)
         return self.numbers.read()[:, n : 2 * n]
 
     def _named(self, numbers: np.ndarray) -> dict[str, float]:
-        return dict(zip(self._names, numbers.tolist()))
+        return dict(zip(self.names, numbers.tolist()))
 
     @property
     def n_samples(self) -> int | None:
@@ -124,7 +106,19 @@ class StepEnd:
         counted = self.n_own["loss"]
         if counted != int(counted):
             raise ValueError(
-                f"lossfun counts {counted} samples in replica {self._replica}: replicas"
+                f"lossfun counts {counted} samples in replica {self.replica}: replicas"
                 f" need whole numbers, by which their gradients are weighted"
             )
         return int(counted)
+
+
+def of_replicas(ranks: Ranks, values: np.ndarray, about: str) -> LateNumbers:
+    """Returns the numbers of each replica's last stage; all ranks must call it.
+
+    Args:
+        ranks (Ranks): All ranks of the pipeline.
+        values: The numbers of this rank.
+        about (str): Name of the numbers, for error messages.
+    """
+    everywhere = ranks.gather(values, f"to tell {about}").read()
+    return LateNumbers(ranks.calls, everywhere[ranks.last_ranks])

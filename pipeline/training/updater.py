@@ -13,10 +13,10 @@ import numpy as np
 from chainer.dataset import convert
 from chainer.training.updaters import StandardUpdater
 
-from pipeline.calls.late_numbers import LateNumbers
+from divisible.communication.late_numbers import LateNumbers
 from pipeline.pipeline import Pipeline
 from pipeline.stages.reports import named, observed_name
-from pipeline.step.late_dict import LateDict
+from pipeline.step.late_dict import LateDict, LateValue
 from pipeline.training.arguments import by_name, check_samples, check_targets
 from pipeline.training.measures import NAMES, StepCost, measure, observations
 from pipeline.training.minibatches import Key, MinibatchReader, iterators_of_rank
@@ -215,7 +215,7 @@ class PipelineUpdater(StandardUpdater):
             costs = told.read()[:, : len(StepCost._fields)]
             return dict(zip(_COSTS, observations(costs, n_samples).values()))
 
-        self._report(LateDict(_COSTS, observed))
+        self._report(LateDict({name: LateValue(name, observed) for name in _COSTS}))
         if self._told is not None:
             self._learn(self._told)
         is_first, self._told = self._told is None, told
@@ -229,8 +229,7 @@ class PipelineUpdater(StandardUpdater):
             return
         reporter = chainer.get_current_reporter()
         if reporter.observation is trainer.observation:
-            late = LateDict()
-            late.update(trainer.observation)
+            late = LateDict(trainer.observation)
             trainer.observation = reporter.observation = late
 
     def _learn(self, told: LateNumbers) -> None:
@@ -249,10 +248,11 @@ class PipelineUpdater(StandardUpdater):
         # The samples of all replicas.
         self._n_samples = sum(self.pipeline.internals.ranks.calls.agreed.n_samples)
         if isinstance(result, LateDict):
-            names = map(observed_name, result)
-            self._report(LateDict(names, functools.partial(named, result)))
+            read, names = functools.partial(named, result), map(observed_name, result)
+            result = LateDict({name: LateValue(name, read) for name in names})
         else:
-            self._report(named(result))
+            result = named(result)
+        self._report(result)
 
     def step(self, x: Any, t: Any) -> dict[str, float]:
         """Computes the gradients of a minibatch, for the optimizers.

@@ -44,7 +44,11 @@ READS = {
 
 def late(reads):
     """Returns a dict with late values, which adds to a list when they are read."""
-    return LateDict(VALUES, lambda: reads.append("read") or VALUES)
+    return late_dict(lambda: reads.append("read") or VALUES)
+
+
+def late_dict(read):
+    return LateDict({name: LateValue(name, read) for name in VALUES})
 
 
 @pytest.mark.parametrize("name", READS)
@@ -82,7 +86,7 @@ def test_a_failed_read_is_tried_again():
             raise errors.pop()
         return VALUES
 
-    some = LateDict(VALUES, read)
+    some = late_dict(read)
     with pytest.raises(ValueError, match="rank 1"):
         str(some)
     assert some == VALUES

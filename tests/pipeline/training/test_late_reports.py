@@ -6,7 +6,7 @@ import pytest
 from chainer.reporter import DictSummary
 from chainer.training import extensions, triggers
 
-from pipeline.step.late_dict import LateDict
+from pipeline.step.late_dict import LateDict, LateValue
 from pipeline.training.late_reports import LateSummary, let_wait
 
 VALUES = [{"loss": float(x), "rate": 0.1} for x in np.random.RandomState(0).rand(5)]
@@ -14,9 +14,8 @@ VALUES = [{"loss": float(x), "rate": 0.1} for x in np.random.RandomState(0).rand
 
 def late(values, reads):
     """Returns an observation whose loss is late."""
-    found = LateDict(["loss"], lambda: reads.append(values["loss"]) or values)
-    found["rate"] = values["rate"]
-    return found.unread()
+    loss = LateValue("loss", lambda: reads.append(values["loss"]) or values)
+    return LateDict(loss=loss, rate=values["rate"]).unread()
 
 
 def sums():
