@@ -1,6 +1,6 @@
-"""Whether a step returns before other ranks have ended their parts of it.
+"""Features for which minibatches do not overlap.
 
-It does so unless something in the run needs the whole model between two minibatches::
+They need the whole model between two minibatches::
 
     feature              what an update, or the next minibatch, waits for
     replicas             gradients of other replicas

@@ -151,7 +151,8 @@ class PipelineUpdater(StandardUpdater):
         self.reported_alike: set[str] = set()
         #: Whether a rank reported values under other names in the last update.
         self.somebody_reports_more = False
-        # The ranks' numbers of the last update, and whether they are read at once.
+        # Costs and wishes of the ranks in the last update, which the next one reads;
+        # and whether they are read at once, because a rank reports values of its own.
         self._told: LateNumbers | None = None
         self._waits = False
         self._trainer: weakref.ref[chainer.training.Trainer] | None = None
