@@ -48,7 +48,10 @@ def main() -> None:
             prepare()
             keep_freed_memory()
             arguments.data.mkdir(parents=True, exist_ok=True)
-            failed = measure(arguments.data, todo, arguments.cpu, arguments.quick)
+            try:
+                failed = measure(arguments.data, todo, arguments.cpu, arguments.quick)
+            except KeyboardInterrupt:
+                sys.exit("stopped: the same command measures the rest")
         if failed:
             sys.exit("not measured, run again for these:\n" + "\n".join(failed))
     # Here, because matplotlib is not needed to measure.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -74,7 +74,7 @@ class Measured:
             if all(getattr(row.point, name) == value for name, value in wanted.items())
         )
 
-    def by(self, name: str) -> dict:
+    def by(self, name: str) -> dict[Any, Measured]:
         """Returns the rows by an attribute of their points, in its order."""
         values = sorted({getattr(row.point, name) for row in self})
         return {value: self.of(**{name: value}) for value in values}

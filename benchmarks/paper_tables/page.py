@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.hosts import CPU
 from benchmarks.paper_tables import findings, plots
 from benchmarks.paper_tables.campaigns import Campaign, campaigns_of
 from benchmarks.paper_tables.points import (
     DATA,
+    LEARNING_RATE,
     MLP_LAYERS,
     SAMPLES,
     Point,
@@ -124,11 +126,14 @@ def introduction(scale: Scale, every: str) -> list[str]:
         "Written by `python -m benchmarks.paper_tables`; do not edit. Every point is in"
         f" [points.csv]({every}).",
         "",
-        "Emulated hosts have equal shares of 1.6 cores (at most one each) and links of"
-        " 1 Gbit/s, unless the command or the figure says otherwise. The perceptron has"
-        f" {MLP_LAYERS} layers of width {scale.width}, for the paper's 5,000. VGG16 and"
-        f" ResNet50 get images of {scale.image} x {scale.image}; the paper names no"
-        " image size. The speed-up of a step is over the undivided step in plain"
+        f"Emulated hosts have equal shares of {CPU:g} cores (at most one each) and"
+        " links of 1 Gbit/s, unless the command or the figure says otherwise. The"
+        f" perceptron has {MLP_LAYERS} layers of width {scale.width}, for the paper's"
+        " 5,000. VGG16 and ResNet50 get images of"
+        f" {scale.image} x {scale.image}; the paper names no"
+        " image size. The paper names no optimizer. The update is that of SGD with a"
+        f" learning rate of {LEARNING_RATE:g}, which keeps the parameters finite. The"
+        " speed-up of a step is over the undivided step in plain"
         " Chainer with the same arithmetic, on one such host in the same round; with"
         " several rounds it is their median. The C library keeps the memory that a step"
         " frees, for the undivided step as well.",
