@@ -400,6 +400,39 @@ def test_a_serial_script_with_a_chain(tmp_path):
     assert train(model, optimizer, 5) == expected
 
 
+class Reader(chainer.Chain):
+    """Reads texts: one layer gets and returns lists, the other has a state."""
+
+    def __init__(self):
+        super().__init__(
+            words=L.EmbedID(9, 6), steps=L.NStepLSTM(1, 6, 5, 0.0), last=L.LSTM(5, 4)
+        )
+
+    def forward(self, texts):
+        self.last.reset_state()
+        h, _, outputs = self.steps(None, None, [self.words(t) for t in texts])
+        self.last(F.concat(outputs, axis=0)[:1])
+        return self.last(h[0][:1])
+
+
+@pytest.mark.parametrize("keep", [["/steps"], [L.LSTM], ["/words", "/last"]])
+def test_recurrent_layers(keep):
+    def make():
+        np.random.seed(0)
+        return Reader()
+
+    texts = [np.array(each, np.int32) for each in ([3, 1, 4], [1, 5])]
+    expected, model = make()(texts), to_float16(make(), keep=keep)
+    y = model(texts)
+    assert y.dtype == np.float16
+    np.testing.assert_allclose(y.array, expected.array, rtol=0.01, atol=1e-3)
+    model.cleargrads()
+    F.sum(F.cast(y, np.float32)).backward()
+    for path, param in model.namedparams():
+        assert param.grad.dtype == param.dtype, path
+    assert {p.dtype.name for p in model.params()} == {"float16", "float32"}
+
+
 def test_the_predictor_of_a_classifier_returns_its_own_type():
     model = L.Classifier(perceptron(), float32_loss(F.softmax_cross_entropy))
     model.compute_accuracy = False
