@@ -17,6 +17,7 @@
     page          the page: pictures, tables, findings
     picture       efficiencies by hosts, and checks
     findings      the paper's findings, and those of measured points
+    parameters    the findings on L, R and thresholds, simulated
 
     nettalk       the command: NETtalk trained to the paper's criterion
     learning      the part of each host

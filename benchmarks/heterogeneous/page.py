@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.common.findings import as_markdown
 from benchmarks.common.results import command
+from benchmarks.heterogeneous import parameters
 from benchmarks.heterogeneous.findings import findings
 from benchmarks.heterogeneous.measured import METHODS, OURS, Measured, read
 from benchmarks.heterogeneous.picture import draw_checks, draw_efficiency
@@ -31,7 +32,7 @@ def write(folder: Path, file: Path, like: Point) -> None:
     measured = read(file, like)
     folder.mkdir(parents=True, exist_ok=True)
     text = [*introduction(measured), "", "## Findings", ""]
-    text += as_markdown(findings(measured))
+    text += as_markdown([*findings(measured), *parameters.findings()])
     for condition in sorted({each.point.condition for each in measured}):
         mine = [each for each in measured if each.point.condition == condition]
         name = f"condition_{condition.lower()}.png"

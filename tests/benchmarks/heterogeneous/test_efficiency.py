@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from benchmarks.common import json_lines
-from benchmarks.heterogeneous import efficiency
+from benchmarks.heterogeneous import efficiency, parameters
 from benchmarks.heterogeneous.points import FIG_12_CHECKS, Point, to_json
 
 
@@ -13,6 +13,7 @@ from benchmarks.heterogeneous.points import FIG_12_CHECKS, Point, to_json
 def run(monkeypatch):
     """Runs the command; nothing is measured but what `measure` would be given."""
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", efficiency.__spec__)
+    monkeypatch.setattr(parameters, "findings", lambda: [])
 
     def command(*words):
         monkeypatch.setattr(sys, "argv", ["efficiency", *map(str, words)])

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from benchmarks.common import json_lines
-from benchmarks.heterogeneous import efficiency
+from benchmarks.heterogeneous import efficiency, parameters
 from benchmarks.heterogeneous.measured import METHODS, read
 from benchmarks.heterogeneous.page import write
 from benchmarks.heterogeneous.points import Point, to_json
@@ -20,6 +20,8 @@ from tests.benchmarks.heterogeneous.points_for_tests import (
 
 @pytest.fixture(autouse=True)
 def command(monkeypatch):
+    # They take long, and have tests of their own.
+    monkeypatch.setattr(parameters, "findings", lambda: [])
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", efficiency.__spec__)
     monkeypatch.setattr(sys, "argv", ["efficiency", "--rounds", "3"])
 
