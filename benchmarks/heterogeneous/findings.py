@@ -75,7 +75,7 @@ def _method_2_drops(measured: Sequence[Measured]) -> Finding | None:
         return None
     why = "only 1 or N groups are possible"
     if fails:
-        why += f"; not with {_places(fails)}, where one of these is as good as others"
+        why += f"; not at {_places(fails)}, where one of these is as good as others"
     return Finding(
         "Method 2 drops with 5 and 7 processors, and SRPM does not",
         FIGURE_ONLY,
@@ -112,7 +112,7 @@ def _unknown_is_close(measured: Sequence[Measured]) -> Finding:
     fails = [m for m, r in zip(measured, ratios) if abs(r - 1) > ALIKE]
     why = "both have measured the same hosts"
     if fails:
-        why += f"; more than {ALIKE:.0%} apart with {_places(fails)}"
+        why += f"; more than {ALIKE:.0%} apart at {_places(fails)}"
     return Finding(
         "Without initial abilities DRPM is only slightly different",
         "slight",
@@ -240,11 +240,11 @@ def _why(
         else:
             others.append(each)
     parts = [
-        f"{text} with {_places(points)}"
+        f"{text} at {_places(points)}"
         for text, points in (
             ("ranges of the rounds overlap", overlapping),
             ("simulated otherwise as well", expected),
-            ("otherwise only where measured", others),
+            ("simulated as in the paper, measured otherwise", others),
         )
         if points
     ]

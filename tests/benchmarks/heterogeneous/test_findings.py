@@ -38,13 +38,13 @@ def test_what_does_not_hold_is_said_with_its_points():
     found = by_words(points)
     above = found["SRPM is above"]
     assert above.is_reproduced is None
-    assert above.why.endswith("simulated otherwise as well with A 5")
+    assert above.why.endswith("simulated otherwise as well at A 5")
     points[1] = measured("A", 5, {SRPM: 0.4, METHOD_2: 0.5}, simulated={SRPM: 0.6})
     why = by_words(points)["SRPM is above"].why
-    assert why.endswith("otherwise only where measured with A 5")
+    assert why.endswith("as in the paper, measured otherwise at A 5")
     points[1] = measured("A", 5, {SRPM: 0.49, METHOD_2: 0.5}, noise=0.1)
     why = by_words(points)["SRPM is above"].why
-    assert why.endswith("ranges of the rounds overlap with A 5")
+    assert why.endswith("ranges of the rounds overlap at A 5")
 
 
 def test_a_finding_that_holds_nowhere():
@@ -72,7 +72,7 @@ def test_how_often_initial_abilities_are_best(given, expected, words):
 def test_method_2_that_does_not_drop():
     points = [measured("A", n) for n in (4, 5, 6)]
     drops = by_words(points)["Method 2 drops"]
-    assert drops.is_reproduced is False and "not with A 5" in drops.why
+    assert drops.is_reproduced is False and "not at A 5" in drops.why
 
 
 def test_figure_12():
