@@ -395,6 +395,19 @@ def test_what_is_slower_by_less_than_timings_scatter_is_said_to_be_as_good(tmp_p
     assert Plan.load(tmp_path / "plan.json").certainty == plan.certainty
 
 
+@pytest.mark.parametrize(
+    "memory, schedule, seconds",
+    [(8200, "zb_v", 51), (7000, "v_half", 56), (5000, "v_min", 59)],
+)
+def test_schedules_that_hold_little_spare_recomputation(memory, schedule, seconds):
+    layers = [LayerCost(1, 1, 1, output_bytes=10, activation_bytes=1000)] * 8
+    profile = Profile(layers, n_samples=1, input_bytes=10)
+    machine = Machine(4, memory=memory)
+    plan = best_plan(profile, machine, batch=8, microbatches=[8])
+    assert (plan.schedule, plan.recompute) == (schedule, "never")
+    assert plan.step_seconds == seconds
+
+
 def test_memory_forces_recomputation():
     layers = [
         LayerCost(1.0, 1.0, 1.0, output_bytes=10, activation_bytes=1000)

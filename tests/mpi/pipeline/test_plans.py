@@ -48,6 +48,7 @@ PLANS = {
         Plan([0, 6], 2, "1f1b", replicas=2, shares=[1, 3], exchange_dtype="int8"),
         Plan([0, 2, 6], 5, "1f1b", stage_groups=[1, 3], recompute="always"),
         Plan([0, 1, 3, 5, 6], 4, "zb_v", "never", stages_per_rank=2, weight_groups=4),
+        Plan([0, 1, 3, 5, 6], 4, "v_min", "always", stages_per_rank=2),
     ],
     4: [
         Plan(
@@ -128,7 +129,7 @@ def test_options_win_with_a_word():
 
 def model_divided_equally(comm):
     """Without a plan, by any schedule; a model that is not deferred as well."""
-    for schedule in ("1f1b", "zb_v", "auto"):
+    for schedule in ("1f1b", "zb_v", "v_half", "interleaved_zb", "auto"):
         with Pipeline(make_model(), comm, n_microbatches=2, schedule=schedule) as pipe:
             optimizer = pipe.setup(chainer.optimizers.MomentumSGD(0.1))
             losses = []
@@ -136,7 +137,7 @@ def model_divided_equally(comm):
                 losses.append(pipe.step(*make_minibatch(12))["loss"])
                 optimizer.update()
         assert_close(losses, serial_losses(6, 12), rtol=1e-5)
-        assert pipe.plan.stages_per_rank == (2 if schedule == "zb_v" else 1)
+        assert pipe.plan.stages_per_rank == (1 if schedule in ("1f1b", "auto") else 2)
     made = Divisible(*[L.Linear(4, 4) for _ in range(5)])
     with Pipeline(made, comm, n_microbatches=2) as pipe:
         (stage,) = pipe.stages.values()
