@@ -39,6 +39,7 @@ from divisible.planning.network import Links
 from divisible.planning.profile import Profile
 from divisible.schedules.costs import Costs, Values
 from divisible.schedules.held import Moments, moments, peaks
+from divisible.schedules.lower_bound import lower_bound
 from divisible.schedules.recomputation import recomputed_share
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.simulator import simulate
@@ -296,9 +297,20 @@ class CostModel:
     def simulate(self, cuts: Sequence[int], n_minibatches: int = 1) -> Timeline:
         """Simulates forward and backward on links that carry a message at a time."""
         costs = self.costs(cuts)
+        return simulate(self.schedule, costs, *self._sharing(costs), n_minibatches)
+
+    def least_step(self, cuts: Sequence[int]) -> float:
+        """Returns seconds that no order of the same actions goes below.
+
+        The step ends with the exchange of gradients, if there is one.
+        """
+        costs, after = self.costs(cuts), self.least_after(cuts)
+        return lower_bound(self.schedule, costs, *self._sharing(costs), after)
+
+    def _sharing(self, costs: Costs) -> tuple[bool, str]:
+        """Returns whether messages overlap with computations, and who shares links."""
         overlap = self.links.overlap
-        links = "serial" if overlap and np.any(costs.transfer) else "parallel"
-        return simulate(self.schedule, costs, overlap, links, n_minibatches)
+        return overlap, "serial" if overlap and np.any(costs.transfer) else "parallel"
 
     def least_after(self, cuts: Sequence[int]) -> np.ndarray:
         """Returns the least seconds of each rank's exchange after its last backward."""

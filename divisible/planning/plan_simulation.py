@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -78,6 +79,7 @@ def simulate_plan(
     spans = model.spans(plan.cuts, timeline)
     if spans is not None:
         timeline = _with_exchange(timeline, model.schedule, spans)
+        timeline.find_bound = partial(model.least_step, plan.cuts)
     timeline.name = plan.title
     if n_minibatches > 1:
         timeline.name += f", {n_minibatches} minibatches"
@@ -167,11 +169,8 @@ def _with_exchange(timeline: Timeline, schedule: Schedule, spans: Spans) -> Time
         (schedule.stage_ranks[s], f"exchange of stage {s}", *spans.of(s), "other")
         for s in np.flatnonzero(spans.end > spans.start).tolist()
     ]
-    if not exchanges:
-        return timeline
-    longer = Timeline([*timeline, *exchanges], timeline.n_ranks, timeline.name)
-    longer.find_bound = timeline.find_bound
-    return longer
+    events = [*timeline, *exchanges]
+    return Timeline(events, timeline.n_ranks, timeline.name) if exchanges else timeline
 
 
 def check_plan(plan: Plan, profile: Profile) -> None:

@@ -32,6 +32,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from divisible.schedules.actions import BACKWARD, INPUT, WEIGHT
 from divisible.schedules.costs import Costs
@@ -57,7 +58,11 @@ class Precedences(NamedTuple):
 
 
 def lower_bound(
-    schedule: Table, costs: Costs, overlap: bool = True, links: str = "parallel"
+    schedule: Table,
+    costs: Costs,
+    overlap: bool = True,
+    links: str = "parallel",
+    after: ArrayLike = 0.0,
 ) -> float:
     """Returns seconds that no order of a schedule's actions goes below.
 
@@ -69,6 +74,8 @@ def lower_bound(
         costs: Costs of stages and edges.
         overlap: See `divisible.schedules.simulator.simulate`.
         links: See `divisible.schedules.simulator.simulate`.
+        after: Seconds that the step goes on after the last action of each rank, such as
+            those of an exchange of gradients: one number, or one for each rank.
 
     Returns:
         The bound in seconds, up to rounding.
@@ -87,6 +94,7 @@ def lower_bound(
     head = longest_ways(pairs.source, pairs.target, lag, duration)
     tail = longest_ways(pairs.target, pairs.source, lag, duration)
     rank = halves.action_ranks
+    tail = np.maximum(tail, np.broadcast_to(after, halves.n_ranks)[rank])
     best = greatest_sum(rank, head, duration, tail)
     if overlap and links == "parallel":
         return best

@@ -549,6 +549,8 @@ def test_what_two_replicas_of_one_stage_take():
     # Half of the samples; then, after an opening, half of the gradients twice.
     exchange = 0.3 + 0.3 + 3 * 0.05
     assert plan.step_seconds == pytest.approx(6 / 4 + exchange)
+    # The exchange is known to come last, but for its opening.
+    assert plan.bound == pytest.approx(plan.step_seconds - 0.05)
     assert plan.exchange.sent_bytes == 600
     assert plan.exchange.seconds == pytest.approx(exchange)
     assert plan.exchange.hidden_seconds == 0
@@ -607,6 +609,7 @@ def test_no_step_with_replicas_is_faster_than_its_bound(
         machine=Machine(plan.n_ranks, network=network),
     )
     assert timeline.makespan == pytest.approx(cut.step.seconds)
+    assert timeline.find_bound() <= timeline.makespan * (1 + 1e-9)
     exchange = plan.exchange
     if exchange is not None:
         backward = max(event.end for event in timeline if event.category in "FBIW")

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from divisible import schedules
 from divisible.schedules.costs import Costs
-from divisible.schedules.lower_bound import above, greatest_sum
+from divisible.schedules.lower_bound import above, greatest_sum, lower_bound
 from divisible.schedules.recomputation import RECOMPUTATIONS, recompute
 from divisible.schedules.simulator import LINKS, simulate
 from divisible.schedules.timeline import Timeline
@@ -88,6 +88,15 @@ def test_a_slow_link_counts():
     both = 2 + 8 * 10 + 1 + 1 + 1
     assert simulate(schedule, costs, links="shared").bound == both
     assert simulate(schedule, costs, overlap=False).bound >= both
+
+
+def test_what_ranks_do_after_their_last_action():
+    schedule, costs = schedules.zero_bubble_h1(2, 3), Costs(1, 1, 1)
+    assert lower_bound(schedule, costs) == 10
+    # Rank 0 computes for 9 s, and rank 1 from 1 s to 10 s.
+    assert lower_bound(schedule, costs, after=[2.5, 0]) == 11.5
+    assert lower_bound(schedule, costs, after=[0.5, 0]) == 10
+    assert lower_bound(schedule, costs, after=2) == 12
 
 
 def test_choices_of_some_work():
