@@ -142,7 +142,8 @@ class LateNumbers:
                 with self.owner.awaiting():
                     operation.finish(self._timeout, self._watch)
             self._operation = None
-            del _under_way[self]
+            # Another thread may have read the numbers meanwhile.
+            _under_way.pop(self, None)
         return self._numbers
 
 

@@ -6,6 +6,7 @@ the call runs: a reduction collects them behind the computation, so no rank wait
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
@@ -193,9 +194,11 @@ class CallAgreement:
     def awaiting(self) -> AbstractContextManager[None]:
         """Returns a context for a wait for messages of an earlier call.
 
-        Within a call it does nothing; else it is :meth:`guarded`.
+        Within a call it does nothing; else it is :meth:`guarded`. In other threads than
+        the main one it does nothing either, because a call may begin meanwhile.
         """
-        return nullcontext() if self.is_within else self.guarded()
+        is_main = threading.current_thread() is threading.main_thread()
+        return self.guarded() if is_main and not self.is_within else nullcontext()
 
     @contextmanager
     def _guarded(self, begins: bool) -> Iterator[None]:

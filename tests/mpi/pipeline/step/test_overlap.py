@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from queue import SimpleQueue
+from threading import Thread
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -10,9 +13,11 @@ import pytest
 from mpi4py import MPI
 
 from data_parallel import Grid
-from divisible import Divisible, carry_state, deferred_init
+from divisible import Divisible, Plan, carry_state, deferred_init
 from divisible.streaming import Streamed
 from mixed_precision import MixedPrecision
+from pipeline import Pipeline
+from pipeline.step.late_dict import LateDict
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.overlap import deep_mlp, hold_up, make
@@ -46,6 +51,44 @@ def _step_without_wait(comm):
     assert means == means[:1] * comm.size
     assert all(type(value) is float for value in means[0][0].values())
     pipe.close()
+
+
+def test_another_thread_may_read_results():
+    assert_on_ranks(2, _read_in_a_thread)
+
+
+def _read_in_a_thread(comm):
+    pipe, optimizer = make(comm)
+    results, read = SimpleQueue(), []
+
+    def log():
+        while (result := results.get()) is not None:
+            read.append(dict(result))
+
+    thread = Thread(target=log)
+    thread.start()
+    expected = []
+    for batch in make_batches([8] * 20, n_in=8):
+        expected.append(pipe.step(*batch))
+        results.put(expected[-1])
+        optimizer.update()
+    results.put(None)
+    thread.join()
+    assert read == expected
+    pipe.close()
+
+
+def test_a_plan_keeps_the_wish():
+    assert_on_ranks(2, _run_a_plan)
+
+
+def _run_a_plan(comm):
+    plan = Plan([0, 6, 15], n_microbatches=4, schedule="zb_h2")
+    for overlap, kind in ((True, LateDict), (False, dict)):
+        options = {"plan": plan, "overlap_minibatches": overlap}
+        with Pipeline(deep_mlp(), comm, **options) as pipe:
+            pipe.setup(chainer.optimizers.SGD(0.1))
+            assert type(pipe.step(*make_batches([8], n_in=8)[0])) is kind
 
 
 def test_numbers_of_samples_wait_for_the_last_rank():

@@ -19,13 +19,13 @@ N_RANKS = 3
 BATCHES = make_batches([8] * 4, n_in=8)
 
 
-def _train_until_held_up(comm, wait):
+def _train_until_held_up(comm, wait, **options):
     """Makes two steps; in the third, the last rank is held up until others have ended.
 
     Returns:
         The pipeline, its optimizer, and the result of the third step.
     """
-    pipe, optimizer = make(comm)
+    pipe, optimizer = make(comm, **options)
     for batch in BATCHES[:2]:
         pipe.step(*batch)
         optimizer.update()
@@ -85,6 +85,25 @@ def test_a_rank_that_ends_while_others_read_its_result(how):
     if how == "exit":
         words = "StallError: rank 2 ended its script after call 2 of the pipeline"
         assert words in result.stdout
+
+
+def hang_while_others_read(comm):
+    """The last rank does something else in step 3, and another one is in step 4."""
+    pipe, _, result = _train_until_held_up(comm, lambda _: time.sleep(600), timeout=3)
+    if comm.rank == 1:
+        pipe.step(*BATCHES[3])
+    result["loss"]
+
+
+def test_the_flight_record_has_the_step_of_each_rank():
+    output = on_ranks(N_RANKS, hang_while_others_read, timeout=40).stdout
+    for line in (
+        "rank 2 is behind: in call 3, step, it began 2W3, and did not end it",
+        "rank 0 waits, in call 3, step, for rank 2 to tell the result of step 3",
+        "rank 1 waits, in call 4, step, for what rank 0 sends, for 1F0",
+        "StallError: waited 3 s for rank 2 to tell the result of step 3",
+    ):
+        assert line in output, output
 
 
 def end_without_a_read(comm):
