@@ -13,10 +13,10 @@ from chainer.iterators import SerialIterator
 from chainer.training import Trainer, extensions, triggers
 from mpi4py import MPI
 
-from pipeline import PipelineEvaluator, PipelineUpdater, snapshot
+from pipeline import PipelineEvaluator, PipelineUpdater, Rebalance, snapshot
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks, on_ranks
-from tests.support.overlap import hold_up, make
+from tests.support.overlap import deep_mlp, hold_up, make
 
 TAG = 7
 #: The number of minibatches in an epoch.
@@ -196,6 +196,24 @@ def _read_at_once(comm, out):
     for name in ("main/loss", "pipeline/bubble"):
         assert np.isclose(entry[name], np.mean([each[name] for each in seen]))
     trainer.updater.pipeline.close()
+
+
+def test_rebalance_waits_or_is_refused(tmp_path):
+    assert_on_ranks(2, _rebalance, str(tmp_path))
+
+
+def _rebalance(comm, out):
+    for overlap in (True, "auto"):
+        trainer = make_trainer(comm, out, overlap_minibatches=overlap)
+        trainer.extend(Rebalance(deep_mlp, log=False))
+        if overlap is True:
+            with pytest.raises(ValueError, match="does not go together with Rebalance"):
+                trainer.run()
+            continue
+        trainer.run()
+        pipe = trainer.updater.pipeline
+        assert "minibatches do not overlap: Rebalance" in str(pipe)
+        pipe.close()
 
 
 def diverge(comm, out):
