@@ -135,6 +135,9 @@ def _repeat(
 def _block(n_ranks: int, pace: int, turns: tuple[int, int, int]) -> np.ndarray:
     """Returns the steps at which the actions on one microbatch begin.
 
+    With a pace of 1 and the turns 1, 2 and 3, or 2 and 1, 2 and 4, no two of the six
+    steps of a rank are equal modulo six, for any number of ranks.
+
     Args:
         n_ranks: Number of ranks.
         pace: Steps from rank to rank on the way to the last rank, of F and of I. On the
