@@ -35,8 +35,8 @@ class FoundSchedule(NamedTuple):
         schedule: The schedule.
         makespan: Its seconds, as `simulate` finds them.
         bound: Seconds that no schedule goes below, under the same limit of memory.
-        solver: The name of the solver that was asked, or ``None`` if the list schedule
-            reached the bound, or is too large for the solver.
+        solver: The name of the solver that was asked. ``None`` if none was: the list
+            schedule reached the bound or is too large, or there was no time.
     """
 
     schedule: Schedule

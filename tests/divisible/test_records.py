@@ -113,6 +113,7 @@ MISSING = object()
             "step_seconds is nan: it must be finite",
         ),
         (Plan, ["step_seconds"], "1", "step_seconds is '1': it must be a number"),
+        (Plan, ["bound"], -0.1, "bound is -0.1: it must be finite, not negative"),
         (Plan, ["scatter"], -0.1, "scatter is -0.1: it must be finite, not negative"),
         (
             Plan,
@@ -173,6 +174,13 @@ MISSING = object()
             ["otherData", "peak_memory"],
             [1],
             "otherData.peak_memory must be a",
+        ),
+        (Timeline, ["otherData", "bound"], "x", "otherData.bound is 'x': it must be a"),
+        (
+            Timeline,
+            ["otherData", "n_minibatches"],
+            0,
+            "otherData.n_minibatches must be at least 1, not 0",
         ),
         (Timeline, ["otherData", "peak_memory", 0], "x", "otherData.peak_memory[0] is"),
         (Timeline, ["traceEvents"], MISSING, "traceEvents must be a list, not None"),
