@@ -12,10 +12,11 @@ model is that of a job shop, with an interval for each action.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
-from divisible.schedules.actions import FORWARD, WEIGHT
+from divisible.schedules.dependencies import locate
 from divisible.schedules.order_problem import OrderProblem
 
 #: The largest number of actions for which a model is made.
@@ -75,7 +76,7 @@ def solve(
             model.new_interval_var(
                 start[one], model.new_int_var(0, horizon, ""), end[other], ""
             )
-            for one, other in _held(problem, rank)
+            for one, other in _first_and_last(problem, rank)
         ]
         model.add_cumulative(held, [1] * len(held), limit)
     makespan = model.new_int_var(min(math.floor(lower / unit), horizon), horizon, "")
@@ -94,12 +95,8 @@ def solve(
     return np.array([solver.value(begin) for begin in start]), bound
 
 
-def _held(problem: OrderProblem, rank: int) -> list[tuple[int, int]]:
-    """Returns the F and the W of each microbatch of each stage on a rank."""
-    known = problem.known
-    found = []
-    for kind in (FORWARD, WEIGHT):
-        actions = np.flatnonzero((known.kind == kind) & (problem.rank == rank))
-        order = np.lexsort((known.microbatch[actions], known.stage[actions]))
-        found.append(actions[order].tolist())
-    return list(zip(*found))
+def _first_and_last(problem: OrderProblem, rank: int) -> Iterator[tuple[int, int]]:
+    """Yields the F and the W of each microbatch of each stage on a rank."""
+    forward, _, weight, _ = locate(problem.known)
+    for stage in problem.known.rank_stages(rank):
+        yield from zip(forward[stage].tolist(), weight[stage].tolist())
