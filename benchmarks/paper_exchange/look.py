@@ -109,7 +109,7 @@ def local_part(values: np.ndarray) -> float:
 
     Returns:
         The part of the variance of the logarithms of magnitudes that the means of rows
-        and of columns explain. Zeros do not count.
+        and of columns explain; 0 if all are equal. Zeros do not count.
     """
     matrix = np.abs(values.reshape(len(values), -1).astype(np.float64))
     # A filter that is never active has zeros only.
@@ -117,6 +117,8 @@ def local_part(values: np.ndarray) -> float:
     logarithms = np.log(matrix, where=matrix > 0, out=np.full(matrix.shape, np.nan))
     logarithms -= np.nanmean(logarithms)
     before = np.nanvar(logarithms)
+    if not before:
+        return 0.0
     logarithms -= np.nanmean(logarithms, axis=1, keepdims=True)
     logarithms -= np.nanmean(logarithms, axis=0, keepdims=True)
     return float(1 - np.nanvar(logarithms) / before)

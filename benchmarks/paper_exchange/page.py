@@ -20,12 +20,16 @@ from benchmarks.paper_exchange.findings import Finding, difference, findings
 from benchmarks.paper_exchange.look import SHOWN, Look
 
 TITLE = "# Figures 1 and 8 to 13 of Oyama et al. in small"
-#: Results of times.
-RESULTS = [
-    f"[{name}](../../benchmarks/results/{name})"
-    for name in ("data_parallel_exchange.txt", "data_parallel_training.txt")
-]
-#: Captions of the figures, by number.
+#: Titles and captions of the figures, by number.
+TITLES = {
+    1: "gradients",
+    8: "epsilons, and the gradient itself",
+    9: "histograms of a tensor",
+    10: "matrices of a tensor",
+    11: "two levels, and one all-reduce",
+    12: "quantiles",
+    13: "GoogLeNet",
+}
 CAPTIONS = {
     1: "Gradients of one replica of CaffeNet, by tensor. Densities are estimated by"
     " Gaussian kernels from the values between the 1 % and 99 % quantiles that are not"
@@ -78,7 +82,7 @@ def write(folder: Path, origin: Origin, curves: Curves, look: Look) -> None:
             line
             for number, caption in CAPTIONS.items()
             for line in (
-                f"## Fig. {number}",
+                f"## Fig. {number}: {TITLES[number]}",
                 "",
                 caption,
                 "",
@@ -102,8 +106,7 @@ def table(found: Iterable[Finding]) -> list[str]:
 
 def _row(finding: Finding) -> str:
     cells = finding._replace(is_reproduced="yes" if finding.is_reproduced else "no")
-    # A bar would end the cell.
-    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _setting(scale: Scale) -> list[str]:
@@ -138,9 +141,8 @@ def _setting(scale: Scale) -> list[str]:
 
 def _elsewhere() -> list[str]:
     return [
-        "Figures 3 to 7 are times. `python -m benchmarks.data_parallel.exchange` and"
-        " `python -m benchmarks.data_parallel.training` measure times on emulated"
-        f" hosts: {' and '.join(RESULTS)}."
+        "Figures 3 to 7 are times. `benchmarks/results/data_parallel_exchange.txt` and"
+        " `benchmarks/results/data_parallel_training.txt` have times on emulated hosts."
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +64,7 @@ def _draw_curves(
             (line,) = axes.plot(curve.steps, curve.accuracies, label=way)
             best = int(np.argmax(curve.accuracies))
             axes.plot(curve.steps[best], curve.best, "*", color=line.get_color(), ms=10)
-        low = min(curves[task, way][0].accuracies[0] for way in ways)
-        axes.set(
-            title=task,
-            xlabel="step",
-            ylabel="top-1 accuracy [%]",
-            ylim=(max(0, low - 2), 100),
-        )
+        axes.set(title=task, xlabel="step", ylabel="top-1 accuracy [%]")
         axes.grid(alpha=0.3)
         axes.legend()
     figure.savefig(path, dpi=90)
@@ -78,10 +72,10 @@ def _draw_curves(
 
 def _draw_distributions(path: Path, look: Look) -> None:
     figure, (axes,) = _panels(1)
-    for name, gradient in look.gradients.items():
+    colors = _layer_colors(look.gradients)
+    for name, gradient in sorted(look.gradients.items()):
         if np.unique(gradient).size > MANY:
-            style = "--" if gradient.ndim == 1 else "-"
-            axes.plot(*density(gradient), style, label=name.strip("/"))
+            axes.plot(*density(gradient), **_style(name, colors))
     axes.set(xlabel="log10 |gradient|", ylabel="density, relative to its maximum")
     axes.legend(fontsize=7)
     figure.savefig(path, dpi=90)
@@ -109,18 +103,22 @@ def _draw_matrices(path: Path, look: Look) -> None:
 
 def _draw_quantiles(path: Path, curve: Curve) -> None:
     figure, (axes,) = _panels(1)
-    colors: dict[str, Any] = {}
+    colors = _layer_colors(curve.quantiles)
     for name, found in sorted(curve.quantiles.items()):
-        layer, kind = name.strip("/").split("/")
-        style = "--" if kind == "b" else "-"
-        (line,) = axes.semilogy(
-            curve.quantile_steps,
-            found,
-            f"o{style}",
-            color=colors.get(layer),
-            label=f"{layer}/{kind}",
-        )
-        colors[layer] = line.get_color()
+        axes.semilogy(curve.quantile_steps, found, marker="o", **_style(name, colors))
     axes.set(xlabel="step", ylabel="q")
     axes.legend(fontsize=7, ncols=2)
     figure.savefig(path, dpi=90)
+
+
+def _layer_colors(names: Iterable[str]) -> dict[str, str]:
+    """Returns a color for each layer of some parameters."""
+    layers = sorted({name.split("/")[1] for name in names})
+    return {layer: f"C{i}" for i, layer in enumerate(layers)}
+
+
+def _style(name: str, colors: dict[str, str]) -> dict[str, str]:
+    """Returns the style of a parameter's line: biases are dashed."""
+    _, layer, kind = name.split("/")
+    style = "--" if kind == "b" else "-"
+    return {"color": colors[layer], "linestyle": style, "label": f"{layer}/{kind}"}

@@ -30,6 +30,7 @@ def test_magnitudes_of_rows_and_columns_are_local():
     )
     assert local_part(noise) < 0.1
     assert local_part(noise * rows * columns) > 0.8
+    assert local_part(np.ones((4, 3))) == 0
     # A filter without a gradient does not count.
     with_zeros = np.concatenate([noise * rows, np.zeros((3, 5, 12))])
     assert local_part(with_zeros) == pytest.approx(local_part(noise * rows))
