@@ -4,6 +4,9 @@
 
 Arrays that fit the cache, as the parts of a gradient that are exchanged in turn, and
 arrays that do not. Both codecs take turns in one run.
+
+``add`` is the sum of two arrays of codes in one pass. ``steps`` is the same sum by
+decoding both, adding in float32 and encoding.
 """
 
 from __future__ import annotations
@@ -35,6 +38,29 @@ def repeated(function: Callable[[], object], n: int) -> Callable[[], None]:
             function()
 
     return run
+
+
+def sums(
+    codes: np.ndarray, others: np.ndarray
+) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
+    """Returns ways to add up codes, here and by ml_dtypes."""
+    out = np.empty_like(codes)
+    first, second = np.empty((2, codes.size), np.float32)
+    types = ml_dtypes.float8_e5m2
+
+    def by_steps() -> None:
+        float8.decode(codes, out=first)
+        float8.decode(others, out=second)
+        np.add(first, second, out=first)
+        float8.encode(first, out=out)
+
+    def there() -> None:
+        np.add(codes.view(types), others.view(types), out=out.view(types))
+
+    return {
+        "add": (lambda: float8.add(codes, others, out), there),
+        "steps": (by_steps, there),
+    }
 
 
 def main() -> None:
@@ -87,6 +113,8 @@ def main() -> None:
                     decode,
                 ),
             }
+            if dtype is np.float32:
+                actions |= sums(codes, rng.permutation(codes))
             for name, (here, there) in actions.items():
                 variants = {
                     "here": repeated(here, repetitions),
