@@ -3,13 +3,21 @@
 import json
 
 import chainer
+import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
 from chainer import optimizers
 from mpi4py import MPI
 
-from data_parallel import Exchange, simulate_exchange
+from data_parallel import (
+    Exchange,
+    Grid,
+    create_multi_node_optimizer,
+    simulate_exchange,
+)
+from divisible import Divisible
+from pipeline import Pipeline
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.replicas import (
     assert_alike,
@@ -213,6 +221,40 @@ def during_backward(comm):
 
 def test_an_exchange_during_backward_has_the_same_bits():
     assert_on_ranks(2, during_backward)
+
+
+def in_pipelines(comm):
+    """Two replicas of two stages go from float32 to 8 bits in the same step."""
+    values = []
+    for overlap in (False, True):
+        grid = Grid(comm, n_pipeline=2)
+        np.random.seed(0)
+        model = Divisible(L.Linear(10, 20), F.relu, L.Linear(20, 5))
+        loss = F.softmax_cross_entropy
+        with Pipeline(model, grid, n_microbatches=2, lossfun=loss) as pipe:
+            optimizer = create_multi_node_optimizer(
+                optimizers.MomentumSGD(0.1),
+                grid.data,
+                pipeline=pipe,
+                overlap=overlap,
+                **OPTIONS,
+            )
+            pipe.setup(optimizer)
+            sent = []
+            for x, t in make_batches(N_UPDATES, 12):
+                own = parts_of([6, 6], grid.data.rank)
+                pipe.step(x[own], t[own])
+                optimizer.update()
+                sent.append(optimizer.exchange.sent_bytes)
+            assert sent[:4] == 4 * sent[:1] and max(sent[4:]) < 0.4 * sent[0]
+            assert optimizer.overlap_report.startswith("during") == overlap
+            values.append(values_of(optimizer.target))
+            optimizer.close()
+    assert values[0] == values[1]
+
+
+def test_replicas_of_a_pipeline_have_the_preset_as_well():
+    assert_on_ranks(4, in_pipelines)
 
 
 def without_the_number_of_means(comm):
