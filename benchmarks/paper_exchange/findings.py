@@ -229,9 +229,9 @@ def _of_levels(curves: Curves) -> list[Finding]:
             f"{differences[EIGHT_NODES_ONE_LEVEL]:+.2f} and"
             f" {differences[EIGHT_NODES]:+.2f} points to float",
             fall < -ALIKE,
-            f"one all-reduce of 64 keeps {gains[EIGHT_NODES_ONE_LEVEL]:.2f} of the"
-            f" gradient, two levels {gains[EIGHT_NODES]:.2f}: small addends vanish"
-            f" beside a large sum",
+            f"{ALIKE:g} point less than two levels counts; one all-reduce of 64 keeps"
+            f" {gains[EIGHT_NODES_ONE_LEVEL]:.2f} of the gradient, two levels"
+            f" {gains[EIGHT_NODES]:.2f}",
         ),
     ]
 

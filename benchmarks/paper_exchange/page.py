@@ -14,6 +14,7 @@ from benchmarks.paper_exchange.experiments import (
     EXPERIMENTS,
     FLOAT,
     NODE,
+    TASKS,
     Scale,
 )
 from benchmarks.paper_exchange.findings import Finding, difference, findings
@@ -110,14 +111,7 @@ def _row(finding: Finding) -> str:
 
 
 def _setting(scale: Scale) -> list[str]:
-    sizes = {}
-    for (task, _), experiment in EXPERIMENTS.items():
-        sizes.setdefault(task, scale.task(experiment))
-    trainings = "; ".join(
-        f"{name} {task.steps} steps of {task.batch} samples, learning rate {task.lr:g}"
-        f" at first, weight decay {task.weight_decay:g}"
-        for name, task in sizes.items()
-    )
+    tasks = {task: scale.task(EXPERIMENTS[task, FLOAT]) for task in TASKS}
     return [
         "Oyama, Nomura, Sato, Matsuoka: *Accelerating deep learning by 8-bit gradient"
         " exchange* (2017). They train CaffeNet and GoogLeNet with 16 classes of"
@@ -126,8 +120,16 @@ def _setting(scale: Scale) -> list[str]:
         " connected layers with most of its parameters. GoogLeNet has 22 convolutions"
         " with most of its parameters, and 3 fully connected layers.",
         "",
-        f"Trainings: {trainings}. Rates fall at the same parts of the training as in"
-        f" the paper. The first {scale.common} steps are in float32 and common to all"
+        "| training | steps | samples | learning rate at first | weight decay |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {name} | {task.steps} | {task.batch} | {task.lr:g} |"
+            f" {task.weight_decay:g} |"
+            for name, task in tasks.items()
+        ),
+        "",
+        f"Learning rates fall at the same parts of the training as in the paper. The"
+        f" first {scale.common} steps are in float32 and common to all"
         f" ways. Then quantiles are renewed every {QUANTILE_EVERY} steps. Accuracies"
         f" are tested every {TEST_EVERY} steps. All parameters are coded, biases too.",
         "",

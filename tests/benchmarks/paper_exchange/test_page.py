@@ -35,7 +35,7 @@ def test_the_page(tmp_path, look):
     assert "Written by `python -m it --quick`" in text
     assert "Computed on a machine." in text
     assert "The first 60 steps are in float32" in text
-    assert "CaffeNet 288 steps of 64 samples" in text
+    assert "| CaffeNet | 288 | 64 | 0.005 | 0.0005 |" in text
     for number in page.CAPTIONS:
         assert f"![Fig. {number}](fig{number:02}.png)" in text
         assert (tmp_path / "page" / f"fig{number:02}.png").stat().st_size > 5000
@@ -43,8 +43,8 @@ def test_the_page(tmp_path, look):
         seeds = 2 if experiment.has_seeds else 1
         assert f"| {task} | {way} | {experiment.n_replicas} | {seeds} | 90.00 |" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    # The tables of findings, and of runs: no cell has a bar.
-    assert {line.count("|") for line in rows} == {7, 8}
+    # The tables of trainings, findings and runs: no cell has a bar.
+    assert {line.count("|") for line in rows} == {6, 7, 8}
     for name in re.findall(r"`(benchmarks/results/.*?)`", text):
         assert (ROOT / name).exists()
 
