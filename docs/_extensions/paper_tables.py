@@ -2,6 +2,7 @@
 
     .. paper-tables:: The paper's figures       its first section, with the table
     .. paper-tables:: Fig. 8                    the section of a figure
+       :page: paper_exchange                    of ``benchmarks.paper_exchange``
 
 The argument is how the title of a section begins.
 """
@@ -13,10 +14,11 @@ import re
 
 from catalogue_tables import table
 from docutils import nodes
+from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
 from sphinx.util.docutils import SphinxDirective
 
-PAGE = pathlib.Path(__file__).parents[1] / "paper_tables" / "README.md"
+DOCS = pathlib.Path(__file__).parents[1]
 
 
 class PaperTables(SphinxDirective):
@@ -24,17 +26,20 @@ class PaperTables(SphinxDirective):
 
     required_arguments = 1
     final_argument_whitespace = True
+    option_spec = {"page": directives.unchanged}
 
     def run(self) -> list[nodes.Node]:
         """Parses the section in place of the directive."""
-        self.env.note_dependency(str(PAGE))
+        folder = self.options.get("page", "paper_tables")
+        page = DOCS / folder / "README.md"
+        self.env.note_dependency(str(page))
         wanted = self.arguments[0]
-        sections = sections_of(PAGE.read_text(encoding="utf-8"))
+        sections = sections_of(page.read_text(encoding="utf-8"))
         found = [s for title, s in sections.items() if title.startswith(wanted)]
         if len(found) != 1:
             raise self.error(f"{wanted!r} begins {len(found)} of {[*sections]}")
         node = nodes.Element(document=self.state.document)
-        lines = StringList(as_rst(found[0]), source=str(PAGE))
+        lines = StringList(as_rst(found[0], folder), source=str(page))
         self.state.nested_parse(lines, self.content_offset, node)
         return node.children
 
@@ -46,8 +51,8 @@ def sections_of(markdown: str) -> dict[str, list[str]]:
     return {title: text.strip().split("\n\n") for title, text in pairs}
 
 
-def as_rst(blocks: list[str]) -> list[str]:
-    """Returns blocks of Markdown as lines of reStructuredText."""
+def as_rst(blocks: list[str], folder: str) -> list[str]:
+    """Returns blocks of Markdown, with pictures in a folder, as reStructuredText."""
     lines = []
     for block in blocks:
         if block.startswith("Written by"):
@@ -59,7 +64,7 @@ def as_rst(blocks: list[str]) -> list[str]:
             lines += table("auto", [cells[0], *cells[2:]])
         elif block.startswith("!["):
             for title, name in re.findall(r"!\[(.*?)\]\((.*?)\)", block):
-                lines += [f".. figure:: /paper_tables/{name}", f"   :alt: {title}"]
+                lines += [f".. figure:: /{folder}/{name}", f"   :alt: {title}"]
                 lines += ["", f"   {title}", ""]
         else:
             text = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", block).splitlines()
