@@ -49,7 +49,7 @@ def test_golden_grids(path):
     text = path.read_text()
     golden = Schedule.parse(text)
     if golden.name == "list":
-        uneven = Costs([1, 2, 1], [1, 2, 1.5], [1, 1, 1], transfer=0.1)
+        uneven = Costs([1, 2, 1], [1, 2, 2.5], [1, 1, 1], transfer=0.1)
         schedule = list_schedule(uneven, 5, 3)
     else:
         n_stages, n_ranks = golden.n_stages, golden.n_ranks
