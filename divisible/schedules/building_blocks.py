@@ -135,8 +135,8 @@ def _repeat(
 def _block(n_ranks: int, pace: int, turns: tuple[int, int, int]) -> np.ndarray:
     """Returns the steps at which the actions on one microbatch begin.
 
-    No two of the six steps of a rank are equal modulo six, for any number of ranks,
-    with pace 1 and turns (1, 2, 3), and with pace 2 and turns (1, 2, 4).
+    The six steps of a rank must differ modulo six. They do for any number of ranks with
+    pace 1 and turns (1, 2, 3), and with pace 2 and turns (1, 2, 4).
 
     Args:
         n_ranks: Number of ranks.
