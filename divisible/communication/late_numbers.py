@@ -109,7 +109,7 @@ class LateNumbers:
     Args:
         owner: The object in whose call the operation has begun.
         numbers (numpy.ndarray): The numbers, once the operation is complete.
-        operation: The operation; ``None`` if the numbers are known already.
+        operation: The operation.
         timeout (float): Seconds that a read may wait.
         watch: Called while a read waits; may raise an error to end the wait.
     """
@@ -118,15 +118,15 @@ class LateNumbers:
         self,
         owner: Owner,
         numbers: np.ndarray,
-        operation: Operation | None = None,
-        timeout: float = 0.0,
+        operation: Operation,
+        timeout: float,
         watch: Callable[[], None] | None = None,
     ) -> None:
-        self.owner, self._numbers, self._operation = owner, numbers, operation
+        self.owner, self._numbers = owner, numbers
+        self._operation: Operation | None = operation
         self._timeout, self._watch = timeout, watch
-        if operation is not None:
-            # MPI writes into the numbers, also if nobody refers to them any more.
-            _under_way[self] = None
+        # MPI writes into the numbers, also if nobody refers to them any more.
+        _under_way[self] = None
 
     def read(self) -> np.ndarray:
         """Returns the numbers, and waits for them if they have not come yet.

@@ -199,8 +199,8 @@ class Step:
             self.record = self.runner.record
             for stage in self._several:
                 stage.check_gradients()
-            if self.end is not None:
-                self.end.numbers.read()
+            if self.end is not None and self.end.late is not None:
+                self.end.late.read()
             result = self._end(f"the result of step {self.n_steps + 1}")
             correction, end = 1.0, self.end
             if not (result or self.overlap.feature or self.current.trial):
@@ -374,13 +374,13 @@ class Step:
         calls.finish()
         if calls.carriers:
             self._carried.tell(self._several, calls.agreed.n_samples, ranks.replica)
-        mine = np.array(values)
+        rows, late = np.array([values]), None
         if ranks.n_replicas > 1:
-            numbers = of_replicas(ranks, mine, about)
-        else:
-            told = Filling(ranks.comm, mine, ranks.last, about, RESULT_TAG)
-            numbers = LateNumbers(calls, mine[None], told, ranks.timeout, ranks.watch)
-        self.end = StepEnd(names, ranks.replica, numbers)
+            rows = of_replicas(ranks, rows[0], about)
+        elif ranks.size > 1:
+            told = Filling(ranks.comm, rows, ranks.last, about, RESULT_TAG)
+            late = LateNumbers(calls, rows, told, ranks.timeout, ranks.watch)
+        self.end = StepEnd(names, ranks.replica, rows, late)
         pending = self._reports[calls.call]
         pending.are_expected = False
         for stage in self._several:

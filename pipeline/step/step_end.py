@@ -51,17 +51,23 @@ class StepEnd(NamedTuple):
     Attributes:
         names: Names of the means.
         replica: Number of this rank's replica.
-        numbers: A row for each replica: its means, the number of samples in each mean,
-            and the factor for the minibatch's gradients.
+        rows: A row for each replica: its means, the number of samples in each mean, and
+            the factor for the minibatch's gradients.
+        late: Message that fills in the rows; ``None`` if they are known already.
     """
 
     names: Sequence[str]
     replica: int
-    numbers: LateNumbers
+    rows: np.ndarray
+    late: LateNumbers | None
+
+    def read(self) -> np.ndarray:
+        """Returns the rows; waits for them."""
+        return self.rows if self.late is None else self.late.read()
 
     def means(self) -> dict[str, float]:
         """Returns the means over all replicas by name; waits for them."""
-        rows, n = self.numbers.read(), len(self.names)
+        rows, n = self.read(), len(self.names)
         means = rows[0, :n].tolist()
         if len(rows) > 1:
             columns = zip(rows[:, :n].T, rows[:, n : 2 * n].T)
@@ -72,7 +78,7 @@ class StepEnd(NamedTuple):
     @property
     def correction(self) -> float:
         """The factor for this replica's gradients; waits for it."""
-        return float(self.numbers.read()[self.replica, -1])
+        return float(self.read()[self.replica, -1])
 
     @property
     def n_counted(self) -> dict[str, float]:
@@ -87,7 +93,7 @@ class StepEnd(NamedTuple):
     @property
     def _counts(self) -> np.ndarray:
         n = len(self.names)
-        return self.numbers.read()[:, n : 2 * n]
+        return self.read()[:, n : 2 * n]
 
     def _named(self, numbers: np.ndarray) -> dict[str, float]:
         return dict(zip(self.names, numbers.tolist()))
@@ -112,13 +118,13 @@ class StepEnd(NamedTuple):
         return int(counted)
 
 
-def of_replicas(ranks: Ranks, values: np.ndarray, about: str) -> LateNumbers:
-    """Returns the numbers of each replica's last stage; all ranks must call it.
+def of_replicas(ranks: Ranks, values: np.ndarray, about: str) -> np.ndarray:
+    """Returns a row of numbers for each replica; all ranks must call it.
 
     Args:
         ranks (Ranks): All ranks of the pipeline.
-        values: The numbers of this rank.
+        values: The numbers of this rank. Only those of a replica's last stage are
+            returned.
         about (str): Name of the numbers, for error messages.
     """
-    everywhere = ranks.gather(values, f"to tell {about}").read()
-    return LateNumbers(ranks.calls, everywhere[ranks.last_ranks])
+    return ranks.gather(values, f"to tell {about}").read()[ranks.last_ranks]
