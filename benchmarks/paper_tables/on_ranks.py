@@ -63,7 +63,6 @@ from chainer_kernels.memory import keep_freed
 from divisible import Machine, Profile, profile
 from pipeline import abort_on_error
 from pipeline.start.found_machine import find_machine
-from pipeline.step.runner import synchronize
 
 OUTPUT = ROOT / "build" / "paper_tables" / "on_ranks.jsonl"
 #: Names of the models, and what points call them.
@@ -132,12 +131,7 @@ class OnRanks:
 
     def _sample(self, steps: Steps, point: Point, number: int) -> None:
         is_new, step = point not in steps, steps.get(point, self._cuts[point])
-
-        def complete_step() -> None:
-            step()
-            synchronize(self._device)
-
-        timed = self._timer.typical(complete_step, is_new)
+        timed = self._timer.typical(step, is_new)
         steps.check(point)
         if self._comm.rank > 0:
             return

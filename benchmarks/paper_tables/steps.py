@@ -25,6 +25,7 @@ from benchmarks.paper_tables.models import build, minibatch
 from benchmarks.paper_tables.points import FIG4, LEARNING_RATE, SERIAL, Point
 from divisible import Divisible
 from pipeline import Pipeline
+from pipeline.step.runner import synchronize
 
 #: Seconds that a rank may wait for another: the smallest share of a core is slow.
 TIMEOUT = 3600.0
@@ -42,15 +43,19 @@ class Step:
         train: Function that trains on samples and labels.
         x: Samples of the minibatch.
         t: Labels of the minibatch.
+        device: Device that computes.
     """
 
-    def __init__(self, train: Train, x: np.ndarray, t: np.ndarray) -> None:
-        self._train = train
-        self._data = x, t
+    def __init__(
+        self, train: Train, x: np.ndarray, t: np.ndarray, device: chainer.backend.Device
+    ) -> None:
+        self._train, self._device = train, device
+        self._data = device.send((x, t))
 
     def __call__(self) -> None:
         """Trains on the minibatch."""
         self._train(*self._data)
+        synchronize(self._device)
 
     def prepare(self) -> None:
         """Trains on a few samples.
@@ -73,7 +78,7 @@ class Steps:
     Args:
         comm: Communicator with a rank on each host.
         learning_rate: Learning rate of the updates.
-        device: Device of the arrays of this rank.
+        device: Name of this rank's device.
     """
 
     def __init__(
@@ -112,8 +117,8 @@ class Steps:
             make = {SERIAL: self._undivided, FIG4: self._as_printed}
             train = make.get(point.schedule, self._pipelined)(point, cuts)
             train = self._with_update(point, train)
-            data = self._device.send(minibatch(point, point.batch))
-            self._steps[point] = Step(train, *data)
+            data = minibatch(point, point.batch)
+            self._steps[point] = Step(train, *data, self._device)
         return self._steps[point]
 
     def check(self, point: Point) -> None:
