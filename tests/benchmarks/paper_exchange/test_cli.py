@@ -6,14 +6,14 @@ import sys
 import pytest
 
 from benchmarks.paper_exchange import cli, experiments, look, page
-from benchmarks.paper_exchange.experiments import (
-    Scale,
-)
+from benchmarks.paper_exchange.experiments import Scale
 from tests.benchmarks.paper_exchange.test_findings import curve
 
 
 def run(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["paper_exchange", *map(str, arguments)])
+    # Processes of xdist have none.
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", cli.__spec__)
     cli.main()
 
 
