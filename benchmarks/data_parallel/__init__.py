@@ -2,16 +2,16 @@
 
 ::
 
-    exchange      the mean of an array over hosts, by wire dtype: time and bytes
-    turns         what the hosts do for it
-    coding        encoding and decoding alone
-    training      steps of whole networks on hosts, and their speed-ups
-    replicas      what the hosts do for it
-    networks      these networks
-    accuracy      what few bits do to the accuracy of a small network
-    simulated     replicas in one process, for it
+    exchange           the mean of an array over hosts, by wire dtype: time and bytes
+    turns              what the hosts do for it
+    coding             encoding and decoding alone
+    training           steps of whole networks on hosts, and their speed-ups
+    replicas           what the hosts do for it
+    networks           these networks
+    accuracy           what few bits do to the accuracy of a small network
+    simulated          replicas in one process, for it
     replica_gradients  the gradients of replicas whose samples do not affect each other
-    distribution  gradients against the ranges of formats
-    plots         its figures
-    digits        the images that all of them read
+    distribution       gradients against the ranges of formats
+    plots              its figures
+    digits             the images that all of them read
 """
