@@ -15,10 +15,10 @@ from tests.support.equivalence import stages_of_rank
 N_MICROBATCHES = 4
 
 
-def deep_mlp():
-    """Returns a model of 15 layers, with 8 inputs and 4 classes."""
-    layers = [layer for _ in range(7) for layer in (L.Linear(8, 8), F.tanh)]
-    return Divisible(*layers, L.Linear(8, 4))
+def deep_mlp(width=8):
+    """Returns a model of 15 layers, with ``width`` inputs and 4 classes."""
+    layers = [layer for _ in range(7) for layer in (L.Linear(width, width), F.tanh)]
+    return Divisible(*layers, L.Linear(width, 4))
 
 
 def cut(comm, schedule, model=None):

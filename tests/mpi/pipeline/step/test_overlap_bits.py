@@ -14,7 +14,10 @@ from mpi4py import MPI
 from mixed_precision import MixedPrecision
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks
-from tests.support.overlap import make
+from tests.support.overlap import deep_mlp, make
+
+#: Width at which the messages are larger than MPI's buffers.
+LARGE = 256
 
 SCHEDULES = ("1f1b", "zb_h1", "zb_v", "gpipe")
 OPTIMIZERS = {
@@ -42,6 +45,14 @@ def test_overlap_changes_no_bit(schedule):
     assert_on_ranks(2, _compare_runs, [*runs, (schedule, "SGD", "clipping")])
 
 
+@pytest.mark.parametrize("transport", ["mpi", "chainermn"])
+def test_overlap_changes_no_bit_of_messages_that_wait_for_their_receiver(transport):
+    """They do not fit into MPI's buffers. Sends of ``'chainermn'`` block."""
+    options = {"width": LARGE, "transport": transport}
+    runs = [(schedule, "Adam", "none", options) for schedule in ("zb_h2", "zb_v")]
+    assert_on_ranks(3, _compare_runs, runs)
+
+
 def combination(seed):
     """Returns a random schedule, optimizer and hooks, and options of a pipeline."""
     rng = np.random.RandomState(seed)
@@ -51,6 +62,8 @@ def combination(seed):
         "weight_groups": int(rng.choice([1, 2])),
         "is_mixed": bool(rng.uniform() < 0.3),
         "counts_late": bool(rng.uniform() < 0.3),
+        "transport": str(rng.choice(["mpi", "chainermn"])),
+        "width": int(rng.choice([8, LARGE], p=[0.7, 0.3])),
     }
     names = [*SCHEDULES, "zb_h2", "interleaved"], [*OPTIMIZERS], [*HOOKS]
     return (*(str(rng.choice(some)) for some in names), options)
@@ -77,18 +90,22 @@ def masked_loss(y, t):
 def _train(comm, overlap, schedule, optimizer, hooks, options=None):
     """Returns the results, and the bits of this rank's parameters."""
     options = dict(options or {})
+    width, is_late = options.pop("width", 8), options.pop("counts_late", False)
     rule = OPTIMIZERS[optimizer]()
     if options.pop("is_mixed", False):
         rule = MixedPrecision(rule, comm=comm, loss_scale=256.0)
         options["loss_scale"] = rule.loss_scale
-    if options.pop("counts_late", False):
+    if is_late:
         options["lossfun"] = masked_loss
     options["overlap_minibatches"] = overlap
-    pipe, optimizer = make(comm, schedule, rule=rule, **options)
+    np.random.seed(0)
+    pipe, optimizer = make(comm, schedule, deep_mlp(width), rule, **options)
     for hook in HOOKS[hooks]():
         optimizer.add_hook(hook)
     results = []
-    for x, t in make_batches([12, 12, 7, 12, 12], n_in=8):
+    sizes = [n * width // 8 for n in (12, 12, 7, 12, 12)]
+    for x, t in make_batches(sizes, n_in=width):
+        t[:: 3 if is_late else len(t)] = -1
         results.append(pipe.step(x, t))
         optimizer.update()
     results.append(pipe.evaluate(x, t))
