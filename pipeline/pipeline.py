@@ -14,6 +14,7 @@ from data_parallel import Grid
 from divisible import Divisible, Machine, Plan
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.errors import TIMEOUT, DisagreementError, StallError
+from divisible.communication.late_numbers import read_all, under_way
 from divisible.communication.waiting import never_free
 from divisible.keywords import names_keywords
 from divisible.schedules.schedule import Schedule
@@ -384,8 +385,8 @@ class Pipeline(BetweenSteps):
         The stages' device is the current one in it. If a host has several GPUs, the
         script may use another one.
         """
-        if name != "step":
-            self._ranks.read_late_numbers()
+        if name != "step" and under_way:
+            read_all(self._calls)
         with self._calls.made(name):
             try:
                 with chainer.using_device(self._device):

@@ -126,7 +126,7 @@ class LateNumbers:
         self._operation: Operation | None = operation
         self._timeout, self._watch = timeout, watch
         # MPI writes into the numbers, also if nobody refers to them any more.
-        _under_way[self] = None
+        under_way[self] = None
 
     def read(self) -> np.ndarray:
         """Returns the numbers, and waits for them if they have not come yet.
@@ -143,12 +143,12 @@ class LateNumbers:
                     operation.finish(self._timeout, self._watch)
             self._operation = None
             # Another thread may have read the numbers meanwhile.
-            _under_way.pop(self, None)
+            under_way.pop(self, None)
         return self._numbers
 
 
-# A dict, because the order of the operations is that of their messages.
-_under_way: dict[LateNumbers, None] = {}
+#: Numbers that nobody has read yet, in the order in which their operations began.
+under_way: dict[LateNumbers, None] = {}
 
 
 def read_all(owner: Owner) -> None:
@@ -160,8 +160,9 @@ def read_all(owner: Owner) -> None:
     Raises:
         StallError, RuntimeError: See :meth:`LateNumbers.read`.
     """
-    for late in [late for late in _under_way if late.owner is owner]:
-        late.read()
+    for late in [*under_way]:
+        if late.owner is owner:
+            late.read()
 
 
 @at_end
@@ -170,7 +171,7 @@ def _read_at_end() -> None:
     if not MPI.Is_initialized() or MPI.Is_finalized():
         return
     try:
-        for late in [*_under_way]:
+        for late in [*under_way]:
             if not late.owner.has_failed:
                 late.read()
     except Exception as error:

@@ -21,7 +21,7 @@ from divisible.communication.collectives import (
     clock_offsets,
 )
 from divisible.communication.communicators import duplicate
-from divisible.communication.late_numbers import LateNumbers, read_all
+from divisible.communication.late_numbers import LateNumbers
 from divisible.communication.signatures import Tensor
 from divisible.communication.tags import TARGETS_CHANNEL
 from divisible.communication.transport import Receiver, Sender, Transport
@@ -188,15 +188,6 @@ class Ranks:
             purpose (str): Action for which the ranks wait, for error messages.
         """
         return all_gather(self.world, value, self.timeout, purpose)
-
-    def read_late_numbers(self) -> None:
-        """Reads the numbers of earlier calls that are still under way.
-
-        Raises:
-            StallError: If another rank does not answer in time, or has ended its
-                script.
-        """
-        read_all(self.calls)
 
     def timeline(self, record: Record, others: Sequence[Span] = ()) -> Timeline:
         """Returns the measured timeline of a pipeline's ranks.

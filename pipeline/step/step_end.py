@@ -83,33 +83,22 @@ class StepEnd(NamedTuple):
     @property
     def n_counted(self) -> dict[str, float]:
         """Number of samples of all replicas in each mean, by name; waits for it."""
-        return self._named(self._counts.sum(axis=0))
-
-    @property
-    def n_own(self) -> dict[str, float]:
-        """Number of samples of this replica in each mean, by name; waits for it."""
-        return self._named(self._counts[self.replica])
-
-    @property
-    def _counts(self) -> np.ndarray:
         n = len(self.names)
-        return self.read()[:, n : 2 * n]
-
-    def _named(self, numbers: np.ndarray) -> dict[str, float]:
-        return dict(zip(self.names, numbers.tolist()))
+        return dict(zip(self.names, self.read()[:, n : 2 * n].sum(axis=0).tolist()))
 
     @property
     def n_samples(self) -> int | None:
         """Number of this replica's samples that the loss is a mean over.
 
-        ``None`` if no replica has samples.
+        ``None`` if no replica has samples. Waits for the number.
 
         Raises:
             ValueError: If ``lossfun`` counted a fraction of a sample.
         """
-        if not self.n_counted.get("loss"):
+        counts = self.read()[:, len(self.names) + self.names.index("loss")].tolist()
+        if not any(counts):
             return None
-        counted = self.n_own["loss"]
+        counted = counts[self.replica]
         if counted != int(counted):
             raise ValueError(
                 f"lossfun counts {counted} samples in replica {self.replica}: replicas"
