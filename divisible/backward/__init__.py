@@ -4,7 +4,6 @@
 
     tensors           conversion from and to Chainer's variables
     backprop          backward as a whole (B), or in two halves (I, then W)
-    graph_functions   the functions of a graph, found from its outputs
     graph_walk        the traversal of the graph that computes gradients
     joint_weights     gradients of weights, of several microbatches together
     weight_gradients  gradients of weights, summed over the microbatches

@@ -8,37 +8,21 @@ from __future__ import annotations
 
 import collections
 import heapq
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 from chainer import _backprop_utils, backend, variable
 from chainer.backends import cuda
 
 from chainer_kernels.catalogue import backward_of, weights_of
-from divisible.backward.graph_functions import functions_behind, weight_functions
 from divisible.backward.weight_gradients import WeightGradients
 
 Array = Any
 
 _NOTHING = nullcontext()
-
-
-class WeightStep(NamedTuple):
-    """A function that a backward left out; equal ones can be computed together.
-
-    Attributes:
-        kind: The type of the function.
-        parameters: Identities of the parameters whose gradients it computes.
-        targets: The positions of its inputs whose gradients it computes.
-        layer_position: Position of its layer in the undivided model.
-    """
-
-    kind: type
-    parameters: tuple[int, ...]
-    targets: tuple[int, ...]
-    layer_position: int | None
 
 
 class GraphWalk:
@@ -56,6 +40,8 @@ class GraphWalk:
             weights as it can.
 
     Attributes:
+        deferred (collections.deque): Functions that were left out, each with the
+            positions of its weights and the gradients of its outputs.
         not_deferred (set of int): Identities of the parameters whose gradients
             :meth:`run_activations` has computed although it defers.
     """
@@ -67,7 +53,7 @@ class GraphWalk:
         self._gradients: dict[variable.VariableNode, list[chainer.Variable]] = {}
         self._activations = _RankQueue()
         self._weights = _RankQueue()
-        self._deferred: collections.deque[tuple] = collections.deque()
+        self.deferred: collections.deque[tuple] = collections.deque()
         self._inputs: frozenset[variable.VariableNode] = frozenset()
         self._weight_functions: frozenset[chainer.FunctionNode] = frozenset()
         self.not_deferred: set[int] = set()
@@ -103,7 +89,7 @@ class GraphWalk:
                 self._run_next(self._activations, self._defer)
             gradients = [self._pop_gradient(x.node) for x in inputs]
 
-        if self._deferred:
+        if self.deferred:
             self._release_unneeded()
         # Parts of the graph that no gradient reached still hang on the outputs.
         for y in outputs:
@@ -122,7 +108,7 @@ class GraphWalk:
         completion = self._weight_gradients.completion
         if self._defer and completion is not None:
             completion.expect(self.expected_parameters())
-        while self._deferred:
+        while self.deferred:
             self.run_next_weights()
             yield
         self.run_between_weights()
@@ -130,7 +116,7 @@ class GraphWalk:
     def run_next_weights(self) -> None:
         """Runs the first of the functions that were left out."""
         with chainer.using_config("enable_backprop", False):
-            self._step(*self._deferred.popleft())
+            self._step(*self.deferred.popleft())
 
     def run_between_weights(self) -> None:
         """Runs the functions between weights, after all that were left out."""
@@ -140,21 +126,9 @@ class GraphWalk:
 
     def expected_parameters(self) -> Iterator[chainer.Parameter]:
         """Yields the parameters to which :meth:`run_weights` adds, some twice."""
-        deferred = [(f, weights) for f, weights, _ in self._deferred]
+        deferred = [(f, weights) for f, weights, _ in self.deferred]
         between = [(f, _targets(f)) for f in self._weight_functions]
         return self._parameters_of([*deferred, *between])
-
-    def weight_steps(self) -> list[WeightStep]:
-        """Returns descriptions of the functions that were left out, in order."""
-        return [
-            WeightStep(
-                type(function),
-                tuple([id(_parameter(function.inputs[i])) for i in weights]),
-                weights,
-                getattr(function, "layer_position", None),
-            )
-            for function, weights, _ in self._deferred
-        ]
 
     def add_to(self, weight_gradients: Any) -> None:
         """Replaces the object to which gradients of parameters are added."""
@@ -162,7 +136,7 @@ class GraphWalk:
 
     def held_arrays(self) -> Iterator[Array]:
         """Yields the arrays that the deferred functions hold, some twice."""
-        for function, _, output_gradients in self._deferred:
+        for function, _, output_gradients in self.deferred:
             yield from (x.data for x in function.inputs if x.data is not None)
             yield from function._retained_output_data or ()
             yield from (g.array for g in output_gradients if g is not None)
@@ -187,7 +161,7 @@ class GraphWalk:
             weights = tuple(i for i in targets if self._is_weight(function.inputs[i]))
             others = tuple(i for i in targets if i not in weights)
             if weights and (not others or backward_of(type(function)).is_splittable):
-                self._deferred.append((function, weights, output_gradients))
+                self.deferred.append((function, weights, output_gradients))
                 targets = others
             elif weights:
                 step = (function, weights)
@@ -288,7 +262,7 @@ class GraphWalk:
             self._activations.push(creator)
         elif x not in self._inputs:
             gradient = self._pop_gradient(x)
-            parameter = _parameter(x)
+            parameter = parameter_of(x)
             # Other leaves are constants, whose gradient is not needed.
             if parameter is not None:
                 self._weight_gradients.add(parameter, gradient.array)
@@ -306,12 +280,12 @@ class GraphWalk:
 
     def _own_parameter(self, x: variable.VariableNode) -> chainer.Parameter | None:
         """Returns the parameter of a leaf, unless the leaf is an input."""
-        return None if x in self._inputs else _parameter(x)
+        return None if x in self._inputs else parameter_of(x)
 
     def _release_unneeded(self) -> None:
         """Cuts parts of the graph that deferred functions hold, but do not need."""
         retained, others = set(), set()
-        for function, _, _ in self._deferred:
+        for function, _, _ in self.deferred:
             indexes = function._input_indexes_to_retain or ()
             is_splittable = backward_of(type(function)).is_splittable
             for i, x in enumerate(function.inputs):
@@ -345,9 +319,46 @@ def _targets(function: chainer.FunctionNode) -> tuple[int, ...]:
     return tuple([i for i, x in enumerate(function.inputs) if x.requires_grad])
 
 
-def _parameter(x: variable.VariableNode) -> chainer.Parameter | None:
+def parameter_of(x: variable.VariableNode) -> chainer.Parameter | None:
+    """Returns the parameter that a node stands for; ``None`` for other nodes."""
     owner = x.get_variable_or_none()
     return owner if isinstance(owner, chainer.Parameter) else None
+
+
+def functions_behind(outputs: Iterable[Any]) -> list[chainer.FunctionNode]:
+    """Returns the functions of the graph behind some outputs, each once.
+
+    Args:
+        outputs: The values that a forward returned. Only variables are followed.
+    """
+    functions: dict[chainer.FunctionNode, None] = {}
+    found = [y.creator_node for y in outputs if isinstance(y, chainer.Variable)]
+    while found:
+        function = found.pop()
+        if function is not None and function not in functions:
+            functions[function] = None
+            for x in function.inputs:
+                found.append(x.creator_node)
+    return list(functions)
+
+
+def weight_functions(
+    outputs: Sequence[chainer.Variable],
+) -> frozenset[chainer.FunctionNode]:
+    """Returns the functions that compute a value from parameters alone."""
+    weights: set[chainer.FunctionNode] = set()
+    for function in sorted(functions_behind(outputs), key=operator.attrgetter("rank")):
+        for x in function.inputs:
+            is_weight = (
+                isinstance(x.get_variable_or_none(), chainer.Parameter)
+                if x.creator_node is None
+                else x.creator_node in weights
+            )
+            if not is_weight:
+                break
+        else:
+            weights.add(function)
+    return frozenset(weights)
 
 
 @contextmanager

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 
 from chainer_kernels.contributions import Contribution, Rows
-from divisible.backward.graph_walk import GraphWalk
+from divisible.backward.graph_walk import GraphWalk, parameter_of
 from divisible.backward.weight_gradients import WeightGradients
 
 Array = Any
@@ -42,7 +42,7 @@ def weights_together(
     Raises:
         Exception: An error of a function, with its layer's ``layer_position``.
     """
-    steps = [walk.weight_steps() for walk in walks]
+    steps = [_steps(walk) for walk in walks]
     if any(each != steps[0] for each in steps):
         for walk in walks:
             yield from walk.weights()
@@ -62,6 +62,35 @@ def weights_together(
     for walk in walks:
         with together.added_up(None):
             walk.run_between_weights()
+
+
+class _WeightStep(NamedTuple):
+    """A function that a backward left out; equal ones can be computed together.
+
+    Attributes:
+        kind: The type of the function.
+        parameters: Identities of the parameters whose gradients it computes.
+        targets: The positions of its inputs whose gradients it computes.
+        layer_position: Position of its layer in the undivided model.
+    """
+
+    kind: type
+    parameters: tuple[int, ...]
+    targets: tuple[int, ...]
+    layer_position: int | None
+
+
+def _steps(walk: GraphWalk) -> list[_WeightStep]:
+    """Returns descriptions of the functions that a backward left out, in order."""
+    return [
+        _WeightStep(
+            type(function),
+            tuple([id(parameter_of(function.inputs[i])) for i in weights]),
+            weights,
+            getattr(function, "layer_position", None),
+        )
+        for function, weights, _ in walk.deferred
+    ]
 
 
 class _Together:

@@ -7,7 +7,7 @@ from typing import Any
 
 import chainer
 
-from divisible.backward.graph_functions import functions_behind
+from divisible.backward.graph_walk import functions_behind
 
 
 class BufferSet(MutableSet):

@@ -10,6 +10,7 @@ from typing import Any, Callable
 import chainer
 
 from divisible import Divisible
+from divisible.backward.completion import Completion
 from divisible.backward.graph_walk import GraphWalk
 from divisible.backward.joint_weights import weights_together
 from divisible.backward.tensors import attached, copied, detached, leaves, to_message
@@ -308,6 +309,30 @@ def segments_of(
         )
         start = stop
     return segments
+
+
+def completing(
+    segments: Sequence[Segment],
+    weight_gradients: WeightGradients,
+    complete: Callable[[chainer.Parameter], None],
+) -> Iterator[Segment]:
+    """Yields the segments of a stage, the last one first, in its last backward.
+
+    Args:
+        segments: The segments.
+        weight_gradients (WeightGradients): Collects the gradients of parameters.
+        complete: Called with each parameter whose gradient a backward completes.
+    """
+    completion = Completion(complete)
+    weight_gradients.completion = completion
+    try:
+        for i, segment in reversed([*enumerate(segments)]):
+            # Earlier segments may use the same parameters.
+            before = [each.layers.params() for each in segments[:i]]
+            completion.leave_out(itertools.chain(*before))
+            yield segment
+    finally:
+        weight_gradients.completion = None
 
 
 def _as_tuple(y: Any) -> tuple:

@@ -23,17 +23,17 @@ from typing import Any
 
 import chainer
 import numpy as np
+from chainer.function_hook import FunctionHook
 
 from divisible import Divisible, RandomKey, keyed_random_state
-from divisible.backward.completion import Completion
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors, check_plain
-from pipeline.stages.batch_statistics import BatchStatistics, FirstLook, discarded
+from pipeline.stages.batch_statistics import NORMALIZING, BatchStatistics, discarded
 from pipeline.stages.carried_rows import CarriedRows
 from pipeline.stages.held import Graph, Inputs
 from pipeline.stages.loss import Loss
 from pipeline.stages.reports import Reports
-from pipeline.stages.segment import Segment, segments_of, skips_across
+from pipeline.stages.segment import Segment, completing, segments_of, skips_across
 from pipeline.stages.uncalled import Uncalled
 from pipeline.stages.undeclared_states import UndeclaredStates
 
@@ -89,7 +89,7 @@ class Stage:
         self.statistics: BatchStatistics | None = None
         if defer_batch_statistics:
             self.statistics = BatchStatistics(layers.links, gather)
-            self._first_look = FirstLook(self.statistics)
+            self._first_look = _FirstLook(self.statistics)
         # Whether the next forward is the first one of its minibatch.
         self._is_first = True
         self.reports = Reports(self._observers())
@@ -338,20 +338,9 @@ class Stage:
         Args:
             is_last (bool): Whether this backward completes weight gradients.
         """
-        return self._completing() if is_last and self._is_told else self._segments[::-1]
-
-    def _completing(self) -> Iterator[Segment]:
-        """Yields the segments, and finds the gradients that each backward completes."""
-        completion = Completion(self._complete)
-        self._weight_gradients.completion = completion
-        try:
-            for i, segment in reversed([*enumerate(self._segments)]):
-                # Earlier segments may use the same parameters.
-                before = [each.layers.params() for each in self._segments[:i]]
-                completion.leave_out(itertools.chain(*before))
-                yield segment
-        finally:
-            self._weight_gradients.completion = None
+        if is_last and self._is_told:
+            return completing(self._segments, self._weight_gradients, self._complete)
+        return self._segments[::-1]
 
     @contextmanager
     def _again(self, microbatch: int) -> Iterator[None]:
@@ -374,6 +363,33 @@ class Stage:
         unsized = self._uncalled.sized_now() if self._uncalled.places else ()
         key = self.random_key(microbatch)
         return keyed_random_state(key, self.layers.device, unsized)
+
+
+class _FirstLook(FunctionHook):
+    """Searches for running averages in the first microbatch of a minibatch.
+
+    Args:
+        statistics (BatchStatistics): Collects their statistics from then on.
+    """
+
+    name = "pipeline.FirstLook"
+    # The hook changes no array, and need not see each function of fused layers.
+    only_reads, minds_fusion = True, False
+
+    def __init__(self, statistics: BatchStatistics) -> None:
+        self.statistics = statistics
+
+    def forward_preprocess(self, function: Any, in_data: tuple) -> None:
+        """Is called by every function."""
+        if isinstance(function, NORMALIZING):
+            if not self.statistics.is_needed:
+                self.statistics.added()
+            self.statistics.forward_preprocess(function, in_data)
+
+    def forward_postprocess(self, function: Any, in_data: tuple) -> None:
+        """Is called by every function."""
+        if isinstance(function, NORMALIZING):
+            self.statistics.forward_postprocess(function, in_data)
 
 
 def _nothing(param: chainer.Parameter) -> None:
