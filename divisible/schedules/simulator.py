@@ -219,7 +219,8 @@ def _run_events(
         start_if_ready(action)
     while finished:
         now, action = heapq.heappop(finished)
-        if consumers[action]:
+        # A group waits for the message of its last microbatch, but all occupy the link.
+        if receiver[action] != NONE:
             begin = max(now, link_free.get(link[action], 0.0))
             link_free[link[action]] = begin + count[action] * transfer[action]
             for user in consumers[action]:

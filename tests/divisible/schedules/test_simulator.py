@@ -8,7 +8,7 @@ from divisible.schedules.actions import Action, ScheduleError, Transfer
 from divisible.schedules.costs import Costs
 from divisible.schedules.lowering import lower
 from divisible.schedules.schedule import Schedule
-from divisible.schedules.simulator import simulate
+from divisible.schedules.simulator import LINKS, simulate
 from tests.support.schedules import named_schedules
 
 # Sums of these are exact, so that results can be compared for equality.
@@ -279,3 +279,11 @@ def test_many_ranks_stay_cheap():
     assert timeline.makespan == (128 + 256 - 1) * 3
     assert len(timeline) == 2 * 128 * 256
     assert sum(e.end - e.start for e in timeline.critical_path) == timeline.makespan
+
+
+def test_each_message_for_a_group_occupies_a_shared_link():
+    """The group waits for the last one, which waits for those before it."""
+    schedule = Schedule([["0F0", "0F1", "0B0", "0B1"], ["1F0-1", "1B0-1"]])
+    costs = Costs(forward=0.0, backward_input=0.0, backward_weight=0.0, transfer=1.0)
+    makespans = [simulate(schedule, costs, links=links).makespan for links in LINKS]
+    assert dict(zip(LINKS, makespans)) == {"parallel": 2, "serial": 4, "shared": 4}
