@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -10,6 +9,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.common import json_lines
 from benchmarks.data_parallel.simulated import QUANTILE_EVERY, TEST_EVERY, Replicas
 from benchmarks.paper_exchange.experiments import EXPERIMENTS, Job, Scale
 
@@ -108,20 +108,20 @@ def train_all(
         waiting = [pool.submit(train, job, scale) for job in todo]
         for future in as_completed(waiting):
             curve = future.result()
-            with file.open("a") as lines:
-                lines.write(json.dumps(curve._asdict()) + "\n")
+            json_lines.append(file, curve._asdict())
             yield curve
 
 
 def begin(file: Path, origin: Origin) -> None:
     """Begins a file, without curves."""
     fields = {**origin._asdict(), "scale": origin.scale._asdict()}
-    file.write_text(json.dumps(fields) + "\n")
+    file.unlink(missing_ok=True)
+    json_lines.append(file, fields)
 
 
 def read(file: Path) -> tuple[Origin, Curves]:
     """Returns the origin and the curves of a file."""
-    first, *others = map(json.loads, file.read_text().splitlines())
+    first, *others = json_lines.read(file)
     found: Curves = {}
     for fields in others:
         curve = Curve(**{**fields, "job": Job(*fields["job"])})

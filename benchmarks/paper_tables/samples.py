@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.common import json_lines
 from benchmarks.paper_tables.points import Point, from_json, to_json
 
 #: Cores of all hosts together in samples that do not state the share.
@@ -51,11 +52,7 @@ class Sample:
 
 def append(path: Path, sample: Sample) -> None:
     """Adds a sample to the file."""
-    before = path.read_bytes() if path.exists() else b""
-    torn = before != b"" and not before.endswith(b"\n")
-    content = {**vars(sample), "point": to_json(sample.point)}
-    with open(path, "a", encoding="utf-8") as file:
-        file.write("\n" * torn + json.dumps(content) + "\n")
+    json_lines.append(path, {**vars(sample), "point": to_json(sample.point)})
 
 
 def read(path: Path) -> dict[Point, list[Sample]]:

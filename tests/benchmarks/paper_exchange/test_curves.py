@@ -30,3 +30,14 @@ def test_curves_come_back_from_their_file(tmp_path):
     first, second = curves[CAFFENET, FLOAT]
     assert (first.job.seed, second.job.seed) == (0, 1)
     assert first == train(Job(CAFFENET, FLOAT, 0), SMALLEST)
+
+
+def test_a_run_that_was_killed_while_it_wrote_goes_on(tmp_path):
+    file, origin = tmp_path / "curves", Origin("command", "machine", SMALLEST)
+    begin(file, origin)
+    with file.open("a") as lines:
+        lines.write('{"job": ["CaffeNet", "flo')
+    assert read(file) == (origin, {})
+    todo = [Job(CAFFENET, FLOAT, 0)]
+    list(train_all(todo, SMALLEST, file, 1))
+    assert [curve.job for curve in read(file)[1][CAFFENET, FLOAT]] == todo
