@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.common.findings import Finding
 from benchmarks.data_parallel.accuracy import paired
 from benchmarks.paper_exchange.curves import Curve, Curves
 from benchmarks.paper_exchange.experiments import (
@@ -29,26 +29,6 @@ ALIKE = 1.0
 DECADES = float(np.log10(float8.LARGEST * 2.0**16))
 #: Part of the gradients that "most" means.
 MOST = 0.9
-
-
-class Finding(NamedTuple):
-    """A finding of the paper, and what was found here.
-
-    Attributes:
-        figure: Number of the figure.
-        finding: The finding, in words.
-        paper: The number in the paper; empty if there is none.
-        here: The number here.
-        is_reproduced: Whether the finding holds here.
-        why: Reason or rule for that.
-    """
-
-    figure: int
-    finding: str
-    paper: str
-    here: str
-    is_reproduced: bool
-    why: str
 
 
 def findings(curves: Curves, look: Look) -> list[Finding]:
@@ -100,17 +80,15 @@ def _of_gradients(look: Look) -> list[Finding]:
     part = float(((magnitudes >= 1e-10) & (magnitudes <= 1)).mean())
     return [
         Finding(
-            1,
-            "most gradients are between 1e-10 and 1",
+            "Fig. 1: most gradients are between 1e-10 and 1",
             "most",
             f"{part:.1%} of those that are not zero",
             part > MOST,
             f"more than {MOST:.0%} count as most",
         ),
         Finding(
-            1,
-            "from the 10 % quantile to the largest, each tensor fits into the range of"
-            " fp8",
+            "Fig. 1: from the 10 % quantile to the largest, each tensor fits into the"
+            " range of fp8",
             "9.5 decades",
             f"{decades[widest]:.1f} decades at most ({widest.strip('/')})",
             decades[widest] <= DECADES,
@@ -130,8 +108,7 @@ def _of_conditions(curves: Curves, look: Look) -> list[Finding]:
     vanish = look.distributions()[SHOWN].vanish["Algorithm 1"]
     return [
         Finding(
-            8,
-            "fp8 with 1e-5 is as accurate as float: best accuracies",
+            "Fig. 8: fp8 with 1e-5 is as accurate as float: best accuracies",
             "73.25 and 73.75 %: +0.50 points",
             f"{_best(curves[CAFFENET, FLOAT]):.2f} and"
             f" {_best(curves[CAFFENET, FP8]):.2f} %: {_points(fp8)}",
@@ -140,16 +117,14 @@ def _of_conditions(curves: Curves, look: Look) -> list[Finding]:
             f" the gradient, so its learning rate is in effect smaller",
         ),
         Finding(
-            8,
-            "1e-3, 1e-4 and 1e-5 are alike",
+            "Fig. 8: 1e-3, 1e-4 and 1e-5 are alike",
             "all like float",
             f"{spread:.2f} points apart",
             spread <= ALIKE,
             f"up to {ALIKE:g} point counts as alike",
         ),
         Finding(
-            8,
-            "fp8 of the gradient itself is less accurate than float",
+            "Fig. 8: fp8 of the gradient itself is less accurate than float",
             "-8.25 points",
             _points(gradient),
             falls,
@@ -176,17 +151,16 @@ def _of_shapes(look: Look) -> list[Finding]:
     gradient, ratio = deviations["gradient"], deviations["ratio"]
     return [
         Finding(
-            9,
-            "the ratio of conv2 varies less than its gradient, relative to the 0.99"
-            " quantile",
+            "Fig. 9: the ratio of conv2 varies less than its gradient, relative to the"
+            " 0.99 quantile",
             "by the picture",
             f"standard deviations {ratio:.3f} and {gradient:.3f}",
             ratio < gradient,
             "computed from the values that the figure shows",
         ),
         Finding(
-            10,
-            "rows and columns of weights and of gradients have magnitudes of their own",
+            "Fig. 10: rows and columns of weights and of gradients have magnitudes of"
+            " their own",
             "by the picture",
             f"rows and columns explain {local['weight']:.0%} of the variance of the"
             f" logarithms of weights, and {local['gradient']:.0%} with gradients",
@@ -194,8 +168,7 @@ def _of_shapes(look: Look) -> list[Finding]:
             "more than 10 % of both counts as local",
         ),
         Finding(
-            10,
-            "the division cancels them",
+            "Fig. 10: the division cancels them",
             "by the picture",
             f"{local['ratio']:.0%} with ratios, {local['gradient']:.0%} with gradients",
             local["ratio"] < local["gradient"],
@@ -214,8 +187,8 @@ def _of_levels(curves: Curves) -> list[Finding]:
     fall = differences[EIGHT_NODES_ONE_LEVEL] - differences[EIGHT_NODES]
     return [
         Finding(
-            11,
-            "on 2 nodes one all-reduce is as accurate as two levels, and as float",
+            "Fig. 11: on 2 nodes one all-reduce is as accurate as two levels, and as"
+            " float",
             "alike",
             f"{differences[ONE_LEVEL]:+.2f} and {two_levels:+.2f} points",
             min(differences[ONE_LEVEL], two_levels) >= -ALIKE,
@@ -223,8 +196,8 @@ def _of_levels(curves: Curves) -> list[Finding]:
             f" {gains[ONE_LEVEL]:.2f} of the gradient",
         ),
         Finding(
-            11,
-            "on 8 nodes one all-reduce is clearly less accurate than two levels",
+            "Fig. 11: on 8 nodes one all-reduce is clearly less accurate than two"
+            " levels",
             "clearly",
             f"{differences[EIGHT_NODES_ONE_LEVEL]:+.2f} and"
             f" {differences[EIGHT_NODES]:+.2f} points to float",
@@ -242,8 +215,7 @@ def _of_quantiles(curve: Curve) -> Finding:
     weights = np.array([q for name, q in curve.quantiles.items() if name[-1] == "W"])
     of_weights = float((weights.max(axis=0) / weights.min(axis=0)).max())
     return Finding(
-        12,
-        "quantiles of tensors differ by several orders of magnitude",
+        "Fig. 12: quantiles of tensors differ by several orders of magnitude",
         "up to about 1e6 times",
         f"up to {largest:.2g} times; {of_weights:.2g} among weights",
         largest >= 1e3,
@@ -261,8 +233,7 @@ def _of_googlenet(curves: Curves) -> list[Finding]:
 
     found = [
         Finding(
-            13,
-            "GoogLeNet quick: fp8 is not less accurate than float",
+            "Fig. 13: GoogLeNet quick: fp8 is not less accurate than float",
             "77.75 and 79.75 %: +2.00 points",
             f"{best(QUICK)}: {_points(quick)}",
             quick[0] >= -ALIKE,
@@ -270,8 +241,7 @@ def _of_googlenet(curves: Curves) -> list[Finding]:
             f" {gains[QUICK]:.2f} of the gradient",
         ),
         Finding(
-            13,
-            "GoogLeNet slow: fp8 is less accurate than float",
+            "Fig. 13: GoogLeNet slow: fp8 is less accurate than float",
             "83.125 and 80.75 %: -2.375 points",
             f"{best(SLOW)}: {_points(slow)}",
             slow[0] < -ALIKE,
@@ -285,8 +255,7 @@ def _of_googlenet(curves: Curves) -> list[Finding]:
     ratio = steps[1] / steps[0]
     found.append(
         Finding(
-            14,
-            "GoogLeNet slow: fp8 needs more steps to an accuracy",
+            "Fig. 14: GoogLeNet slow: fp8 needs more steps to an accuracy",
             f"{2.22 / 1.7:.2f} times as many (2.22 times the speed, 1.7 times less"
             f" time)",
             f"{ratio:.2f} times as many to {goal:.0f} %: {steps[1]} and {steps[0]}",

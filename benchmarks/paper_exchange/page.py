@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks.common.findings import as_markdown
 from benchmarks.data_parallel.distribution import EPSILON
 from benchmarks.data_parallel.simulated import QUANTILE_EVERY, TEST_EVERY
 from benchmarks.paper_exchange import plots
@@ -17,7 +17,7 @@ from benchmarks.paper_exchange.experiments import (
     TASKS,
     Scale,
 )
-from benchmarks.paper_exchange.findings import Finding, difference, findings
+from benchmarks.paper_exchange.findings import difference, findings
 from benchmarks.paper_exchange.look import SHOWN, Look
 
 TITLE = "# Figures 1 and 8 to 13 of Oyama et al. in small"
@@ -71,7 +71,7 @@ def write(folder: Path, origin: Origin, curves: Curves, look: Look) -> None:
         "",
         "## Findings",
         "",
-        *table(findings(curves, look)),
+        *as_markdown(findings(curves, look)),
         "",
         *_elsewhere(),
         "",
@@ -93,21 +93,6 @@ def write(folder: Path, origin: Origin, curves: Curves, look: Look) -> None:
         ),
     ]
     (folder / "README.md").write_text("\n".join(lines[:-1]) + "\n")
-
-
-def table(found: Iterable[Finding]) -> list[str]:
-    """Returns the lines of the table of findings."""
-    return [
-        "| figure | finding of the paper | paper | here | reproduced | why, or by which"
-        " rule |",
-        "|---|---|---|---|---|---|",
-        *map(_row, found),
-    ]
-
-
-def _row(finding: Finding) -> str:
-    cells = finding._replace(is_reproduced="yes" if finding.is_reproduced else "no")
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _setting(scale: Scale) -> list[str]:

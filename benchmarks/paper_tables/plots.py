@@ -134,8 +134,9 @@ def ways(figure: Figure, rows: Sequence[Row]) -> None:
     axes = _axes(figure, "hosts", f"speed-up over the undivided step, m = {m}")
     _lines(axes, rows, _way, lambda row: row.speedup, x=lambda row: row.point.hosts)
     printed = {row.point.hosts: _printed(row) for row in rows if _printed(row) > 0}
-    style = {"color": "black", "markersize": 12, "label": "in the paper"}
-    axes.plot(list(printed), list(printed.values()), "*", **style)
+    if printed:
+        style = {"color": "black", "markersize": 12, "label": "in the paper"}
+        axes.plot(list(printed), list(printed.values()), "*", **style)
     _legend_beside(axes)
 
 

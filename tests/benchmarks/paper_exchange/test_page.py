@@ -8,7 +8,6 @@ import pytest
 from benchmarks.paper_exchange import page
 from benchmarks.paper_exchange.curves import Origin
 from benchmarks.paper_exchange.experiments import EXPERIMENTS, SMALL
-from benchmarks.paper_exchange.findings import Finding
 from benchmarks.paper_exchange.look import Look
 from benchmarks.paper_exchange.networks import CaffeNet
 from tests.benchmarks.paper_exchange.test_findings import curves
@@ -44,11 +43,6 @@ def test_the_page(tmp_path, look):
         assert f"| {task} | {way} | {experiment.n_replicas} | {seeds} | 90.00 |" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     # The tables of trainings, findings and runs: no cell has a bar.
-    assert {line.count("|") for line in rows} == {6, 7, 8}
+    assert {line.count("|") for line in rows} == {6, 8}
     for name in re.findall(r"`(benchmarks/results/.*?)`", text):
         assert (ROOT / name).exists()
-
-
-def test_a_row_of_the_findings():
-    *_, line = page.table([Finding(10, "a", "b", "2 %", False, "c")])
-    assert line == "| 10 | a | b | 2 % | no | c |"
