@@ -3,7 +3,18 @@
 ::
 
     conversion         from_chain: a Divisible with the same results as a chain
+    examples           minibatches of several sizes, and the calls in them
     calls              the calls of a chain's forward, and the values between them
+    recording          the run of a forward, in which its calls are noted
+    own_calls          links that define __call__
+    positional         arguments of links, by position
+    traced_arrays      arrays that record the operations on them
+    array_operations   these operations, which are layers
+    slots              arguments with places for arrays
+    places             lines of the user's code, for messages
+    resolving          the values between noted calls
+    constants          arrays that are made of sizes alone
+    anchors            inputs from which functions have their sizes
     sizes              minibatches of other sizes, which a chain may accept
     arguments          the arguments of functions in all these minibatches
     function_layers    functions between two links, as layers

@@ -1,13 +1,14 @@
 """The arguments of functions, in minibatches of several sizes.
 
 A function is recorded in each minibatch, with the shapes of its inputs. An argument
-that differs is accepted if it is a size of the function's own input::
+that differs is accepted if it is a size of one of the function's inputs, or of the
+chain's::
 
     input (4, 6, 5)     input (4, 6, 8)     argument
     axis = 1            axis = 1            1
     shape = (4, 30)     shape = (4, 48)     (shape[0], -1)
     kh = 5              kh = 8              shape[2]
-    value = 0.2         value = 0.125       refused: no size of its input
+    value = 0.2         value = 0.125       refused: no size
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
-from chainer import FunctionNode
 from chainer.functions.array.broadcast import BroadcastTo
 from chainer.functions.array.reshape import Reshape
 
-from divisible.chains.calls import INPUT, Call, ChainError, Recording, Shape
-
-#: Attributes that a function gets when it is called, which are no arguments.
-_OF_CALLS = {"_input_layouts", "stack", "_cnt"}
+from divisible.chains.array_operations import ArrayOperation
+from divisible.chains.calls import (
+    INPUT,
+    Call,
+    Callee,
+    ChainError,
+    Recording,
+    Shape,
+    short,
+)
 
 #: Name of the argument that is the shape of the output, by function.
 _SHAPES = {Reshape: "shape", BroadcastTo: "_shape"}
@@ -36,13 +42,13 @@ class Seen(NamedTuple):
 
     Attributes:
         call: The call.
-        shape: Shape of the function's first input.
+        shapes: Shapes of the inputs.
         minibatch: Shapes of the chain's inputs, as text.
         place: The last link before the function, as text.
     """
 
     call: Call
-    shape: Shape
+    shapes: tuple[Shape, ...]
     minibatch: str
     place: str
 
@@ -54,33 +60,41 @@ class Seen(NamedTuple):
         while before != INPUT and not recording.calls[before].path:
             before = recording.calls[before].inputs[0].call
         place = "the input" if before == INPUT else recording.calls[before].title
-        shape = recording.shape(call.inputs[0])
-        return cls(call, shape, recording.minibatch, place)
+        shapes = tuple(map(recording.shape, call.inputs))
+        return cls(call, shapes, recording.minibatch, place)
+
+    def with_input(self, shape: Shape) -> Seen:
+        """Returns the call with one more input, which gives sizes only."""
+        return self._replace(shapes=(*self.shapes, shape))
 
     def argument(self, name: str) -> Any:
         """Returns an argument. A shape with -1 is returned as the resulting shape."""
-        if name == _SHAPES.get(type(self.call.callee)):
+        if name == _shape_name(self.call.callee):
             return self.call.shapes[0]
         return vars(self.call.callee).get(name)
 
 
 class Size(NamedTuple):
-    """Replaces, in an argument, a size of the function's first input.
+    """Replaces, in an argument, a size of one of the function's inputs.
 
     Attributes:
-        axis: Axis of the first input.
+        axis: Axis of the input.
+        number: Position of the input.
     """
 
     axis: int
+    number: int = 0
 
     def __repr__(self) -> str:
-        return f"shape[{self.axis}]"
+        of = f"input[{self.number}]." if self.number else ""
+        return f"{of}shape[{self.axis}]"
 
 
-def arguments(function: FunctionNode) -> dict[str, Any]:
+def arguments(function: Callee) -> dict[str, Any]:
     """Returns the arguments in which functions of one class differ."""
-    names = sorted(vars(function).keys() - _OF_CALLS)
-    return {name: vars(function)[name] for name in names}
+    if isinstance(function, ArrayOperation):
+        return function.arguments
+    return dict(sorted(vars(function).items()))
 
 
 def followed(seen: Sequence[Seen]) -> dict[str, Any]:
@@ -95,7 +109,7 @@ def followed(seen: Sequence[Seen]) -> dict[str, Any]:
         input, and -1 where a reshape finds the number itself.
 
     Raises:
-        ChainError: If an argument differs, and is not a size of the input.
+        ChainError: If an argument differs, and is not a size of an input.
     """
     names = {name for each in seen for name in arguments(each.call.callee)}
     found = {}
@@ -104,31 +118,34 @@ def followed(seen: Sequence[Seen]) -> dict[str, Any]:
         if all(_is_same(values[0], value) for value in values):
             continue
         _check_samples(name, seen)
-        is_reshape = isinstance(seen[0].call.callee, Reshape)
-        found[name] = _follow(values, [each.shape for each in seen], is_reshape)
+        is_reshape = _is_reshape(seen[0].call.callee)
+        found[name] = _follow(values, [each.shapes for each in seen], is_reshape)
         if found[name] is None:
             raise _refused(name, seen)
     return found
 
 
-def fill(value: Any, shape: Shape) -> Any:
-    """Returns an argument for an input of a given shape.
+def fill(value: Any, inputs: Sequence[Any]) -> Any:
+    """Returns an argument for given inputs.
 
     Args:
         value: An argument in the result of :func:`followed`.
-        shape (tuple of int): Shape of the function's first input.
+        inputs: Arrays or variables.
 
     Example:
-        >>> fill((Size(0), 2, -1), (5, 6)), fill(Size(1), (5, 6))
+        >>> x = np.zeros((5, 6))
+        >>> fill((Size(0), 2, -1), [x]), fill(Size(1), [x])
         ((5, 2, -1), 6)
     """
     if isinstance(value, Size):
-        return shape[value.axis]
-    return tuple(shape[n.axis] if isinstance(n, Size) else n for n in value)
+        return inputs[value.number].shape[value.axis]
+    return tuple(fill(n, inputs) if isinstance(n, Size) else n for n in value)
 
 
-def _follow(values: Sequence[Any], shapes: Sequence[Shape], is_reshape: bool) -> Any:
-    """Replaces sizes of the input in a number or tuple; ``None`` if there are none."""
+def _follow(
+    values: Sequence[Any], shapes: Sequence[tuple[Shape, ...]], is_reshape: bool
+) -> Any:
+    """Replaces sizes of inputs in a number or tuple; ``None`` if there are none."""
     if all(map(_is_size, values)):
         return _size(values, shapes)
     if not all(isinstance(v, tuple) and all(map(_is_size, v)) for v in values):
@@ -147,12 +164,20 @@ def _follow(values: Sequence[Any], shapes: Sequence[Shape], is_reshape: bool) ->
     return tuple(sizes.get(i, n) for i, n in enumerate(values[0]))
 
 
-def _size(numbers: Sequence[int], shapes: Sequence[Shape]) -> Size | None:
-    """Returns the axis of the input with these numbers in the minibatches, if any."""
+def following_axis(numbers: Sequence[int], shapes: Sequence[Shape]) -> int | None:
+    """Returns the axis of an input with these sizes in the minibatches, if any."""
     n_axes = min(map(len, shapes))
     for axis in range(n_axes):
         if all(n == shape[axis] for n, shape in zip(numbers, shapes)):
-            return Size(axis)
+            return axis
+    return None
+
+
+def _size(numbers: Sequence[int], shapes: Sequence[tuple[Shape, ...]]) -> Size | None:
+    for number, each in enumerate(zip(*shapes)):
+        axis = following_axis(numbers, each)
+        if axis is not None:
+            return Size(axis, number)
     return None
 
 
@@ -167,16 +192,18 @@ def _check_samples(name: str, seen: Sequence[Seen]) -> None:
     if _is_same(mine, theirs):
         return
     title = first.call.title
-    if name != _SHAPES.get(type(first.call.callee)):
+    if name != _shape_name(first.call.callee):
         raise ChainError(
-            f"{title} is called with {name.lstrip('_')} = {mine!r} for one minibatch,"
-            f" and {theirs!r} for another one, and a layer has one for all: put the"
-            f" call into the forward of a link of its own"
+            f"{title} is called with {name.lstrip('_')} = {short(mine)} for one"
+            f" minibatch, and {short(theirs)} for another one, and a layer has one for"
+            f" all: put the call into the forward of a link of its own",
+            first.call.place,
         )
     if len(mine) != len(theirs) or sum(a != b for a, b in zip(mine, theirs)) > 1:
         raise ChainError(
             f"{title} makes the shape {mine} of one minibatch, and {theirs} of another"
-            f" one: put the call into the forward of a link of its own"
+            f" one: put the call into the forward of a link of its own",
+            first.call.place,
         )
 
 
@@ -187,12 +214,13 @@ def _refused(name: str, seen: Sequence[Seen]) -> ChainError:
     other = next(unlike, samples)
     return ChainError(
         f"{first.call.title} behind {first.place} is called with"
-        f" {name.lstrip('_')} = {mine!r} for a minibatch of shape {first.minibatch},"
-        f" and {other.argument(name)!r} for one of shape {other.minibatch}. It depends"
-        f" on the size of the input, and a layer has one value for all sizes. Write a"
-        f" function that finds the size itself, such as F.mean(h, axis=1) for"
-        f" F.sum(h, axis=1) / h.shape[1] and F.broadcast for F.broadcast_to, or put"
-        f" what reads the size, and the call, into the forward of a link of its own"
+        f" {name.lstrip('_')} = {short(mine)} for a minibatch of shape"
+        f" {first.minibatch}, and {short(other.argument(name))} for one of shape"
+        f" {other.minibatch}. It depends on the size of the input, and a layer has one"
+        f" value for all sizes. Write a function that finds the size itself, such as"
+        f" F.mean(h, axis=1) for F.sum(h, axis=1) / h.shape[1], or put what reads the"
+        f" size, and the call, into the forward of a link of its own",
+        first.call.place,
     )
 
 
@@ -204,3 +232,15 @@ def _is_same(a: Any, b: Any) -> bool:
         alike = type(a) is type(b) and len(a) == len(b)
         return alike and all(map(_is_same, a, b))
     return type(a) is type(b) and bool(np.all(a == b))
+
+
+def _shape_name(callee: Callee) -> str | None:
+    """Returns the argument that is the shape of the output, if there is one."""
+    if isinstance(callee, ArrayOperation):
+        return "shape" if callee.makes_shape else None
+    return _SHAPES.get(type(callee))
+
+
+def _is_reshape(callee: Callee) -> bool:
+    is_operation = isinstance(callee, ArrayOperation)
+    return callee.name == "reshape" if is_operation else isinstance(callee, Reshape)

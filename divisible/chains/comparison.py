@@ -37,12 +37,16 @@ def compare(
         results = []
         for each in (forward, model):
             with alike_run(chain, train):
-                y = each(*inputs)
-                results.append((y.array, _gradients(chain, y)))
-        (y, gradients), (other, others) = results
+                outputs = _outputs(each, inputs)
+                arrays = [y.array for y in outputs]
+                results.append((arrays, _gradients(chain, outputs)))
+        (ys, gradients), (own, others) = results
+        if len(ys) != len(own):
+            _differs("the number of outputs")
         shapes = " and ".join(str(x.shape) for x in inputs)
         mode = f"with chainer.config.train = {train} and inputs of shape {shapes}"
-        _check_close(f"the output {mode}", y, other)
+        for y, other in zip(ys, own):
+            _check_close(f"the output {mode}", y, other)
         scale = max((float(abs(g).max()) for g in gradients.values()), default=0.0)
         for path in gradients.keys() | others.keys():
             what = f"the gradient of {path} {mode}"
@@ -51,12 +55,35 @@ def compare(
             _check_close(what, gradients[path], others[path], scale)
 
 
-def _gradients(chain: chainer.Chain, y: Any) -> dict[str, Any]:
-    if y.creator is not None and y.dtype.kind == "f":
-        # The weights differ, because equal ones would give a softmax no gradient.
-        weights = chain.xp.cos(chain.xp.arange(y.size))
-        y.grad = weights.reshape(y.shape).astype(y.dtype)
-        y.backward()
+def _outputs(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Any]:
+    """Returns the outputs of a chain, or of its layers, as variables."""
+    try:
+        y = function(*inputs)
+    except Exception as error:
+        position = getattr(error, "layer_position", None)
+        if position is None:
+            raise
+        text = " ".join(str(error).split())
+        raise ChainError(
+            f"layer {position} raises {type(error).__name__} where the chain runs:"
+            f" {text[:300]}. Its call depends on something that is neither a variable"
+            f" nor an array: put the call and that into the forward of a link of its"
+            f" own"
+        ) from error
+    several = isinstance(y, (tuple, list))
+    return [chainer.as_variable(each) for each in (y if several else (y,))]
+
+
+def _gradients(chain: chainer.Link, outputs: Sequence[Any]) -> dict[str, Any]:
+    losses = []
+    for y in outputs:
+        if y.creator is not None and y.dtype.kind == "f":
+            # The weights differ, because equal ones would give a softmax no gradient.
+            weights = chain.xp.cos(chain.xp.arange(y.size))
+            weights = weights.reshape(y.shape).astype(y.dtype)
+            losses.append(chainer.functions.sum(y * weights))
+    if losses:
+        sum(losses[1:], losses[0]).backward()
     found = chain.namedparams()
     return {path: p.grad.copy() for path, p in found if p.grad is not None}
 
@@ -81,5 +108,6 @@ def _differs(what: str) -> None:
     raise ChainError(
         f"{what} is not the chain's: forward does something that neither a call of a"
         f" link nor one of Chainer's functions shows, such as unchain(), a change in"
-        f" place, or another way in test mode"
+        f" place, or another way in test mode, as by a flag or by chainer.config.train."
+        f" Put what does it into the forward of a link of its own"
     )

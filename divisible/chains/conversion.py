@@ -6,24 +6,25 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 import chainer
+import numpy as np
 
 from divisible.chains.arguments import Seen
 from divisible.chains.calls import (
     Call,
     ChainError,
     ForwardError,
-    Recording,
-    as_variables,
-    call_forward,
     link_paths,
-    record,
+    short,
 )
 from divisible.chains.comparison import compare
+from divisible.chains.examples import recorded_examples
 from divisible.chains.function_layers import function_layer
 from divisible.chains.line import line_up
 from divisible.chains.names import ChainNames
+from divisible.chains.own_calls import own_class
 from divisible.chains.preserved_state import alike_run, preserved_state
-from divisible.chains.sizes import Example, other_sizes
+from divisible.chains.recording import call_forward, given_to
+from divisible.chains.sizes import Example
 from divisible.early_draws import EarlyDraws, draw_early, draws
 from divisible.layer_list import Layer
 from divisible.model import Divisible
@@ -60,11 +61,16 @@ def from_chain(
                                             3  conv2           '/conv2/W' is '/3/W'
                                             4  pop('x', add)
 
+    A child that defines ``__call__`` is called as one with ``forward``. The chain gets
+    arrays, as from an updater. Operations of NumPy on them become layers as well, such
+    as ``x >= 0``, and so do constants, such as ``xp.zeros(...)``. On a GPU the chain
+    gets variables, because operations of CuPy are not recorded.
+
     The chain also runs on a minibatch with another number of samples, and on longer
     sequences and larger images if it accepts them. Arguments that depend on these sizes
     are refused, because they would be wrong in another minibatch, or in a microbatch.
-    Arguments that are sizes of a function's own input follow it:
-    ``h.reshape(len(h), -1)``, ``F.average_pooling_2d(h, h.shape[2:])``. Before the
+    Arguments that are sizes of an input follow it: ``F.reshape(h, (len(x), -1))``,
+    ``F.average_pooling_2d(h, h.shape[2:])``, ``F.broadcast_to(h, x.shape)``. Before the
     layers are returned, they are compared with the chain: their outputs in training and
     in test mode, and the gradients of all parameters. The chain is left as it was. Only
     links that get their sizes in their first call have been called, in test mode.
@@ -94,7 +100,7 @@ def from_chain(
 
     Raises:
         ValueError: If the calls of forward cannot be put in a line; the message names
-            the child or function and the reason.
+            the child or function, the reason, and the line of the user's code.
         TypeError: If ``chain`` is not a chain, or is a ``Divisible`` already.
 
     Example:
@@ -121,20 +127,21 @@ def from_chain(
     forward = chain if forward is None else forward
     device = chain.device
     try:
-        early_draws = _size(chain, forward, inputs)
+        early_draws, as_variables = _size(chain, forward, inputs)
         with preserved_state(chain), restored_random_state(device):
             if _is_list(chain, forward, depth):
                 layers, sized = _listed_layers(chain), []
             else:
-                examples = _record(chain, forward, inputs, depth)
+                examples = recorded_examples(
+                    chain, forward, inputs, depth, as_variables
+                )
                 layers, sized = _layers(examples), examples[2:]
             _check_parameters(chain, layers)
             model = ChainLayers(*(layer for layer, _ in layers))
             if early_draws is not None:
                 with alike_run(chain, train=True):
-                    is_random = draws(
-                        lambda: call_forward(forward, as_variables(inputs))
-                    )
+                    given = given_to(inputs, as_variables)
+                    is_random = draws(lambda: call_forward(forward, given))
                 model.early_draws = early_draws._replace(is_among_others=is_random)
             model.chain_names = ChainNames(
                 {
@@ -143,9 +150,13 @@ def from_chain(
                     if path and model._positions[layer] == position
                 }
             )
-            compare(chain, forward, model, inputs, (True, False))
+
+            def call(*x: Any) -> Any:
+                return forward(*given_to(x, as_variables))
+
+            compare(chain, call, model, inputs, (True, False))
             for each in sized:
-                compare(chain, forward, model, each.minibatch, (False,))
+                compare(chain, call, model, each.minibatch, (False,))
     except ChainError as error:
         raise ChainError(f"from_chain({name}): {error}") from error.__cause__
     return model
@@ -164,25 +175,55 @@ def _check(chain: Any, inputs: Sequence[Any], depth: int) -> None:
         if not isinstance(array, chainer.get_array_types()) or not array.size:
             raise ValueError(
                 f"from_chain: x must be an array with samples along its first axis, or"
-                f" a tuple of such arrays, not {array!r}"
+                f" a tuple of such arrays, one for each input, not {short(array)}. Give"
+                f" sequences of several lengths as one array, filled up by"
+                f" chainer.dataset.concat_examples(xs, padding=-1)"
             )
 
 
 def _size(
     chain: chainer.Chain, forward: Callable[..., Any], inputs: Sequence[Any]
-) -> EarlyDraws | None:
-    """Calls links that get their sizes in their first call; returns their draws."""
+) -> tuple[EarlyDraws | None, bool]:
+    """Calls links that get their sizes in their first call.
+
+    Returns:
+        What they drew, and whether the forward accepts variables only.
+    """
+    # Operations of NumPy on arrays are recorded, and operations of CuPy are not.
+    # Variables have most of them.
+    orders = (False, True) if chain.xp is np else (True, False)
+    accepted = orders[0]
+
+    def call() -> None:
+        nonlocal accepted
+        accepted = _accepted(forward, inputs, orders)
+
     found = None
-    if any(not param.is_initialized for param in chain.params()):
-        with chainer.using_config("train", False), chainer.no_backprop_mode():
-            variables = as_variables(inputs)
-            found = draw_early(
-                chain.namedparams(), lambda: call_forward(forward, variables)
-            )
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        if any(not param.is_initialized for param in chain.params()):
+            found = draw_early(chain.namedparams(), call)
+        else:
+            with preserved_state(chain), restored_random_state(chain.device):
+                call()
     for path, param in chain.namedparams():
         if not param.is_initialized:
             raise _belongs_to_no_layer(path)
-    return found
+    return found, accepted
+
+
+def _accepted(
+    forward: Callable[..., Any], inputs: Sequence[Any], orders: Sequence[bool]
+) -> bool:
+    """Calls a forward with arrays and with variables, until one of them runs."""
+    first = None
+    for as_variables in orders:
+        try:
+            call_forward(forward, given_to(inputs, as_variables))
+        except ForwardError as error:
+            first = first or error
+        else:
+            return as_variables
+    raise first
 
 
 def _layers(examples: Sequence[Example]) -> list[tuple[Layer, str]]:
@@ -199,67 +240,13 @@ def _layers(examples: Sequence[Example]) -> list[tuple[Layer, str]]:
 
 def _is_list(chain: chainer.Chain, forward: Callable[..., Any], depth: int) -> bool:
     is_sequential = getattr(type(chain), "forward", None) is chainer.Sequential.forward
-    return is_sequential and forward is chain and depth == 1
+    is_own = own_class(type(chain)) is not None
+    return is_sequential and not is_own and forward is chain and depth == 1
 
 
 def _listed_layers(chain: chainer.Sequential) -> list[tuple[Layer, str]]:
     paths = link_paths(chain)
     return [(layer, paths.get(id(layer), "")) for layer in chain]
-
-
-def _record(
-    chain: chainer.Chain, forward: Callable[..., Any], inputs: tuple, depth: int
-) -> list[Example]:
-    """Returns the calls for minibatches of several sizes, those of the example first.
-
-    The second minibatch has another number of samples. The others have other lengths,
-    or other sizes of images, as far as the chain accepts them.
-    """
-
-    def run(minibatch: tuple) -> Example:
-        with alike_run(chain, train=True):
-            return Example(minibatch, record(chain, forward, minibatch, depth))
-
-    def attempt(minibatch: tuple) -> Example | None:
-        try:
-            return run(minibatch)
-        except ForwardError:
-            return None
-
-    first, other = run(inputs), run(tuple(map(_another_minibatch, inputs)))
-    _check_alike(first.recording, other.recording, "another minibatch", "")
-    sized = other_sizes(inputs, attempt)
-    for each in sized:
-        mine, theirs = first.recording.minibatch, each.recording.minibatch
-        _check_alike(
-            first.recording,
-            each.recording,
-            f"a minibatch of shape {theirs} than for one of shape {mine}",
-            ". Put what depends on the size, such as a loop over the steps, into the"
-            " forward of a link of its own",
-        )
-    return [first, other, *sized]
-
-
-def _another_minibatch(x: Any) -> Any:
-    """Returns one more sample, in reverse order, with other values if of floats."""
-    xp = chainer.backend.get_array_module(x)
-    more = xp.concatenate([x[::-1], x[:1]])
-    return more / 2 if x.dtype.kind == "f" else more
-
-
-def _check_alike(first: Recording, other: Recording, what: str, cure: str) -> None:
-    for a, b in zip(first.calls, other.calls):
-        if (type(a.callee), a.path, a.inputs) != (type(b.callee), b.path, b.inputs):
-            raise ChainError(
-                f"forward goes another way for {what}: it calls {a.title} for one, and"
-                f" {b.title} in its place or of other values for another{cure}"
-            )
-    if len(first.calls) != len(other.calls) or first.output != other.output:
-        raise ChainError(
-            f"forward goes another way for {what}: of {len(first.calls)} calls for"
-            f" one, and of {len(other.calls)} for another{cure}"
-        )
 
 
 def _check_parameters(

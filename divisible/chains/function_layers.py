@@ -30,16 +30,22 @@ from chainer.functions.pooling.average_pooling_2d import AveragePooling2D
 from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 
 from divisible.chains.arguments import Seen, arguments, fill, followed
+from divisible.chains.array_operations import ArrayOperation
 from divisible.chains.calls import ChainError
+from divisible.chains.constants import ConstantLayer
+from divisible.chains.slots import first_slot, has_slots, put_in
 
 
 class FunctionLayer:
     """A layer that applies a function in the same way as a chain did.
 
     Args:
-        function (chainer.FunctionNode): The function as it was before it was applied.
-        follows (dict or None): The arguments that follow the shape of the first input,
-            by name; see :func:`~divisible.chains.arguments.followed`.
+        function (chainer.FunctionNode or chainer.Function): The function as it was
+            before it was applied, with a slot in place of each array among its
+            arguments.
+        follows (dict or None): The arguments that follow shapes of inputs, by name; see
+            :func:`~divisible.chains.arguments.followed`.
+        n_anchors (int): Number of the last inputs, which give sizes only.
 
     Example:
         >>> import numpy as np
@@ -50,20 +56,39 @@ class FunctionLayer:
     """
 
     def __init__(
-        self, function: FunctionNode, follows: Mapping[str, Any] | None = None
+        self,
+        function: FunctionNode | chainer.Function,
+        follows: Mapping[str, Any] | None = None,
+        n_anchors: int = 0,
     ) -> None:
         self._function = function
         self._follows = dict(follows or {})
+        self._n_anchors = n_anchors
+        given = arguments(function)
+        self._slotted = [name for name in given if has_slots(given[name])]
+        # Arrays for the slots are the last inputs.
+        self._first = min(
+            (first_slot(given[name]) for name in self._slotted), default=0
+        )
 
     def __call__(self, *inputs: Any) -> Any:
         """Applies a copy of the function, because a function is applied only once."""
-        follows = {n: fill(v, inputs[0].shape) for n, v in self._follows.items()}
+        follows = {name: fill(v, inputs) for name, v in self._follows.items()}
+        if self._n_anchors:
+            inputs = inputs[: -self._n_anchors]
         if follows and isinstance(self._function, Reshape):
             # A Reshape counts its sizes of -1 when it is made.
             function = Reshape(**follows)
         else:
             function = copy.copy(self._function)
             vars(function).update(follows)
+        if self._slotted:
+            arrays = [chainer.as_array(x) for x in inputs]
+            for name in self._slotted:
+                vars(function)[name] = put_in(vars(function)[name], arrays)
+            inputs = inputs[: self._first]
+        if isinstance(function, chainer.Function):
+            return function(*inputs)
         outputs = function.apply(inputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -71,6 +96,33 @@ class FunctionLayer:
         given = {**arguments(self._function), **self._follows}
         text = ", ".join(f"{name.lstrip('_')}={given[name]!r}" for name in given)
         return f"{type(self._function).__name__}({text})"
+
+
+class ArrayLayer:
+    """A layer that applies an operation of NumPy, with arguments that follow inputs.
+
+    Args:
+        operation (ArrayOperation): The operation.
+        follows (dict): The arguments that follow shapes of inputs, by name.
+        n_anchors (int): Number of the last inputs, which give sizes only.
+    """
+
+    def __init__(
+        self, operation: ArrayOperation, follows: Mapping[str, Any], n_anchors: int = 0
+    ) -> None:
+        self._operation = operation
+        self._follows = dict(follows)
+        self._n_anchors = n_anchors
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Applies the operation to arrays, or to the arrays of variables."""
+        follows = {name: fill(v, inputs) for name, v in self._follows.items()}
+        if self._n_anchors:
+            inputs = inputs[: -self._n_anchors]
+        return self._operation.following(follows)(*inputs)
+
+    def __repr__(self) -> str:
+        return repr(self._operation.following(self._follows))
 
 
 def function_layer(seen: Sequence[Seen]) -> Callable[..., Any]:
@@ -82,18 +134,17 @@ def function_layer(seen: Sequence[Seen]) -> Callable[..., Any]:
 
     Raises:
         ChainError: If arguments depend on the minibatch in another way than as sizes
-            of the function's own input.
+            of inputs.
     """
     function = seen[0].call.callee
-    if isinstance(function, chainer.function.FunctionAdapter):
-        raise ChainError(
-            f"{function.label} is a chainer.Function of the old kind, which is called"
-            f" once only: put the call into the forward of a link of its own"
-        )
-    follows = followed(seen)
+    if isinstance(function, ConstantLayer):
+        return function
+    follows, n_anchors = followed(seen), seen[0].call.n_anchors
+    if isinstance(function, ArrayOperation):
+        return ArrayLayer(function, follows, n_anchors) if follows else function
     readable = _READABLE.get(type(function))
     if follows or readable is None:
-        return FunctionLayer(function, follows)
+        return FunctionLayer(function, follows, n_anchors)
     return readable(function)
 
 

@@ -23,6 +23,7 @@ from typing import Any, Callable, NamedTuple
 
 from chainer import Link
 
+from divisible.chains.array_operations import ArrayOperation
 from divisible.chains.calls import INPUT, Call, Recording, Value
 from divisible.layer_list import Layer
 from divisible.skips import pop, stash
@@ -82,7 +83,7 @@ def line_up(
             layers.extend((each, "") for each in there.layers())
             layers.append((layer, call.path))
         layers.extend((stash(name), "") for name in names[number].values())
-    there = _fetch(recording, len(recording.calls), (recording.output,), names)
+    there = _fetch(recording, len(recording.calls), recording.outputs, names)
     return layers + [(each, "") for each in there.layers()]
 
 
@@ -140,7 +141,7 @@ def _outputs(recording: Recording, number: int) -> list[Value]:
 def _skip_names(recording: Recording) -> dict[int, dict[int, str]]:
     """Returns, for each call, names of its skips, by the calls at their other ends."""
     users: dict[int, list[int]] = {n: [] for n in range(INPUT, len(recording.calls))}
-    takers = [call.inputs for call in recording.calls] + [(recording.output,)]
+    takers = [call.inputs for call in recording.calls] + [recording.outputs]
     for number, inputs in enumerate(takers):
         for producer in dict.fromkeys(value.call for value in inputs):
             if producer != number - 1:
@@ -154,9 +155,9 @@ def _skip_names(recording: Recording) -> dict[int, dict[int, str]]:
 
 
 def _base(call: Call) -> str:
-    return (
-        (call.path or type(call.callee).__name__.lower()).strip("/").replace("/", "_")
-    )
+    is_operation = isinstance(call.callee, ArrayOperation)
+    name = call.callee.name if is_operation else type(call.callee).__name__.lower()
+    return (call.path or name).strip("/").replace("/", "_")
 
 
 def _unused(base: str, taken: set[str]) -> str:

@@ -40,15 +40,34 @@ def preserved_state(chain: chainer.Link) -> Iterator[None]:
 
 
 @contextmanager
-def alike_run(chain: chainer.Link, train: bool) -> Iterator[None]:
+def alike_run(chain: chainer.Link, train: bool, seed: int = 0) -> Iterator[None]:
     """Begins a run with the same state, random numbers and mode, without gradients.
 
     Args:
         chain (chainer.Link): The chain. It is restored at the end.
         train (bool): Value of ``chainer.config.train``.
+        seed (int): Seed of the random numbers.
     """
     with preserved_state(chain), chainer.using_config("train", train):
         chain.cleargrads()
-        chain.xp.random.seed(0)
+        chain.xp.random.seed(seed)
         with chainer.force_backprop_mode():
             yield
+
+
+@contextmanager
+def changed_parameters(chain: chainer.Link) -> Iterator[None]:
+    """Gives all parameters other values, and restores them at the end.
+
+    Args:
+        chain (chainer.Link): The chain; its parameters have their sizes.
+    """
+    before = {id(param): (param, param.array.copy()) for param in chain.params()}
+    for param, _ in before.values():
+        if param.dtype.kind == "f":
+            param.array *= param.dtype.type(0.75)
+    try:
+        yield
+    finally:
+        for param, array in before.values():
+            param.array[...] = array

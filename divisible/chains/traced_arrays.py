@@ -1,0 +1,215 @@
+"""Arrays of NumPy that record the operations on them.
+
+::
+
+    def forward(self, x):                  x is a TracedArray
+        mask = (x >= 0)[:, None]           two operations, each with a traced result
+        h = self.embed(x)                  nothing is recorded within calls of links
+        return self.out(h * mask)
+
+An array of a subclass reaches Chainer's functions as any array does. Operations on it
+are recorded only where the tape is on: outside of the calls that become layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Callable, Protocol
+
+import chainer
+import numpy as np
+
+from divisible.chains.array_operations import ArrayOperation, Method
+from divisible.chains.slots import take_out
+
+
+class Tape(Protocol):
+    """Records the operations."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether operations are recorded now."""
+
+    def note(
+        self, operation: ArrayOperation, inputs: tuple, outputs: tuple[Any, ...]
+    ) -> None:
+        """Records an operation with its arrays, and the arrays that it returned."""
+
+    def refuse_change(self) -> None:
+        """Raises the error of a forward that changes an array in place."""
+
+
+class TracedArray(np.ndarray):
+    """An array that records the operations on it; made by :func:`traced`."""
+
+    _tape: Tape | None = None
+
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any
+    ) -> Any:
+        """Applies an elementwise operation, and records it."""
+        if any(isinstance(each, chainer.Variable) for each in inputs):
+            return NotImplemented
+        tape = _tape_of((inputs, kwargs))
+        if kwargs.get("out") is not None or method == "at":
+            if tape is not None:
+                tape.refuse_change()
+            given = kwargs.get("out")
+            getattr(ufunc, method)(*_plain(inputs), **_plain(kwargs))
+            return None if given is None else given[0]
+        call = ufunc if method == "__call__" else getattr(ufunc, method)
+        return _apply(tape, call, inputs, kwargs)
+
+    def __array_function__(
+        self, function: Callable, types: Any, args: tuple, kwargs: dict
+    ) -> Any:
+        """Calls a function of NumPy, and records it."""
+        tape = _tape_of((args, kwargs))
+        changes = kwargs.get("out") is not None or function in _CHANGING
+        if tape is not None and changes:
+            tape.refuse_change()
+        if function in (np.reshape, np.broadcast_to):
+            return _to_shape(tape, function, args, kwargs)
+        return _apply(tape, function, args, kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        """Returns a part of the array, and records it."""
+        return _apply(_tape_of((self, key)), _getitem, (self, key), {})
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Changes the array, where operations are not recorded."""
+        if self._is_traced:
+            self._tape.refuse_change()
+        _plain(self)[_plain(key)] = _plain(value)
+
+    def reshape(self, *shape: Any, **kwargs: Any) -> Any:
+        """Returns the array in another shape, and records it."""
+        size = shape[0] if len(shape) == 1 else shape
+        return _to_shape(_tape_of(self), Method("reshape"), (self, size), kwargs)
+
+    @property
+    def T(self) -> Any:
+        """The transposed array."""
+        return self.transpose()
+
+    @property
+    def _is_traced(self) -> bool:
+        return self._tape is not None and self._tape.is_on
+
+
+def traced(array: np.ndarray, tape: Tape) -> TracedArray:
+    """Returns an array with the same memory that records operations on a tape."""
+    found = array.view(TracedArray)
+    found._tape = tape
+    return found
+
+
+def _getitem(array: Any, key: Any) -> Any:
+    return array[key]
+
+
+_getitem.__name__ = "getitem"
+
+# Functions that change their first argument.
+_CHANGING = {np.copyto, np.put, np.place, np.putmask, np.fill_diagonal}
+
+_METHODS = """
+    all any argmax argmin argpartition argsort astype clip compress copy cumprod cumsum
+    diagonal dot flatten max mean min nonzero prod ravel repeat round squeeze std sum
+    swapaxes take trace transpose var
+"""
+_CHANGING_METHODS = "fill partition put resize sort"
+
+
+def _recorded(name: str) -> Callable:
+    method = Method(name)
+
+    def run(self: TracedArray, *args: Any, **kwargs: Any) -> Any:
+        return _apply(_tape_of((self, args, kwargs)), method, (self, *args), kwargs)
+
+    run.__name__ = name
+    run.__doc__ = f"Calls the method ``{name}``, and records it."
+    return run
+
+
+def _refused(name: str) -> Callable:
+    def run(self: TracedArray, *args: Any, **kwargs: Any) -> Any:
+        if self._is_traced:
+            self._tape.refuse_change()
+        return getattr(_plain(self), name)(*_plain(args), **_plain(kwargs))
+
+    run.__name__ = name
+    run.__doc__ = f"Calls the method ``{name}``, where nothing is recorded."
+    return run
+
+
+for _name in _METHODS.split():
+    setattr(TracedArray, _name, _recorded(_name))
+for _name in _CHANGING_METHODS.split():
+    setattr(TracedArray, _name, _refused(_name))
+
+
+def _apply(tape: Tape | None, function: Callable, args: tuple, kwargs: dict) -> Any:
+    """Applies a function to plain arrays; records it if there is a tape."""
+    plain = _plain(args)
+    result = function(*plain, **_plain(kwargs))
+    if tape is None:
+        return result
+    if plain and result is plain[0]:
+        # As astype(copy=False) of the same type.
+        return args[0]
+    arrays: list[Any] = []
+    slots = take_out(args, arrays), take_out(kwargs, arrays)
+    return _noted(tape, ArrayOperation(function, *slots), arrays, result)
+
+
+def _to_shape(tape: Tape | None, function: Callable, args: tuple, kwargs: dict) -> Any:
+    """Applies a reshape or a broadcast; records the shape of its result."""
+    result = function(*_plain(args), **_plain(kwargs))
+    if tape is None or not isinstance(args[0], TracedArray):
+        return result
+    others = {key: value for key, value in kwargs.items() if key not in _SHAPES}
+    arrays: list[Any] = []
+    slot = take_out(args[0], arrays)
+    operation = ArrayOperation.to_shape(function, slot, result.shape, others)
+    return _noted(tape, operation, arrays, result)
+
+
+# Names that the argument of a shape has had.
+_SHAPES = ("shape", "newshape")
+
+
+def _noted(
+    tape: Tape, operation: ArrayOperation, arrays: Iterable[Any], result: Any
+) -> Any:
+    """Records an operation; returns its result with traced arrays."""
+    several = isinstance(result, (tuple, list))
+    outputs = tuple(result) if several else (result,)
+    if not all(isinstance(each, np.ndarray) for each in outputs):
+        # Numbers are arguments of later calls.
+        return result
+    tape.note(operation, tuple(arrays), outputs)
+    found = [traced(each, tape) for each in outputs]
+    return type(result)(found) if several else found[0]
+
+
+def _tape_of(value: Any) -> Tape | None:
+    """Returns the tape of an array in a value, if it is on."""
+    if isinstance(value, TracedArray):
+        return value._tape if value._is_traced else None
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (tuple, list)):
+        return None
+    return next(filter(None, map(_tape_of, value)), None)
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value with plain arrays in place of traced ones."""
+    if isinstance(value, TracedArray):
+        return value.view(np.ndarray)
+    if type(value) in (tuple, list):
+        return type(value)(map(_plain, value))
+    if type(value) is dict:
+        return {key: _plain(each) for key, each in value.items()}
+    return value

@@ -1,0 +1,96 @@
+"""Arguments of calls of links: those at their defaults are left out."""
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import pytest
+
+from divisible import from_chain
+from divisible.chains.calls import ChainError
+from divisible.chains.positional import by_position
+
+X = np.random.RandomState(0).normal(size=(3, 4)).astype(np.float32)
+Y = X + 1
+
+
+def forward(x, y=None, scale=1, *, mode="a"):
+    return x
+
+
+@pytest.mark.parametrize(
+    "args, kwargs, expected",
+    [
+        ((X,), {}, (X,)),
+        ((X, None), {}, (X,)),
+        ((X, None, 1), {"mode": "a"}, (X,)),
+        ((X,), {"y": None, "scale": 1}, (X,)),
+        ((X,), {"y": Y}, (X, Y)),
+        ((), {"y": Y, "x": X}, (X, Y)),
+    ],
+)
+def test_arguments_at_their_defaults_are_left_out(args, kwargs, expected):
+    found = by_position(forward, "it", args, kwargs)
+    assert len(found) == len(expected)
+    assert all(a is b for a, b in zip(found, expected))
+
+
+@pytest.mark.parametrize(
+    "args, kwargs, reason",
+    [
+        ((X, None, 2), {}, "it is called with scale=2"),
+        ((X, Y, 2), {}, "it is called with scale=2"),
+        ((X, Y, True), {}, "it is called with scale=True"),
+        ((X,), {"mode": "b"}, "it is called with mode='b'"),
+        (([X, Y],), {}, "it is called with a list, x="),
+        ((X, Y, 1, 2), {}, "it is called with argument 2=1"),
+    ],
+)
+def test_other_arguments_are_refused(args, kwargs, reason):
+    with pytest.raises(ChainError) as caught:
+        by_position(forward, "it", args, kwargs)
+    assert str(caught.value).startswith(reason)
+    assert "position only" in str(caught.value)
+
+
+class Block(chainer.Chain):
+    def __init__(self):
+        super().__init__(a=L.Linear(4, 4))
+
+    def __call__(self, x, y=None, scale=None):
+        h = F.relu(self.a(x))
+        return h if y is None else h + y
+
+
+class Net(chainer.Chain):
+    def __init__(self, call):
+        super().__init__(p=Block(), q=Block())
+        self._call = call
+
+    def __call__(self, x):
+        return self._call(self, x)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda self, x: self.q(self.p(x, None), None, None),
+        lambda self, x: self.q(self.p(x), y=self.p(x)),
+        lambda self, x: self.q(x=self.p(x, scale=None), y=x),
+    ],
+)
+def test_a_chain_with_optional_inputs_becomes_layers(call):
+    chain = Net(call)
+    model = from_chain(chain, X)
+    assert {chain.p, chain.q} <= set(model)
+    np.testing.assert_allclose(model(Y).array, chain(Y).array, rtol=1e-6)
+
+
+def test_a_refusal_has_the_line_of_the_forward():
+    chain = Net(lambda self, x: self.q(self.p(x), None, 3))
+    with pytest.raises(ValueError) as caught:
+        from_chain(chain, X)
+    text = str(caught.value)
+    assert "/q (Block) is called with scale=3" in text
+    assert "test_positional.py, in " in text and "self.q(self.p(x), None, 3)" in text
+    assert text.count("\n") < 10 and len(text) < 1000
