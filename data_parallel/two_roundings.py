@@ -128,10 +128,7 @@ class TwoRoundingsCode:
 
     def of_segment(self, fields: Fields, place: slice) -> Fields:
         """Returns the fields of some of the elements."""
-        if not self._wire.is_scaled:
-            return fields._replace(codes=fields.codes[place])
-        first, last = place.start // self._block, -(-place.stop // self._block)
-        return Fields(fields.scales[first:last], fields.codes[place])
+        return self._wire.part(fields, place, self._block)
 
     def contribute(self, segment: Segment, out: np.ndarray) -> None:
         """Writes the weighted gradient, float32."""

@@ -19,6 +19,8 @@ from chainer_kernels.float16_bits import float_to_half, half_to_float
 
 F32, U32, I32 = np.float32, np.uint32, np.int32
 ONE, ZERO = F32(1), F32(0)
+# With four bits a block's largest magnitude is scaled to 7.
+LEVELS_OF_4_BITS, PER_LEVEL_OF_4_BITS = F32(7), F32(1 / 7)
 
 # The reciprocal of a magnitude below SMALL may overflow: LIFT multiplies it first.
 SMALL, LIFT, LOWER = F32(2.0**-60), F32(2.0**66), F32(2.0**-66)
@@ -188,3 +190,59 @@ def decode_bf16(codes, out, add):
     else:
         for i in range(codes.size):
             out[i] = U32(U32(codes[i]) << U32(16)).view(F32)
+
+
+@njit(inline="always")
+def _code_of_4_bits(value, share, lift, scale):
+    """Returns a level from -7 to 7 in four bits, of a uint32."""
+    level = np.rint(F32(F32(F32(value * share) * lift) * scale))
+    return U32(U32(I32(level)) & U32(15))
+
+
+@njit(inline="always")
+def _share_of_4_bits(code):
+    """Returns the share of the largest magnitude that four bits of a uint32 mean."""
+    return F32(F32(I32(U32(code ^ U32(8))) - I32(8)) * PER_LEVEL_OF_4_BITS)
+
+
+@loop("void(f4[::1], f4, f4[::1], i8, u1[::1])")
+def encode_int4(values, share, largest, block, codes):
+    """Rounds to multiples of a block's largest magnitude by 7; blocks are even.
+
+    A byte has two codes, the first one in its lower half.
+    """
+    for b in range(largest.size):
+        part = values[b * block : (b + 1) * block]
+        out = codes[b * block // 2 : (b + 1) * block // 2]
+        lift = LIFT if largest[b] < SMALL else ONE
+        most = F32(largest[b] * lift)
+        scale = F32(LEVELS_OF_4_BITS / most) if most > ZERO else ZERO
+        for i in range(part.size // 2):
+            low = _code_of_4_bits(part[2 * i], share, lift, scale)
+            high = _code_of_4_bits(part[2 * i + 1], share, lift, scale)
+            out[i] = np.uint8(low | U32(high << U32(4)))
+        if part.size % 2:
+            last = _code_of_4_bits(part[part.size - 1], share, lift, scale)
+            out[part.size // 2] = np.uint8(last)
+
+
+@loop("void(u1[::1], f4[::1], i8, f4[::1], b1)")
+def decode_int4(codes, largest, block, out, add):
+    """Reads what :func:`encode_int4` wrote."""
+    for b in range(largest.size):
+        part = codes[b * block // 2 : (b + 1) * block // 2]
+        to = out[b * block : (b + 1) * block]
+        if add:
+            for i in range(to.size // 2):
+                code = U32(part[i])
+                to[2 * i] += F32(_share_of_4_bits(code & U32(15)) * largest[b])
+                to[2 * i + 1] += F32(_share_of_4_bits(code >> U32(4)) * largest[b])
+        else:
+            for i in range(to.size // 2):
+                code = U32(part[i])
+                to[2 * i] = F32(_share_of_4_bits(code & U32(15)) * largest[b])
+                to[2 * i + 1] = F32(_share_of_4_bits(code >> U32(4)) * largest[b])
+        if to.size % 2:
+            code = U32(part[part.size - 1]) & U32(15)
+            last = F32(_share_of_4_bits(code) * largest[b])
+            to[to.size - 1] = F32(to[to.size - 1] + last) if add else last

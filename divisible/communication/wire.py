@@ -1,7 +1,7 @@
-"""The numbers in which gradients travel: one entry for each wire dtype.
+"""The numbers in which messages travel: one entry for each wire dtype.
 
 A message of a scaled dtype has the largest magnitude of each block, in float32, and
-then the codes of all elements::
+then the codes of all elements, of which a byte holds two if they have 4 bits::
 
     |value of block 0|  |value of block 1|  ...   code 0  code 1  code 2  ...
 
@@ -15,6 +15,7 @@ zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -42,15 +43,18 @@ class Fields(NamedTuple):
 
 
 class WireDtype(NamedTuple):
-    """A dtype in which gradients travel.
+    """A dtype in which numbers travel.
 
     Attributes:
         name: The name that users give.
-        dtype: The dtype of the codes.
+        dtype: The dtype of the codes; with 4 bits, of two codes.
         is_scaled: Whether each block of elements has a scale.
         u: The error of a rounding, relative to the number.
         a: The error of a rounding, relative to the largest magnitude in the block.
         least: The absolute error of a rounding, for a dtype without scales.
+        bits: Bits of a code.
+        most_block: The most elements that share a scale; 0 for as many as a block has.
+        greatest: The greatest magnitude in its range; greater ones become it.
     """
 
     name: str
@@ -59,6 +63,9 @@ class WireDtype(NamedTuple):
     u: float
     a: float
     least: float = 0.0
+    bits: int = 0
+    most_block: int = 0
+    greatest: float = math.inf
 
     @property
     def has_kernels(self) -> bool:
@@ -67,7 +74,7 @@ class WireDtype(NamedTuple):
 
     def n_bytes(self, n: int, block: int) -> int:
         """Returns the size of a message of ``n`` elements in blocks of ``block``."""
-        return 4 * self._n_scales(n, block) + n * self.dtype.itemsize
+        return 4 * self._n_scales(n, block) + -(-n * self.bits // 8)
 
     def fields(self, message: np.ndarray, n: int, block: int) -> Fields:
         """Returns the scales and the codes of a message, as views.
@@ -80,6 +87,35 @@ class WireDtype(NamedTuple):
         start = 4 * self._n_scales(n, block)
         scales, codes = message[:start], message[start:]
         return Fields(scales.view(np.float32), codes.view(self.dtype))
+
+    def part(self, fields: Fields, place: slice, block: int) -> Fields:
+        """Returns the fields of some elements, as views.
+
+        Args:
+            fields: The fields of all elements.
+            place: Range of the elements, which begins with a block.
+            block: Number of elements in a block.
+        """
+        each = 8 * self.dtype.itemsize // self.bits
+        codes = fields.codes[place.start // each : -(-place.stop // each)]
+        if not self.is_scaled:
+            return fields._replace(codes=codes)
+        block = self.block_of(block)
+        first, last = place.start // block, -(-place.stop // block)
+        return Fields(fields.scales[first:last], codes)
+
+    def block_of(self, block: int) -> int:
+        """Returns the number of elements that share a scale.
+
+        Args:
+            block: Number of elements in a block, a multiple of 16. Where fewer share a
+                scale, a block has several scales.
+
+        Example:
+            >>> WIRE["int8"].block_of(256), WIRE["int4"].block_of(256)
+            (256, 32)
+        """
+        return math.gcd(block, self.most_block)
 
     def encode(
         self, values: np.ndarray, block: int, out: np.ndarray | None = None
@@ -140,7 +176,7 @@ class WireDtype(NamedTuple):
             Whether all products are finite. If not, zeros are written. On a GPU it is
             an array of one bool, which is valid when the kernels have run.
         """
-        share = np.float32(share)
+        share, block = np.float32(share), self.block_of(block)
         if self.name == "fp32":
             np.multiply(values, share, out=to.codes)
             return True
@@ -176,6 +212,7 @@ class WireDtype(NamedTuple):
             out: Contiguous float32 array to write to.
             add: Whether to add the numbers to ``out`` instead.
         """
+        block = self.block_of(block)
         if self.name == "fp32":
             np.add(out, fields.codes, out) if add else np.copyto(out, fields.codes)
         elif not isinstance(out, np.ndarray):
@@ -194,14 +231,14 @@ class WireDtype(NamedTuple):
             values: Numbers in one dimension.
             block: Number of elements in a block.
         """
-        magnitudes = np.abs(values, dtype=np.float64)
+        magnitudes, block = np.abs(values, dtype=np.float64), self.block_of(block)
         starts = range(0, max(values.size, 1), block)
         largest = [magnitudes[start : start + block].max(initial=0) for start in starts]
         of_blocks = np.repeat(largest, block)[: values.size]
         return self.u * magnitudes + self.a * of_blocks + self.least
 
     def _n_scales(self, n: int, block: int) -> int:
-        return -(-n // block) if self.is_scaled else 0
+        return -(-n // self.block_of(block)) if self.is_scaled else 0
 
 
 def _loops() -> Any:
@@ -219,20 +256,30 @@ def _kernels() -> Any:
 
 
 def _entry(
-    name: str, dtype: str, is_scaled: bool, u: float, a: float, least: float = 0.0
+    name: str,
+    dtype: str,
+    is_scaled: bool,
+    u: float,
+    a: float,
+    least: float = 0.0,
+    bits: int | None = None,
+    **others: Any,
 ) -> tuple[str, WireDtype]:
-    return name, WireDtype(name, np.dtype(dtype), is_scaled, u, a, least)
+    codes = np.dtype(dtype)
+    bits = 8 * codes.itemsize if bits is None else bits
+    return name, WireDtype(name, codes, is_scaled, u, a, least, bits, **others)
 
 
 #: All dtypes by name. The strategies decide which of them stands for ``'fp8'``.
 WIRE: dict[str, WireDtype] = dict(
     (
         _entry("fp32", "f4", False, 0, 0),
-        _entry("fp16", "u2", False, 2.0**-11, 0, 2.0**-25),
+        _entry("fp16", "u2", False, 2.0**-11, 0, 2.0**-25, greatest=65504.0),
         _entry("bf16", "u2", False, 2.0**-8, 0),
         _entry("e5m2", "u1", True, 2.0**-3, 2.0**-30),
         _entry("e4m3", "u1", True, 2.0**-4, 2.0**-17),
         _entry("int8", "u1", True, 0, 1 / 254),
+        _entry("int4", "u1", True, 0, 1 / 14, bits=4, most_block=32),
     )
 )
 

@@ -26,7 +26,7 @@ def bounds() -> list[str]:
     rows = [
         (
             f"``'{name}'``",
-            str(8 * entry.dtype.itemsize),
+            str(entry.bits),
             "yes" if entry.is_scaled else "no",
             _number(entry.u),
             _number(entry.a),

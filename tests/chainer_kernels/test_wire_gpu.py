@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from chainer_kernels.wire_gpu import FORMATS
 from divisible.communication.wire import WIRE
 from tests.support.gpu import NEEDS_GPU
 
@@ -65,7 +66,7 @@ def close(found, expected, where):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", WIRE)
+@pytest.mark.parametrize("name", ["fp32", *FORMATS])
 def test_bits_are_those_of_the_host(name, case):
     import cupy
 

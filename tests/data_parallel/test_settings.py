@@ -114,8 +114,8 @@ def test_the_paper_knows_no_error_feedback():
 
 
 @pytest.mark.parametrize("name", WIRE)
-def test_a_gpu_codes_all_but_the_paper(name):
-    assert Settings(name).runs_on_gpu
+def test_a_gpu_codes_all_but_the_paper_and_4_bits(name):
+    assert Settings(name).runs_on_gpu == (name != "int4")
     unknown = WIRE[name]._replace(name="int9")
     assert not unknown.has_kernels
 

@@ -71,3 +71,37 @@ def test_half_floats_are_those_of_numpy():
     np.testing.assert_array_equal(halves, x.astype(np.float16))
     brains = WIRE["bf16"].encode(x, 16).view(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(brains, x.astype(ml_dtypes.bfloat16))
+
+
+@pytest.mark.parametrize("name", sorted({*WIRE} - {"fp32"}))
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_not_encoded(name, value):
+    wire, x = WIRE[name], np.linspace(-1, 1, 75, dtype="f")
+    x[70] = value
+    message = np.full(wire.n_bytes(75, 16), 255, np.uint8)
+    assert not wire.write(x, 16, wire.fields(message, 75, 16))
+    assert not message.any()
+
+
+def test_4_bits_are_packed_in_pairs_with_a_scale_for_32():
+    wire = WIRE["int4"]
+    x = np.arange(-3, 36, dtype="f")
+    message = wire.encode(x, 256)
+    assert message.size == wire.n_bytes(39, 256) == 2 * 4 + 20
+    scales, codes = wire.fields(message, 39, 256)
+    assert scales.tolist() == [28, 35]
+    levels = np.concatenate([np.rint(x[:32] / 4), np.rint(x[32:] / 5)])
+    packed = levels.astype(int) & 15
+    expected = packed[::2] + 16 * np.append(packed[1::2], 0)
+    assert codes.tolist() == expected.tolist()
+
+
+@given(names, values(), blocks, st.integers(0, 9))
+def test_parts_of_a_message_are_those_of_its_elements(name, x, block, first):
+    wire, start = WIRE[name], min(first * block, x.size // block * block)
+    fields = wire.fields(wire.encode(x, block), x.size, block)
+    part = wire.part(fields, slice(start, x.size), block)
+    found = np.empty(x.size - start, "f")
+    wire.read(part, block, found)
+    expected = wire.decode(wire.encode(x, block), x.size, block)[start:]
+    np.testing.assert_array_equal(found, expected)
