@@ -88,9 +88,9 @@ class Pipeline(BetweenSteps):
             once per minibatch, rather than once per microbatch. Averages of
             ``DecorrelatedBatchNormalization`` cannot be joined from parts, and always
             move per microbatch.
-        message_dtype (str or None): Dtype in which wider floating-point arrays travel
-            between the stages, only with ``'mpi'``: ``'fp16'`` or ``'fp32'``; ``None``
-            for their own dtypes.
+        message_dtype (str or pair of str): Dtype of floating-point arrays between the
+            stages, or of activations and of gradients, such as ``('int8', 'bf16')``;
+            only with ``'mpi'``. See :doc:`/howto/message_dtypes`.
         timeout (float): Seconds to wait for another rank before giving up.
         loss_scale: Factor by which gradients are multiplied until the optimizer divides
             them: a number, or the ``loss_scale`` of a
@@ -190,7 +190,7 @@ class Pipeline(BetweenSteps):
         lossfun: Callable = F.softmax_cross_entropy,
         accfun: Callable | None = F.accuracy,
         transport: str = "mpi",
-        message_dtype: str | None = None,
+        message_dtype: str | tuple[str, str] | None = None,
         timeout: float = TIMEOUT,
         recompute: str | None = None,
         seed: int = 0,

@@ -63,13 +63,13 @@ class HostBuffers:
     def reuse(self) -> None:
         """Prepares for MPI to write into a buffer that was used before."""
 
-    def outgoing(self, array: Any, dtype: Any) -> Any:
-        """Returns a contiguous buffer with the array as ``dtype``, ready to be read."""
-        return np.ascontiguousarray(array, dtype)
+    def outgoing(self, array: Any) -> Any:
+        """Returns a contiguous buffer with the array, ready to be read."""
+        return np.ascontiguousarray(array)
 
-    def incoming(self, buffer: Any, dtype: Any) -> Any:
-        """Returns the array of ``dtype`` that was received."""
-        return buffer.astype(dtype, copy=False)
+    def incoming(self, buffer: Any) -> Any:
+        """Returns the array that was received."""
+        return buffer
 
 
 class DeviceBuffers(HostBuffers):
@@ -96,9 +96,9 @@ class DeviceBuffers(HostBuffers):
         """Waits for kernels, before MPI writes into a buffer that was used before."""
         self._wait_for_kernels()
 
-    def outgoing(self, array: Any, dtype: Any) -> Any:
-        """Returns a contiguous buffer with the array as ``dtype``, ready to be read."""
-        buffer = self._xp.ascontiguousarray(array, dtype)
+    def outgoing(self, array: Any) -> Any:
+        """Returns a contiguous buffer with the array, ready to be read."""
+        buffer = self._xp.ascontiguousarray(array)
         self._wait_for_kernels()
         return buffer
 
@@ -113,15 +113,15 @@ class StagedBuffers(DeviceBuffers):
     def reuse(self) -> None:
         """Does nothing: :meth:`incoming` has waited for the copy."""
 
-    def outgoing(self, array: Any, dtype: Any) -> Any:
-        """Returns a contiguous buffer with the array as ``dtype``, ready to be read."""
-        array = self._xp.ascontiguousarray(array, dtype)
+    def outgoing(self, array: Any) -> Any:
+        """Returns a contiguous buffer with the array, ready to be read."""
+        array = self._xp.ascontiguousarray(array)
         buffer = self.allocate(array.shape, array.dtype)
         array.get(out=buffer)
         return buffer
 
-    def incoming(self, buffer: Any, dtype: Any) -> Any:
-        """Returns the array of ``dtype`` that was received."""
-        array = self._xp.asarray(buffer).astype(dtype, copy=False)
+    def incoming(self, buffer: Any) -> Any:
+        """Returns the array that was received."""
+        array = self._xp.asarray(buffer)
         self._wait_for_kernels()
         return array

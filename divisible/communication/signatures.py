@@ -38,12 +38,14 @@ class TensorSpec(NamedTuple):
         requires_grad: The tensor's ``requires_grad``.
         order: The axes in the order of memory. Empty for C order. An array with gaps in
             memory is sent in C order.
+        wire: Name of the dtype in which the array travels; empty for its own.
     """
 
     shape: tuple[int, ...] | None
     dtype: str
     requires_grad: bool | None
     order: tuple[int, ...] = ()
+    wire: str = ""
 
     @property
     def shape_in_memory(self) -> tuple[int, ...]:

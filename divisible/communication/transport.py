@@ -32,11 +32,12 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible.communication.buffers import create_buffers
+from divisible.communication.narrowing import decoded, encoded, on_wire
 from divisible.communication.signatures import Signature, Tensor, signature
 from divisible.communication.tags import UNUSED_TAG, channel_tags
 from divisible.communication.wait_queries import WaitPlace
 from divisible.communication.waiting import wait
-from divisible.communication.wire import IN_NUMPY
+from divisible.communication.wire import WIRE, WireDtype
 
 # MPI counts are 32-bit in MPI 3, so a message has at most 2 GiB. Larger arrays are sent
 # in pieces of this many bytes.
@@ -50,18 +51,11 @@ LOOK_SECONDS = 1e-3
 class Transport:
     """Channels over mpi4py.
 
-    Arrays travel at their own width, whatever their dtype, unless ``message_dtype``
-    narrows them.
-
     Args:
         comm (mpi4py.MPI.Comm): Communicator, which may carry other messages as well,
             with other tags.
         timeout (float): Seconds a wait may take.
         xp: The module of the received arrays, ``numpy`` or ``cupy``.
-        message_dtype: Name of the dtype of messages, such as ``'fp16'``. Wider
-            floating-point arrays are sent as this dtype, and have their own dtype again
-            when they arrive. Halving the bytes costs precision, and numbers out of the
-            range of float16 become infinite.
 
     Attributes:
         rendezvous (bool): Whether sends may block until they are received.
@@ -69,17 +63,10 @@ class Transport:
 
     rendezvous = False
 
-    def __init__(
-        self,
-        comm: MPI.Comm,
-        timeout: float,
-        xp: Any = np,
-        message_dtype: str | None = None,
-    ) -> None:
+    def __init__(self, comm: MPI.Comm, timeout: float, xp: Any = np) -> None:
         self.comm = comm
         self.timeout = timeout
         self.memory = create_buffers(xp)
-        self._narrowest = None if message_dtype is None else IN_NUMPY[message_dtype]
         #: Called while waiting; may raise an error to end the wait.
         self.watch: Callable[[], None] | None = None
         self._sent: list[tuple[int, list[MPI.Request]]] = []
@@ -93,12 +80,6 @@ class Transport:
     def receiver(self, channel: int, peer: int) -> Receiver:
         """Returns this rank's end of a channel that comes from rank ``peer``."""
         return Receiver(self, channel, peer)
-
-    def on_wire(self, dtype: Any) -> np.dtype:
-        """Returns the dtype in which arrays of a dtype travel."""
-        dtype, wire = np.dtype(dtype), self._narrowest
-        narrows = wire is not None and dtype.kind == "f"
-        return wire if narrows and wire.itemsize < dtype.itemsize else dtype
 
     def note_sizes(self, pieces: Sequence[np.ndarray]) -> None:
         """Records whether some messages are large."""
@@ -156,6 +137,15 @@ class Sender(_Channel):
         super().__init__(transport, channel, peer)
         # For each microbatch its signature, and the number of pieces of such a message.
         self._agreed: dict[int, tuple[Signature, int]] = {}
+        self._wire: WireDtype | None = None
+
+    def narrow(self, dtype: str) -> None:
+        """Narrows wider floating-point arrays from now on.
+
+        Args:
+            dtype (str): Name of the dtype on the wire; arrays arrive in their own.
+        """
+        self._wire = None if dtype == "fp32" else WIRE[dtype]
 
     def send(self, microbatch: int, message: Sequence[Tensor]) -> None:
         """Starts to send a message, without waiting for the receiver.
@@ -163,18 +153,24 @@ class Sender(_Channel):
         Args:
             microbatch (int): The microbatch of the message.
             message: Tensors that are not modified afterwards.
+
+        Raises:
+            TypeError: If an array cannot be narrowed; nothing is sent then.
         """
         transport = self._transport
         agreed, n_pieces = self._agreed.get(microbatch, (None, 0))
         # To describe a message takes longer than to see that it is as it was.
         is_agreed = agreed is not None and _is_like(message, agreed)
         new = agreed if is_agreed else signature(message)
-        buffers = []
-        for (array, _), spec in zip(message, new):
-            if array is not None:
-                array = spec.in_memory(array) if spec.order else array
-                dtype = transport.on_wire(array.dtype)
-                buffers.append(transport.memory.outgoing(array, dtype))
+        if self._wire is None:
+            buffers = [
+                transport.memory.outgoing(spec.in_memory(array))
+                for (array, _), spec in zip(message, new)
+                if array is not None
+            ]
+        else:
+            buffers, new = self._narrowed(message, new)
+            is_agreed = new == agreed
         pieces = list(_pieces(buffers))
         transport.note_sizes(pieces)
         if is_agreed or new == agreed:
@@ -187,6 +183,21 @@ class Sender(_Channel):
             requests += [self._isend(piece, self._new_tag) for piece in pieces]
         # A request keeps its buffer alive, and so the array.
         transport.keep(self._peer, requests)
+
+    def _narrowed(
+        self, message: Sequence[Tensor], specs: Signature
+    ) -> tuple[list[Any], Signature]:
+        """Returns the buffers of a message, and its signature with their dtypes."""
+        memory, buffers, found = self._transport.memory, [], []
+        for (array, _), spec in zip(message, specs):
+            if array is not None:
+                array = spec.in_memory(array)
+                narrow = encoded(array, self._wire)
+                buffers.append(memory.outgoing(array if narrow is None else narrow))
+                wire = "" if narrow is None else self._wire.name
+                spec = spec if spec.wire == wire else spec._replace(wire=wire)
+            found.append(spec)
+        return buffers, tuple(found)
 
     def _isend(self, piece: np.ndarray, tag: int) -> MPI.Request:
         return self._comm.Isend([piece, MPI.BYTE], self._peer, tag)
@@ -301,9 +312,7 @@ class _ReceiveBuffer:
         self._transport = transport
         self.is_posted = False
         self.arrays = [
-            transport.memory.allocate(
-                spec.shape_in_memory, transport.on_wire(spec.dtype)
-            )
+            transport.memory.allocate(*on_wire(spec))
             for spec in agreed
             if spec.shape is not None
         ]
@@ -349,7 +358,8 @@ class _ReceiveBuffer:
         for spec in self._signature:
             array = None
             if spec.shape is not None:
-                array = incoming(next(arrays), spec.dtype)
+                array = incoming(next(arrays))
+                array = decoded(array, spec) if spec.wire else array
                 array = spec.received(array) if spec.order else array
             tensors.append(Tensor(array, spec.requires_grad))
         return tuple(tensors)

@@ -1,5 +1,8 @@
 """The numbers in which messages travel: one entry for each wire dtype.
 
+Replicas exchange gradients in them (`data_parallel`), and stages send activations and
+gradients in them (:mod:`divisible.communication.narrowing`).
+
 A message of a scaled dtype has the largest magnitude of each block, in float32, and
 then the codes of all elements, of which a byte holds two if they have 4 bits::
 

@@ -15,7 +15,9 @@ import numpy as np
 from divisible import Divisible
 from divisible.carried_state import carrying
 from divisible.communication.errors import check_timeout
-from divisible.communication.wire import IN_NUMPY, check_wire_dtype
+from divisible.communication.narrowing import Pair, pair_of
+from divisible.communication.wire import WIRE
+from divisible.dtypes import floating_dtypes
 from divisible.number_lists import as_list
 from divisible.planning.plan_fields import HOLD_IN
 from divisible.schedules.recomputation import check_recomputation
@@ -39,7 +41,7 @@ class Arguments(NamedTuple):
     lossfun: Callable
     accfun: Callable | None
     transport: str
-    message_dtype: str | None
+    message_dtype: Any
     timeout: float
     recompute: str
     seed: int
@@ -49,6 +51,7 @@ class Arguments(NamedTuple):
     fuse: str | Sequence[Span]
     weight_groups: int | str
     stage_groups: Sequence[int] = ()
+    edge_dtypes: Sequence[Pair] = ()
     overlap_minibatches: bool | str = AUTO
 
     def checked(self) -> Arguments:
@@ -59,7 +62,12 @@ class Arguments(NamedTuple):
             ValueError: If an argument is out of range.
         """
         stages = check_stages(self.stages)
-        check_transport(self.transport, self.message_dtype, stages[0].device)
+        message_dtype = (
+            None if self.message_dtype is None else pair_of(self.message_dtype)
+        )
+        check_transport(self.transport, stages[0].device)
+        pairs = self.edge_dtypes if message_dtype is None else [message_dtype]
+        check_message_dtypes(pairs, self.transport, stages)
         check_losses(self.lossfun, self.accfun)
         check_loss_scale(self.loss_scale)
         check_recomputation("recompute", self.recompute)
@@ -67,12 +75,23 @@ class Arguments(NamedTuple):
         check_timeout(self.timeout)
         return self._replace(
             stages=stages,
+            message_dtype=message_dtype,
             n_microbatches=count_microbatches(self.schedule, self.n_microbatches),
             seed=check_seed(self.seed),
             fuse=check_fuse(self.fuse),
             weight_groups=check_groups(self.weight_groups),
             overlap_minibatches=check_overlap(self.overlap_minibatches),
         )
+
+    def dtypes_over(self, n_edges: int) -> Sequence[Pair]:
+        """Returns the dtypes of messages over each edge; none if no edge is narrowed.
+
+        Args:
+            n_edges: Number of edges between neighbouring stages.
+        """
+        if self.message_dtype is None:
+            return self.edge_dtypes
+        return [self.message_dtype] * n_edges
 
     def to_compare(self, loss_names: Sequence[str]) -> dict[str, str]:
         """Returns the arguments that must be equal on all ranks, as texts, by name.
@@ -87,6 +106,7 @@ class Arguments(NamedTuple):
             "schedule": str(self.schedule),
             "transport": self.transport,
             "message_dtype": str(self.message_dtype),
+            "edge_dtypes": str(self.edge_dtypes),
             "seed": str(self.seed),
             "deferred_batch_norm": str(bool(self.deferred_batch_norm)),
             "what lossfun and accfun give": ", ".join(loss_names),
@@ -137,10 +157,8 @@ def _keeps_state(layer: Any) -> bool:
     return hasattr(layer, "reset_state") and not any(carrying([layer]))
 
 
-def check_transport(
-    transport: str, message_dtype: str | None, device: chainer.backend.Device
-) -> None:
-    """Refuses transports and message dtypes that do not exist or do not go together."""
+def check_transport(transport: str, device: chainer.backend.Device) -> None:
+    """Refuses transports that do not exist, or not for a device."""
     if transport not in ("mpi", "chainermn"):
         raise ValueError(f"transport must be 'mpi' or 'chainermn', not {transport!r}")
     if transport == "chainermn" and device.xp is not np:
@@ -148,11 +166,30 @@ def check_transport(
             f"the stage is on {device}, but the transport 'chainermn' is for host"
             f" memory only: use 'mpi'"
         )
-    if message_dtype is None:
+
+
+def check_message_dtypes(
+    pairs: Sequence[Pair], transport: str, stages: Sequence[Divisible]
+) -> None:
+    """Refuses dtypes of messages that do not go with a transport, device or model."""
+    names = {name for pair in pairs for name in pair}
+    if not names:
         return
     if transport != "mpi":
         raise ValueError("message_dtype needs the transport 'mpi'")
-    check_wire_dtype("message_dtype", message_dtype, tuple(IN_NUMPY))
+    device, wide = stages[0].device, np.dtype(np.float64)
+    for name in sorted(names):
+        if device.xp is not np and not WIRE[name].has_kernels:
+            raise ValueError(
+                f"message_dtype {name!r} has no kernels for a GPU, and the stage is on"
+                f" {device}: use 'int8', or leave the stage on the CPU"
+            )
+    if any(wide in floating_dtypes(stage) for stage in stages):
+        raise ValueError(
+            f"message_dtype is {', '.join(sorted(names))}, which rounds from float32,"
+            f" but the stage has parameters of float64: leave message_dtype out, or use"
+            f" float32"
+        )
 
 
 def check_hold(hold_in: str | os.PathLike, device: chainer.backend.Device) -> None:

@@ -103,7 +103,7 @@ def make_runner(start: Start, stages: Mapping[int, Stage], ranks: Ranks) -> Runn
     arguments = start.arguments
     if arguments.transport == "mpi":
         xp = arguments.stages[0].device.xp
-        transport = Transport(ranks.comm, ranks.timeout, xp, arguments.message_dtype)
+        transport = Transport(ranks.comm, ranks.timeout, xp)
     else:
         # ChainerMN is slow to load, and needed for this transport only.
         from pipeline.chainermn import ChainerMNTransport
@@ -118,6 +118,7 @@ def make_runner(start: Start, stages: Mapping[int, Stage], ranks: Ranks) -> Runn
         start.routes,
         ranks.title,
         _make_elsewhere(arguments),
+        arguments.dtypes_over(len(start.stage_ranks) - 1),
     )
 
 

@@ -20,6 +20,7 @@ from divisible.communication.flight_record import (
     SEND,
     own_flight_record,
 )
+from divisible.communication.narrowing import Pair, over
 from divisible.communication.signatures import Tensors
 from divisible.communication.transport import Receiver, Sender, Transport
 from divisible.layer_texts import title
@@ -61,6 +62,8 @@ class Runner:
         title (str): Name of this rank, for messages.
         elsewhere (HeldElsewhere or None): Store for microbatches between forward and
             backward; ``None`` for memory.
+        message_dtypes: Dtypes of messages over each edge between neighbouring stages,
+            forward and backward; none if no edge is narrowed.
 
     Attributes:
         record (Record or None): Times of the last run.
@@ -80,6 +83,7 @@ class Runner:
         routes: Sequence[Route] = (),
         title: str = "",
         elsewhere: HeldElsewhere | None = None,
+        message_dtypes: Sequence[Pair] = (),
     ) -> None:
         self._elsewhere = elsewhere
         self._title = title or f"rank {rank}"
@@ -96,7 +100,10 @@ class Runner:
                 source, target = stage_ranks[stage], stage_ranks[other]
                 tag = 2 * number + is_forward
                 if rank == source != target:
-                    self._senders[channel] = transport.sender(tag, target)
+                    self._senders[channel] = sender = transport.sender(tag, target)
+                    if message_dtypes:
+                        pair = over(message_dtypes, start, end)
+                        sender.narrow(pair[not is_forward])
                 if rank == target != source:
                     self._receivers[channel] = transport.receiver(tag, source)
         is_alone = not (self._senders or self._receivers)
@@ -203,7 +210,10 @@ class Runner:
     def _send(self, task: Task, tensors: Tensors) -> None:
         slot, peer, n_bytes = task.slot, task.operation.peer, _n_bytes(tensors)
         own_flight_record.write(SEND, BEGIN, task.name, peer, n_bytes)
-        self._senders[task.channel].send(slot.microbatch, tensors)
+        try:
+            self._senders[task.channel].send(slot.microbatch, tensors)
+        except TypeError as error:
+            raise ActionError(f"{task.name} on {self._title}: {error}") from error
         own_flight_record.write(SEND, END, task.name, peer, n_bytes)
 
     def _receive(self, task: Task) -> Tensors:

@@ -233,9 +233,9 @@ def test_sequences_in_microbatches():
 
 def test_chainermns_transport_is_for_host_memory():
     gpu = types.SimpleNamespace(xp="cupy")
-    arguments.check_transport("mpi", None, gpu)
+    arguments.check_transport("mpi", gpu)
     with pytest.raises(ValueError, match="host memory only: use 'mpi'"):
-        arguments.check_transport("chainermn", None, gpu)
+        arguments.check_transport("chainermn", gpu)
 
 
 def test_close_is_safe_after_an_error_and_after_itself():

@@ -193,8 +193,22 @@ def after_a_caught_error(comm):
         pipe.step(X, T)
 
 
-def integer_wire(comm):
-    Pipeline(stage_of(comm), comm, n_microbatches=2, message_dtype="int8")
+def unknown_wire(comm):
+    Pipeline(stage_of(comm), comm, n_microbatches=2, message_dtype=("int8", "int9"))
+
+
+def wide_parameters(comm):
+    with chainer.using_config("dtype", np.float64):
+        stage = stage_of(comm)
+    Pipeline(stage, comm, n_microbatches=2, message_dtype="int8")
+
+
+def wide_activations(comm):
+    whole = model()
+    whole.insert(2, lambda x: F.cast(x, "float64"))
+    whole.insert(3, lambda x: F.cast(x, "float32"))
+    stage = whole.divide(*[(0, 3), (3, 6)][comm.rank])
+    Pipeline(stage, comm, n_microbatches=2, message_dtype="int8").step(X, T)
 
 
 def repeated_averages(comm):
@@ -415,7 +429,9 @@ def wrong_width(comm):
         (2, timeline_of_one_rank, ["some ranks call step and others timeline"]),
         (3, left_out_call, ["a rank left a call out"]),
         (2, after_a_caught_error, ["an earlier call failed on rank 1"]),
-        (2, integer_wire, ["message_dtype must be one of fp32, fp16, not 'int8'"]),
+        (2, unknown_wire, ["message_dtype of gradients must be one of", "not 'int9'"]),
+        (2, wide_parameters, ["message_dtype is int8", "parameters of float64"]),
+        (2, wide_activations, ["0F0", "on rank 0", "float64 cannot travel in 'int8'"]),
         (
             2,
             repeated_averages,

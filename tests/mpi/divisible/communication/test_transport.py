@@ -1,5 +1,6 @@
 """Whatever is sent arrives, whatever its shapes and dtypes and their changes."""
 
+import itertools
 from unittest import mock
 
 import numpy as np
@@ -11,7 +12,9 @@ from chainer_kernels.layouts import memory_order
 from divisible.communication import transport
 from divisible.communication.collectives import all_gather, broadcast_object
 from divisible.communication.errors import StallError
+from divisible.communication.narrowing import arrived
 from divisible.communication.transport import Tensor, Transport
+from divisible.communication.wire import WIRE
 from tests.support import kernels
 from tests.support.kernels import in_order
 from tests.support.mpiexec import assert_on_ranks
@@ -168,3 +171,79 @@ def objects(comm):
 
 def test_objects():
     assert_on_ranks(3, objects)
+
+
+narrow_messages = st.lists(
+    st.fixed_dictionaries(
+        {
+            "shape": st.none() | st.lists(st.integers(0, 40), max_size=2),
+            "dtype": st.sampled_from(["float16", "float32", "int64", "bool"]),
+            "requires_grad": st.sampled_from([True, None]),
+            "order": kernels.orders,
+        }
+    ),
+    max_size=3,
+)
+
+
+@mock.patch.object(transport, "PIECE_BYTES", 64)
+def exchange_narrow(comm, drawn):
+    """A message of each dtype three times, the second time with infinity."""
+    channels = Transport(comm.Dup(), 10)
+    for number, (specs, name) in enumerate(itertools.product(drawn, sorted(WIRE))):
+        if comm.rank == 0:
+            sender = channels.sender(number, 1)
+            sender.narrow(name)
+        else:
+            receiver = channels.receiver(number, 0)
+        for step in range(3):
+            message = make_message(specs, step)
+            for array, _ in message:
+                if step == 1 and array is not None and array.dtype.kind == "f":
+                    array[(slice(-1, None),) * array.ndim] = np.inf
+            if comm.rank == 0:
+                sender.send(0, message)
+            else:
+                receiver.post(0)
+                expected = [
+                    tensor
+                    if tensor.array is None
+                    else tensor._replace(array=arrived(tensor.array, name))
+                    for tensor in message
+                ]
+                assert_equal(receiver.receive(0, "the test"), expected)
+        if comm.rank == 1:
+            receiver.close()
+    channels.flush()
+
+
+@settings(max_examples=4, suppress_health_check=list(HealthCheck), database=None)
+@given(st.lists(narrow_messages, min_size=5, max_size=5))
+def test_narrow_messages_arrive(drawn):
+    assert_on_ranks(2, exchange_narrow, drawn)
+
+
+def narrow_bytes(comm):
+    """In the steady state there are no bytes but scales and codes."""
+    channels = Transport(comm.Dup(), 10)
+    message = (Tensor(np.arange(2560, dtype="f")), Tensor(np.arange(3)))
+    if comm.rank == 0:
+        sender = channels.sender(0, 1)
+        sender.narrow("int8")
+        sent = []
+        with (
+            mock.patch.object(
+                transport.Sender,
+                "_isend",
+                lambda _, piece, tag: sent.append(piece.size),
+            ),
+            mock.patch.object(channels, "keep", lambda *_: None),
+        ):
+            for _ in range(3):
+                sender.send(0, message)
+        # The signature, once; then scales and codes, and integers.
+        assert sent[1:] == [2600, 24] * 3
+
+
+def test_narrow_messages_have_no_other_bytes():
+    assert_on_ranks(2, narrow_bytes)

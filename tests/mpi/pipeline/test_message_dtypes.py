@@ -1,0 +1,110 @@
+"""A pipeline with narrow messages trains as a serial model that rounds at its edges."""
+
+import itertools
+
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from mpi4py import MPI
+
+from benchmarks.common.rounded import Rounded
+from divisible import Divisible, Plan
+from pipeline import Pipeline
+from tests.support.equivalence import make_batches, set_up, stages_of_rank
+from tests.support.mpiexec import assert_on_ranks
+
+PAIRS = [("fp16", "fp16"), ("int8", "bf16"), ("e4m3", "e5m2"), ("int4", "fp32")]
+
+
+def mlp():
+    return [L.Linear(6, 40), F.relu, L.Linear(40, 30), F.tanh, L.Linear(30, 4)]
+
+
+def convolutions():
+    return [
+        lambda x: F.reshape(x, (-1, 1, 2, 3)),
+        L.Convolution2D(1, 5, 3, pad=1),
+        L.BatchNormalization(5),
+        F.relu,
+        L.Convolution2D(5, 7, 3, pad=1),
+        L.Linear(42, 4),
+    ]
+
+
+def serial(layers, cuts, pairs):
+    """The same model in one stage, with a layer at each cut that rounds."""
+    rounding = {cut: Rounded(*pair) for cut, pair in zip(cuts[1:-1], pairs)}
+    found = []
+    for position, layer in enumerate(layers):
+        found += [rounding[position]] if position in rounding else []
+        found.append(layer)
+    return Divisible(*found)
+
+
+def train(stages, comm, batches, **options):
+    optimizers = [set_up(stage, 0.1) for stage in stages]
+    losses = []
+    with Pipeline(stages, comm, timeout=20, **options) as pipe:
+        for x, t in batches:
+            losses.append(pipe.step(x, t)["loss"])
+            for optimizer in optimizers:
+                optimizer.update()
+        losses.append(pipe.evaluate(*batches[0])["loss"])
+    params = [p.array for stage in stages for _, p in sorted(stage.namedparams())]
+    return losses, params
+
+
+def as_the_serial_model_that_rounds(comm, make, pairs, **options):
+    batches = make_batches([8, 8, 5, 2, 8])
+    n_stages = comm.size * (2 if options.get("schedule") == "zb_v" else 1)
+    cuts = Plan.uniform(len(make()), n_stages).cuts
+    numbers = stages_of_rank(comm, n_stages, options.get("schedule"))
+    np.random.seed(3)
+    model = Divisible(*make())
+    stages = [model.divide(*Plan(cuts).range(i)) for i in numbers]
+    losses, params = train(stages, comm, batches, n_microbatches=3, **options)
+    np.random.seed(3)
+    whole = serial(make(), cuts, pairs)
+    expected, everything = train([whole], MPI.COMM_SELF, batches, n_microbatches=3)
+    assert losses == expected, (pairs, options)
+    theirs = comm.allgather([array.tobytes() for array in params])
+    found = sorted(itertools.chain(*theirs))
+    assert found == sorted(array.tobytes() for array in everything)
+
+
+def every_pair(comm):
+    for pair, make in itertools.product(PAIRS, (mlp, convolutions)):
+        pairs = [pair] * (comm.size - 1)
+        options = {"message_dtype": pair if len({*pair}) == 2 else pair[0]}
+        as_the_serial_model_that_rounds(comm, make, pairs, **options)
+
+
+def test_one_edge():
+    assert_on_ranks(2, every_pair, timeout=120)
+
+
+def every_schedule(comm):
+    pair = "int8", "bf16"
+    for schedule in ("gpipe", "1f1b", "zb_h1"):
+        options = {"schedule": schedule, "message_dtype": pair, "recompute": "always"}
+        as_the_serial_model_that_rounds(comm, mlp, [pair] * (comm.size - 1), **options)
+
+
+def test_several_edges_and_schedules():
+    assert_on_ranks(4, every_schedule, timeout=120)
+
+
+def with_infinity(comm):
+    """A number that is not finite crosses an edge as it is; the next steps go on."""
+    cuts = Plan.uniform(5, comm.size).cuts
+    batches = make_batches([6, 6, 6])
+    batches[1][0][0, 0] = np.inf
+    np.random.seed(3)
+    stage = Divisible(*mlp()).divide(*Plan(cuts).range(comm.rank))
+    with Pipeline(stage, comm, n_microbatches=3, message_dtype="int8") as pipe:
+        losses = [pipe.step(x, t)["loss"] for x, t in batches]
+    assert np.isfinite(losses).tolist() == [True, False, True]
+
+
+def test_numbers_that_are_not_finite_stay_so():
+    assert_on_ranks(2, with_infinity)
