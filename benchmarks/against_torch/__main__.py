@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def _has_onednn() -> bool:
-    """Returns whether the extra ``onednn`` is installed."""
+    """Returns whether oneDNN is installed."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         return bool(metadata.version("onednn-cpu-gomp"))
     return False

@@ -181,14 +181,17 @@ def is_usable(is_asked_for: bool) -> bool:
     """Returns whether the library works here; warns if it is broken.
 
     Args:
-        is_asked_for: Whether to warn if it is not installed as well.
+        is_asked_for: Whether to warn as well if it is not installed, or the processor
+            too old.
     """
     try:
         dnnl.library()
     except dnnl.OneDNNError as error:
-        if is_asked_for or not isinstance(error, dnnl.NotInstalledError):
+        expected = dnnl.NotInstalledError, dnnl.OldProcessorError
+        if is_asked_for or not isinstance(error, expected):
             warnings.warn(
-                f"chainer_kernels computes by BLAS and Numba: oneDNN {error}",
+                f"chainer_kernels computes by BLAS and Numba: oneDNN {error}."
+                " CHAINER_KERNELS_PROVIDER=blas silences this.",
                 RuntimeWarning,
                 stacklevel=2,
             )

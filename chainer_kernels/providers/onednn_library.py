@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 
 PACKAGE = "onednn-cpu-gomp"
+# Requirement of the package that small images of systems leave out.
+_OPENMP = "GNU's OpenMP: the package libgomp1 of Debian, or libgomp of others"
 
 #: Arguments of primitives. All numbers here are those of dnnl_types.h in oneDNN 3.
 SRC, DST, WEIGHTS, BIAS = 1, 17, 33, 41
@@ -102,6 +104,10 @@ class NotInstalledError(OneDNNError):
     """The package is not there."""
 
 
+class OldProcessorError(OneDNNError):
+    """The processor has no instructions with which the library is fast."""
+
+
 class Library:
     """The library, with its functions as attributes, and the engine of this CPU.
 
@@ -109,8 +115,8 @@ class Library:
         path: Path of ``libdnnl.so``.
 
     Raises:
-        OneDNNError: The library cannot be loaded, has another version, or does not
-            support this CPU.
+        OldProcessorError: The processor has no AVX2.
+        OneDNNError: The library cannot be loaded, or has another version.
     """
 
     def __init__(self, path: str) -> None:
@@ -124,13 +130,16 @@ class Library:
                 setattr(self, name, function)
             set_threads = shared.omp_set_num_threads
         except (OSError, AttributeError) as error:
-            raise OneDNNError(f"cannot be loaded: {error}") from error
+            cure = ""
+            if "libgomp" in str(error):
+                cure = f". Install {_OPENMP}"
+            raise OneDNNError(f"cannot be loaded: {error}{cure}") from error
         version = list(self.version().contents)
         if version[0] != _MAJOR_VERSION:
             number = ".".join(map(str, version))
             raise OneDNNError(f"{number} in {path} is not {_MAJOR_VERSION}.x")
         if self.get_effective_cpu_isa() & _AVX2 != _AVX2:
-            raise OneDNNError("is slow on a processor without AVX2")
+            raise OldProcessorError("is slow on a processor without AVX2")
         self.version_number = ".".join(map(str, version))
         # The threads of a team are not in a process that was forked, and it would wait
         # for them; a team of one needs none.
@@ -192,9 +201,7 @@ def library() -> Library:
     try:
         files = importlib.metadata.files(PACKAGE) or []
     except importlib.metadata.PackageNotFoundError:
-        raise NotInstalledError(
-            "is not installed: pip install 'divisible[onednn]'"
-        ) from None
+        raise NotInstalledError(f"is not installed: pip install {PACKAGE}") from None
     for file in files:
         if file.name.startswith("libdnnl.so"):
             return Library(str(file.locate()))

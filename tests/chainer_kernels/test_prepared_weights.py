@@ -37,7 +37,7 @@ def _has_onednn() -> bool:
 def provider(request, monkeypatch):
     """Computes by each provider, and prepares weights of small layers as well."""
     if request.param == "onednn" and not _has_onednn():
-        pytest.skip("needs the extra onednn")
+        pytest.skip("needs oneDNN")
     monkeypatch.setenv("CHAINER_KERNELS_PROVIDER", request.param)
     monkeypatch.setattr(onednn_products, "SMALLEST_PRODUCT", 1)
     monkeypatch.setattr(watched_parameters, "SMALLEST", 1)

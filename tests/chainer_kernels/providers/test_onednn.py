@@ -26,9 +26,7 @@ def _is_installed():
         return False
 
 
-installed = pytest.mark.skipif(
-    not _is_installed(), reason="needs the extra divisible[onednn]"
-)
+installed = pytest.mark.skipif(not _is_installed(), reason="needs oneDNN")
 
 
 @st.composite
@@ -155,18 +153,24 @@ print(same, os.waitpid(child, 0)[1])
 
 @installed
 def test_processor_without_avx2():
+    # Nobody asked for it, so there is no warning.
     code = """
-import warnings
+import os, warnings
 from chainer_kernels import providers
+warnings.simplefilter("error")
+print(providers.active().NAME)
+os.environ["CHAINER_KERNELS_PROVIDER"] = "onednn"
+providers.active.cache_clear()
 with warnings.catch_warnings(record=True) as caught:
-    print([providers.active().NAME for _ in range(2)][0])
+    warnings.simplefilter("always")
+    print(*[providers.active().NAME for _ in range(2)])
 print(*(warning.message for warning in caught), sep="\\n")
 """
-    name, message = _output(code, ONEDNN_MAX_CPU_ISA="SSE41").splitlines()
-    assert name == blas.NAME
+    name, names, message = _output(code, ONEDNN_MAX_CPU_ISA="SSE41").splitlines()
+    assert name == blas.NAME and names == f"{name} {name}"
     assert message == (
         "chainer_kernels computes by BLAS and Numba: oneDNN is slow on a processor"
-        " without AVX2"
+        " without AVX2. CHAINER_KERNELS_PROVIDER=blas silences this."
     )
 
 
@@ -267,6 +271,17 @@ def test_broken_library(choice, tmp_path, content):
     assert len(caught) == 1
 
 
+def test_missing_openmp_is_named_with_a_cure(choice, tmp_path):
+    def cannot_load(path):
+        raise OSError("libgomp.so.1: cannot open shared object file")
+
+    choice.setattr(onednn_library.ctypes, "CDLL", cannot_load)
+    found = [_File(str(tmp_path / "libdnnl.so.3"))]
+    choice.setattr(importlib.metadata, "files", lambda package: found)
+    with pytest.warns(RuntimeWarning, match="libgomp.so.1: .* Install .* libgomp1"):
+        assert providers.active() is blas
+
+
 def test_package_without_its_library(choice):
     choice.setattr(importlib.metadata, "files", lambda package: None)
     with pytest.warns(RuntimeWarning, match="has no libdnnl.so"):
@@ -287,7 +302,7 @@ def test_not_installed_is_no_warning(choice):
 def test_not_installed_though_asked_for(choice):
     choice.setattr(importlib.metadata, "files", _nothing_installed)
     choice.setenv("CHAINER_KERNELS_PROVIDER", "onednn")
-    with pytest.warns(RuntimeWarning, match=r"divisible\[onednn\]"):
+    with pytest.warns(RuntimeWarning, match="pip install onednn-cpu-gomp"):
         assert providers.active() is blas
 
 
