@@ -29,6 +29,8 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     functions            the kernels, a module for each family of functions
     contributions        what is added to a weight gradient without being formed
     providers            products and convolutions, by BLAS, oneDNN or cuDNN
+    product_dtype        numbers that operands of products are rounded to
+    bfloat16             float32 rounded to bfloat16
     prepared_weights     what providers make of weights, kept while these do not change
     kept_weights         the same where there is no Chainer: what is kept, and how much
     watched_parameters   who reads arrays of parameters, and may write to them
@@ -105,6 +107,7 @@ def disable() -> None:
     from chainer_kernels import switch
 
     switch.everywhere.on = False
+    switch.warn_of_products()
 
 
 def disabled():
@@ -129,6 +132,64 @@ def is_enabled() -> bool:
     from chainer_kernels import switch
 
     return switch.is_on()
+
+
+def products(dtype: str):
+    """Rounds operands of products in a block to a dtype, in this thread.
+
+    Convolutions, deconvolutions, linear functions, products of matrices and n-step
+    layers round their float32 operands to bfloat16, to nearest, ties to even. They
+    multiply and add up in float32, and return float32. So do their gradients of inputs
+    and weights, wherever backward runs later. Parameters, gradients and all other
+    functions stay float32. See :doc:`/howto/narrow_numbers`.
+
+    Args:
+        dtype: ``'bfloat16'``; or ``'float32'``, which rounds nothing.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        ValueError: The dtype is another one.
+        RuntimeError: Kernels are disabled.
+
+    Example:
+        >>> import chainer.functions as F, chainer_kernels, numpy as np
+        >>> x, W = np.array([[1.01]], "f"), np.array([[100]], "f")
+        >>> with chainer_kernels.products('bfloat16'):
+        ...     F.linear(x, W).array.item()
+        100.78125
+    """
+    from chainer_kernels import installing, product_dtype, switch
+
+    switch.check_products(dtype)
+    installing.keep_product_dtypes()
+    return product_dtype.scope(dtype)
+
+
+def set_products(dtype: str) -> None:
+    """Rounds operands of products to a dtype from now on, in all threads.
+
+    Blocks of :func:`products` go before. The environment variable
+    ``CHAINER_KERNELS_PRODUCTS=bfloat16`` does the same from the start.
+
+    Args:
+        dtype: ``'bfloat16'`` or ``'float32'``.
+
+    Raises:
+        ValueError: The dtype is another one.
+        RuntimeError: Kernels are disabled.
+
+    Example:
+        >>> import chainer_kernels
+        >>> chainer_kernels.set_products('bfloat16')
+        >>> chainer_kernels.set_products('float32')
+    """
+    from chainer_kernels import installing, product_dtype, switch
+
+    switch.check_products(dtype)
+    installing.keep_product_dtypes()
+    product_dtype.everywhere.dtype = dtype
 
 
 def __getattr__(name: str) -> Any:

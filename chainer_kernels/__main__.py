@@ -23,6 +23,7 @@ from chainer_kernels import (
     memory,
     providers,
     speed,
+    switch,
     whole_numbers,
 )
 from chainer_kernels.all_loops import compile_all
@@ -88,6 +89,9 @@ def _facts() -> dict[str, str]:
         "on a GPU": f"{cudnn.NAME} ({cudnn.version()})"
         if gpu_choice.has_cudnn()
         else "Chainer's own arithmetic",
+        "products": f"in {switch.products_in_force()}",
+        "bfloat16 products": providers.bfloat16_instructions()
+        or "no instructions: operands are rounded, and multiplied in float32",
         "8-bit products": whole_numbers.instructions()
         or f"none: they need oneDNN, and {', '.join(whole_numbers.INSTRUCTIONS)}",
         "processor": binding.get_host_cpu_name(),
@@ -133,6 +137,12 @@ def _print_speed() -> None:
         for name, stock, kernels in speed.measure()
     ]
     _print_table(("operator", "Chainer ms", "kernels ms", "ratio"), rows, left=(0,))
+    narrow = [
+        (name, f"{single * 1e3:.2f}", f"{narrow * 1e3:.2f}", f"{narrow / single:.2f}")
+        for name, single, narrow in speed.measure_products()
+    ]
+    _say("\nforward and backward, products in float32 and in bfloat16")
+    _print_table(("operator", "float32 ms", "bfloat16 ms", "ratio"), narrow, left=(0,))
 
 
 def _print_table(

@@ -16,6 +16,7 @@ from chainer import backend
 from chainer_kernels import providers, switch, threads
 from chainer_kernels.gemm import gemm
 from chainer_kernels.layouts import are_float32
+from chainer_kernels.product_dtype import FLOAT32
 from chainer_kernels.threads import blas_threads
 
 Array = Any
@@ -145,24 +146,32 @@ class Product(NamedTuple):
 
     The gradient is C contiguous and has the shape (m, n), if all axes but the first
     are flattened.
+
+    Attributes:
+        a: The left matrix.
+        b: The right matrix.
+        dtype: Dtype to which matrices of float32 are rounded.
     """
 
     a: Array
     b: Array
+    dtype: str = FLOAT32
 
     def write(self, out: Array) -> None:
         """Overwrites an array."""
         # The product is computed as in the function itself, so the bits are the same.
         if _has_kernel(out):
-            providers.active().product(self.a, self.b, out=self._matrix(out))
+            providers.of(self.dtype).product(self.a, self.b, out=self._matrix(out))
             return
         backend.get_array_module(self.a).dot(self.a, self.b, out=self._matrix(out))
 
     def add(self, out: Array, scratch: Scratch) -> None:
         """Adds to an array."""
         out = self._matrix(out)
-        if _has_kernel(out) and blas_threads() == 1:
-            providers.active().product(self.a, self.b, out=out, accumulate=True)
+        is_single = self.dtype == FLOAT32
+        if _has_kernel(out) and (blas_threads() == 1 or not is_single):
+            provider = providers.of(self.dtype)
+            provider.product(self.a, self.b, out=out, accumulate=True)
         elif not isinstance(out, numpy.ndarray):
             out += self.a.dot(self.b)
         elif blas_threads() == 1:
@@ -174,12 +183,13 @@ class Product(NamedTuple):
 
     def joined(self, others: Sequence[Contribution], rows: Rows) -> Product | None:
         """Returns the product of all rows, if they fit; ``a`` has them as columns."""
-        if any(type(other) is not Product for other in others):
-            return None
+        for other in others:
+            if type(other) is not Product or other.dtype != self.dtype:
+                return None
         every = [self, *others]
         a = rows.of([each.a.T for each in every])
         b = rows.of([each.b for each in every])
-        return None if a is None or b is None else Product(a.T, b)
+        return None if a is None or b is None else Product(a.T, b, self.dtype)
 
     def _matrix(self, out: Array) -> Array:
         return out.reshape(self.a.shape[0], self.b.shape[1])

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from types import ModuleType
 from typing import Any, Callable
 
-from chainer_kernels import catalogue, memory, switch
+from chainer_kernels import catalogue, memory, product_dtype, switch
 from chainer_kernels.catalogue import KernelEntry
 
 #: The attribute of a method in which its entry is, of the catalogue.
 _MARK = "chainer_kernels_entry"
 
+_warn_once = functools.cache(switch.warn_of_products)
+
 
 def loaded(module: ModuleType) -> None:
     """Puts kernels into a module of Chainer that was just loaded, but once."""
+    _warn_once()
     for entry in catalogue.by_module().get(module.__name__, ()):
         *owner, name = entry.name.split(".")
         place = getattr(module, owner[0]) if owner else module
@@ -29,6 +33,28 @@ def loaded(module: ModuleType) -> None:
         call = functools.wraps(chainers)(call)
         setattr(call, _MARK, entry)
         setattr(place, name, call)
+
+
+@functools.cache
+def keep_product_dtypes() -> None:
+    """Makes functions compute their backward in the dtype of products of their forward.
+
+    Where all products have one dtype this is not needed.
+    """
+    for entry in catalogue.CATALOGUE:
+        owner, _, method = entry.name.partition(".")
+        if method and "{provider}" in entry.by:
+            owner = getattr(importlib.import_module(entry.module), owner)
+            owner.backward = _in_recorded_dtype(owner.backward)
+
+
+def _in_recorded_dtype(backward: Callable) -> Callable:
+    @functools.wraps(backward)
+    def call(self: Any, *arguments: Any) -> Any:
+        with product_dtype.scope(product_dtype.recorded(self)):
+            return backward(self, *arguments)
+
+    return call
 
 
 def _method(entry: KernelEntry, owner: type, chainers: Callable) -> Callable:

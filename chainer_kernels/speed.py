@@ -13,6 +13,7 @@ import chainer.links as L
 import numpy as np
 
 import chainer_kernels
+from chainer_kernels import product_dtype
 from chainer_kernels.layouts import channels_first
 
 _ROUNDS = 5
@@ -43,6 +44,33 @@ def measure() -> Iterator[Speed]:
                 times[with_kernels].append(_seconds(run))
         # The first calls compile, and allocate.
         yield Speed(name, min(times[False][1:]), min(times[True][1:]))
+
+
+class ProductSpeed(NamedTuple):
+    """How long products take in two dtypes, forward and backward.
+
+    Attributes:
+        name: Name of the operator.
+        single: Seconds in float32.
+        narrow: Seconds with operands rounded to bfloat16.
+    """
+
+    name: str
+    single: float
+    narrow: float
+
+
+def measure_products() -> Iterator[ProductSpeed]:
+    """Generates the times of products in float32 and bfloat16, the shortest of each."""
+    for name in filter(_OPERATORS.__contains__, _PRODUCTS):
+        run = _OPERATORS[name](np.random.RandomState(0))
+        times: dict[str, list[float]] = {dtype: [] for dtype in product_dtype.DTYPES}
+        with _only(True):
+            for _ in range(_ROUNDS + 1):
+                for dtype, seconds in times.items():
+                    with product_dtype.scope(dtype):
+                        seconds.append(_seconds(run))
+        yield ProductSpeed(name, *(min(seconds[1:]) for seconds in times.values()))
 
 
 @contextlib.contextmanager
@@ -144,3 +172,6 @@ _OPERATORS = {
     "LSTM": _lstm,
     "Adam": _adam,
 }
+
+#: The operators that are timed in bfloat16 as well.
+_PRODUCTS = ("convolution 3x3", "linear", "LSTM")

@@ -23,7 +23,7 @@ import numpy as np
 
 from chainer_kernels import providers
 from chainer_kernels.geometry import Geometry
-from chainer_kernels.providers import onednn
+from chainer_kernels.providers import onednn, onednn_convolutions
 from chainer_kernels.providers import onednn_library as dnnl
 from chainer_kernels.providers.onednn_library import AlgorithmChoice, Layout, Primitive
 
@@ -151,9 +151,9 @@ def _convolution(
     n_terms = math.prod(W[1:])
     if geometry.groups > 1:
         W = (geometry.groups, W[0] // geometry.groups, *W[1:])
-    plain = Layout(W, onednn.strides(W), "int8")
+    plain = Layout(W, onednn_convolutions.strides(W), "int8")
     x_layout, y_layout = (
-        onednn.channels_last(shape, dtype)
+        onednn_convolutions.channels_last(shape, dtype)
         for shape, dtype in ((x, "uint8"), (y, "int32"))
     )
     engine = dnnl.library().engine
@@ -162,7 +162,7 @@ def _convolution(
             "convolution_forward",
             *(engine, dnnl.FORWARD_TRAINING, dnnl.DIRECT),
             *(x_layout, Layout(W, dtype="int8"), None, y_layout),
-            *onednn.windows(geometry, x[1:-1], y[1:-1]),
+            *onednn_convolutions.windows(geometry, x[1:-1], y[1:-1]),
         )
         if not _is_usable(choice, n_terms):
             return None

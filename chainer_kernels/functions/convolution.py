@@ -8,6 +8,7 @@ that are not NumPy's.
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ import numpy as np
 from chainer_kernels import providers
 from chainer_kernels.functions import gpu_convolution
 from chainer_kernels.geometry import Geometry, geometry_of
-from chainer_kernels.half_precision import in_float32, rounded
+from chainer_kernels.half_precision import SINGLE, in_float32, rounded
 from chainer_kernels.layouts import are_float32, channels_first, channels_last
+from chainer_kernels.product_dtype import record
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -37,7 +39,7 @@ def convolution(function: Any, inputs: Arrays) -> Arrays:
         return NotImplemented
     function.retain_inputs((0, 1))
     bias = np.ascontiguousarray(b[0]) if b else None
-    y = providers.active().convolution(
+    y = _provider(function, dtype).convolution(
         channels_last(x), np.ascontiguousarray(W), bias, geometry
     )
     return (channels_first(rounded(y, dtype)),)
@@ -47,7 +49,7 @@ def weight_gradient(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``forward_cpu`` of ``Convolution2DGradW``, ``forward`` of ND's."""
     if type(inputs[0]) is not np.ndarray:
         return gpu_convolution.weight_gradient(function, inputs)
-    inputs = in_float32(inputs)
+    dtype, inputs = inputs[0].dtype, in_float32(inputs)
     x, gy = inputs
     kernel = (function.kh, function.kw) if hasattr(function, "kh") else function.ksize
     geometry = geometry_of(function, kernel)
@@ -60,7 +62,7 @@ def weight_gradient(function: Any, inputs: Arrays) -> Arrays:
     ):
         return NotImplemented
     function.retain_inputs((0, 1))
-    gW = providers.active().convolution_weights(
+    gW = _provider(function, dtype).convolution_weights(
         channels_last(x), channels_last(gy), geometry
     )
     return (rounded(gW, function.W_dtype),)
@@ -78,7 +80,7 @@ def deconvolution_2d(function: Any, inputs: Arrays) -> Arrays:
     # wants the gradient of W alone.
     function._set_cover_all(x.shape, W.shape)
     size = function.outh, function.outw
-    return (rounded(_deconvolved(function, inputs, size), dtype),)
+    return (rounded(_deconvolved(function, dtype, inputs, size), dtype),)
 
 
 def deconvolution_nd(function: Any, inputs: Arrays) -> Arrays:
@@ -94,12 +96,14 @@ def deconvolution_nd(function: Any, inputs: Arrays) -> Arrays:
     function.retain_inputs((0, 1))
     function.outs = size
     function._set_cover_all(x, W)
-    return (rounded(_deconvolved(function, inputs, size), dtype),)
+    return (rounded(_deconvolved(function, dtype, inputs, size), dtype),)
 
 
-def _deconvolved(function: Any, inputs: Arrays, size: tuple[int, ...]) -> np.ndarray:
+def _deconvolved(
+    function: Any, dtype: np.dtype, inputs: Arrays, size: tuple[int, ...]
+) -> np.ndarray:
     x, W, *b = inputs
-    y = providers.active().convolution_data(
+    y = _provider(function, dtype).convolution_data(
         channels_last(x),
         np.ascontiguousarray(W),
         geometry_of(function, W.shape[2:]),
@@ -108,6 +112,11 @@ def _deconvolved(function: Any, inputs: Arrays, size: tuple[int, ...]) -> np.nda
     if b:
         y += b[0]
     return channels_first(y)
+
+
+def _provider(function: Any, dtype: np.dtype) -> ModuleType:
+    """Returns the provider for arrays of a dtype: float16 is rounded only once."""
+    return providers.of(record(function)) if dtype == SINGLE else providers.active()
 
 
 def is_covered(

@@ -8,9 +8,10 @@ from typing import Any
 import chainer
 import numpy as np
 
-from chainer_kernels import threads
+from chainer_kernels import providers, threads
+from chainer_kernels.bfloat16 import rounded
 from chainer_kernels.layouts import are_float32
-from chainer_kernels.providers import active
+from chainer_kernels.product_dtype import FLOAT32, record
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -24,7 +25,8 @@ def linear(function: Any, inputs: Arrays) -> Arrays:
         return NotImplemented
     function._config_use_ideep = chainer.config.use_ideep
     x, W, *b = map(_as_matrix, inputs)
-    y = active().product_with_weights(x, W, is_transposed=True)
+    provider = providers.of(record(function))
+    y = provider.product_with_weights(x, W, is_transposed=True)
     for bias in b:
         y += bias
     function.retain_inputs((0, 1))
@@ -38,7 +40,7 @@ def linear_grad_data(function: Any, inputs: Arrays) -> Arrays:
     function._config_use_ideep = chainer.config.use_ideep
     function.retain_inputs((0, 1))
     W, gy = map(_as_matrix, inputs)
-    return (active().product_with_weights(gy, W),)
+    return (providers.of(record(function)).product_with_weights(gy, W),)
 
 
 def linear_grad_weight(function: Any, inputs: Arrays) -> Arrays:
@@ -48,7 +50,7 @@ def linear_grad_weight(function: Any, inputs: Arrays) -> Arrays:
     function._config_use_ideep = chainer.config.use_ideep
     function.retain_inputs((0, 1))
     x, gy = map(_as_matrix, inputs)
-    return (active().product(gy.T, x),)
+    return (providers.of(record(function)).product(gy.T, x),)
 
 
 def matmul(function: Any, inputs: Arrays) -> Arrays:
@@ -70,10 +72,13 @@ def matmul(function: Any, inputs: Arrays) -> Arrays:
         b = b.swapaxes(-1, -2)
     if function.transc:
         a, b = b.swapaxes(-1, -2), a.swapaxes(-1, -2)
+    dtype = record(function)
     if b.ndim > 2:
+        if dtype != FLOAT32:
+            a, b = rounded(a), rounded(b)
         return (_products(a, b),)
     rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
-    y = active().product(_as_matrix(rows), _as_matrix(b))
+    y = providers.of(dtype).product(_as_matrix(rows), _as_matrix(b))
     return (y.reshape(*a.shape[:-1], b.shape[-1]),)
 
 

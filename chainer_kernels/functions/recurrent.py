@@ -29,7 +29,7 @@ import numpy as np
 from chainer.functions.noise.dropout import Dropout
 from chainer.functions.rnn import n_step_gru, n_step_lstm
 
-from chainer_kernels import kept_weights, switch
+from chainer_kernels import kept_weights, providers, switch
 from chainer_kernels.functions.recurrent_cells import (
     GRU,
     LSTM,
@@ -42,7 +42,8 @@ from chainer_kernels.half_precision import (
     in_float32,
     rounded,
 )
-from chainer_kernels.providers import active
+from chainer_kernels.layouts import are_float32
+from chainer_kernels.product_dtype import FLOAT32, here
 
 Array = np.ndarray
 
@@ -169,6 +170,7 @@ class NStepLayer(chainer.FunctionNode):
         if is_backward:
             self._rows.reverse()
         self._half: tuple | None = None
+        self._dtype = FLOAT32
 
     @property
     def label(self) -> str:
@@ -180,11 +182,14 @@ class NStepLayer(chainer.FunctionNode):
         cell = self._cell
         self.retain_inputs(range(len(inputs)))
         dtype = inputs[0].dtype
+        if are_float32(inputs[0]):
+            self._dtype = here()
+        provider = providers.of(self._dtype)
         x, states, wx, wh, bx, bh = self._split(in_float32(inputs))
         states = [state.copy() for state in states]
         h = states[0]
         n = h.shape[1]
-        gates = active().product(x, self._stacked(wx).T)
+        gates = provider.product(x, self._stacked(wx).T)
         bias = cell.bias(cell.stacked(bx), cell.stacked(bh), gates)
         # Not transposed, it is multiplied by few rows faster.
         wh = self._stacked(wh, is_transposed=True)
@@ -196,7 +201,7 @@ class NStepLayer(chainer.FunctionNode):
             live = slice(0, rows.stop - rows.start)
             for state, all_of_it in zip(states, before):
                 all_of_it[rows] = state[live]
-            product = active().product(h[live], wh, out=recurrent[live])
+            product = provider.product(h[live], wh, out=recurrent[live])
             cell.forward(gates[rows], product, [s[live] for s in states], bias)
             if kept is not None:
                 kept[rows] = product[:, -n:]
@@ -207,15 +212,18 @@ class NStepLayer(chainer.FunctionNode):
     def _stacked(self, weights: Sequence[Array], is_transposed: bool = False) -> Array:
         """Returns the weights of all gates, one below the other, or beside each other.
 
-        Within a scope of unchanged weights they are stacked but once.
+        They are ready for products. Within a scope of unchanged weights they are made
+        but once.
         """
 
         def make() -> Array:
             stacked = self._cell.stacked(weights)
-            return np.ascontiguousarray(stacked.T) if is_transposed else stacked
+            return providers.of(self._dtype).as_operand(
+                np.ascontiguousarray(stacked.T) if is_transposed else stacked
+            )
 
         n_bytes = sum(each.nbytes for each in weights)
-        key = "stacked gates", is_transposed
+        key = "stacked gates", is_transposed, self._dtype
         return kept_weights.kept_of_all(weights, key, n_bytes, make)
 
     def _split(self, inputs: Sequence[Any]) -> tuple:
@@ -251,6 +259,7 @@ class NStepLayer(chainer.FunctionNode):
         cell = self._cell
         inputs = in_float32(inputs)
         x, _, wx, *_ = self._split(inputs)
+        provider = providers.of(self._dtype)
         first, k = 1 + cell.n_states, cell.n_gates
         is_half = max(wanted, default=0) < first and any(
             v.requires_grad for v in self.inputs[1:]
@@ -262,13 +271,13 @@ class NStepLayer(chainer.FunctionNode):
         for start, gradient, operand in ((0, g_x, x), (1, g_h, before[0])):
             at = [first + start * k + place for place in cell.order]
             if wanted & {*at}:
-                product = active().product(gradient.T, operand)
+                product = provider.product(gradient.T, operand)
                 found.update(zip(at, product.reshape(k, n, -1)))
             at = [place + 2 * k for place in at]
             if wanted & {*at}:
                 found.update(zip(at, gradient.sum(axis=0).reshape(k, n)))
         if 0 in wanted:
-            found[0] = active().product(g_x, self._stacked(wx))
+            found[0] = provider.product(g_x, self._stacked(wx))
         return found
 
     def _gradients_of_sums(
@@ -318,6 +327,7 @@ class NStepLayer(chainer.FunctionNode):
             g_h: Written: gradients of the products with the states. The array may
                 be ``g_x``.
         """
+        provider = providers.of(self._dtype)
         gates, before, kept = self._memory
         gh = g_states[0]
         through = np.empty_like(gh)
@@ -333,7 +343,7 @@ class NStepLayer(chainer.FunctionNode):
                 g_x[rows],
                 g_h[rows],
             )
-            product = active().product(g_h[rows], wh, out=through[live])
+            product = provider.product(g_h[rows], wh, out=through[live])
             if keeps:
                 gh[live] += product
             else:

@@ -20,6 +20,7 @@ from chainer_kernels.functions.sums import total
 from chainer_kernels.geometry import Geometry, geometry_of
 from chainer_kernels.half_precision import widened
 from chainer_kernels.layouts import channels_last
+from chainer_kernels.product_dtype import FLOAT32, recorded
 
 Array = Any
 
@@ -42,7 +43,8 @@ def linear(
         if not _has_gemm(parameter.array, gy):
             continue
         if i == 1 and _has_gemm(x := function.inputs[0].data, gy):
-            contributions[i] = Product(multiplied.T, _for_gemm(x))
+            dtype = recorded(function)
+            contributions[i] = Product(multiplied.T, _for_gemm(x), dtype)
         elif i == 2:
             contributions[i] = Sum(multiplied, (0,))
     return contributions
@@ -86,7 +88,8 @@ class TurnedWeights(NamedTuple):
 
     def add(self, out: Array, is_first: bool) -> None:
         """Adds to an array as (O, taps, C / groups), or overwrites it."""
-        providers.active().add_turned_weights(*self.weights, out, is_first)
+        *arrays, dtype = self.weights
+        providers.of(dtype).add_turned_weights(*arrays, out, is_first)
 
     @staticmethod
     def bring_in_order(out: Array) -> None:
@@ -101,26 +104,30 @@ class ConvolutionWeights(NamedTuple):
         x: The input, (N, *sizes, C) and contiguous.
         gy: The output gradient, (N, *sizes, O) and contiguous.
         geometry: The convolution's.
+        dtype: Dtype to which operands are rounded.
     """
 
     x: Array
     gy: Array
     geometry: Geometry
+    dtype: str = FLOAT32
 
     @property
     def turned(self) -> TurnedWeights | None:
         """The same in the order in which it is made, where that is another one."""
         x, gy = self.x.shape, self.gy.shape
-        is_turned = providers.active().turns_weights(x, gy, self.geometry)
+        is_turned = providers.of(self.dtype).turns_weights(x, gy, self.geometry)
         return TurnedWeights(self) if is_turned else None
 
     def write(self, out: Array) -> None:
         """Overwrites an array."""
-        providers.active().convolution_weights(*self, out=out)
+        *arrays, dtype = self
+        providers.of(dtype).convolution_weights(*arrays, out=out)
 
     def add(self, out: Array, scratch: Scratch) -> None:
         """Adds to an array."""
-        providers.active().convolution_weights(*self, out=out, accumulate=True)
+        *arrays, dtype = self
+        providers.of(dtype).convolution_weights(*arrays, out=out, accumulate=True)
 
     def joined(
         self, others: Sequence[Contribution], rows: Rows
@@ -131,13 +138,13 @@ class ConvolutionWeights(NamedTuple):
         """
         for other in others:
             is_alike = type(other) is ConvolutionWeights
-            if not is_alike or other.geometry != self.geometry:
+            if not is_alike or other[2:] != self[2:]:
                 return None
         every = [self, *others]
         x, gy = (rows.of([each[i] for each in every]) for i in (0, 1))
         if x is None or gy is None:
             return None
-        return ConvolutionWeights(x, gy, self.geometry)
+        return self._replace(x=x, gy=gy)
 
 
 def convolution(
@@ -195,7 +202,10 @@ def _convolved(
     contributions: dict[int, Contribution] = {}
     if 1 in parameters:
         contributions[1] = ConvolutionWeights(
-            channels_last(images), channels_last(outputs), geometry
+            channels_last(images),
+            channels_last(outputs),
+            geometry,
+            recorded(function),
         )
     if 2 in parameters:
         contributions[2] = Sum(gy, (0, *range(2, gy.ndim)))

@@ -14,13 +14,15 @@ A provider is a module with::
     turn_weights_back(turned)                            to Chainer's, where it is
     product(a, b, out=None, accumulate=False)   -> a @ b, or out, perhaps added
     product_with_weights(a, W, is_transposed)   -> a @ W, or a @ W.T
+    as_operand(W)                               -> W, ready for several products
 
-Arrays are float32. Activations are C contiguous and channels last: x (N, *sizes, C),
-y (N, *sizes, O). W and gW are Chainer's, (O, C / groups, *kernel), and C contiguous.
-Matrices may be transposed views. ``pad`` is the padding before the inputs. The
-padding behind them follows from the sizes of y, ``geometry.output_sizes``. ``relu``
-replaces negative numbers in y by zero, while they are in the cache. Arrays made of W
-may be kept, where :mod:`chainer_kernels.prepared_weights` allows it.
+Arrays are float32. Those that compute in bfloat16 round operands themselves.
+Activations are C contiguous and channels last: x (N, *sizes, C), y (N, *sizes, O). W
+and gW are Chainer's, (O, C / groups, *kernel), and C contiguous. Matrices may be
+transposed views. ``pad`` is the padding before the inputs. The padding behind them
+follows from the sizes of y, ``geometry.output_sizes``. ``relu`` replaces negative
+numbers in y by zero, while they are in the cache. Arrays made of W may be kept, where
+:mod:`chainer_kernels.prepared_weights` allows it.
 
 ``cudnn`` has another interface. It computes with CuPy's arrays.
 """
@@ -30,7 +32,11 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import warnings
 from types import ModuleType
+
+from chainer_kernels.product_dtype import FLOAT32
+from chainer_kernels.providers.rounded import RoundedOperands
 
 #: The providers, in the order in which they are tried.
 NAMES = ("onednn", "blas")
@@ -57,3 +63,35 @@ def active() -> ModuleType:
         if provider.is_usable(asked is not None):
             return provider
     return importlib.import_module("chainer_kernels.providers.blas")
+
+
+def of(dtype: str) -> ModuleType | RoundedOperands:
+    """Returns the provider of products in a dtype.
+
+    Args:
+        dtype: Dtype of the operands, as :func:`.product_dtype.here` returns it.
+    """
+    return active() if dtype == FLOAT32 else _in_bfloat16()
+
+
+@functools.cache
+def _in_bfloat16() -> ModuleType | RoundedOperands:
+    """Returns the provider of products in bfloat16; warns if it has no instructions."""
+    if bfloat16_instructions() is None:
+        warnings.warn(
+            "products in bfloat16 are slower here than in float32: operands are"
+            " rounded, and multiplied in float32. Instructions need oneDNN (pip install"
+            " 'divisible[onednn]') and a processor with AMX or AVX-512-BF16",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return RoundedOperands(active())
+    return importlib.import_module("chainer_kernels.providers.onednn_bfloat16")
+
+
+def bfloat16_instructions() -> str | None:
+    """Returns the instructions that multiply bfloat16; ``None`` if there are none."""
+    if not active().__name__.endswith(".onednn"):
+        return None
+    in_bfloat16 = "chainer_kernels.providers.onednn_bfloat16"
+    return importlib.import_module(in_bfloat16).instructions()

@@ -163,6 +163,11 @@ def product_with_weights(
     return product(a, W.T if is_transposed else W)
 
 
+def as_operand(W: np.ndarray) -> np.ndarray:
+    """Returns a matrix for several products, as it is."""
+    return W
+
+
 def version() -> str:
     """Returns the libraries that multiply, and for which processors they do."""
     pools = [p for p in threadpoolctl.threadpool_info() if p["user_api"] == "blas"]

@@ -37,13 +37,19 @@ _QUERY_LAYOUT = {WEIGHTS: 131, DIFF_WEIGHTS: 132, _SCRATCHPAD: 136}
 _QUERY_IMPLEMENTATION = 8
 FORWARD_TRAINING, DIRECT = 64, 1
 _CPU, _IN_ORDER, _ANY, _OF_THE_CALLER = 1, 1, 1, 1
-_DTYPES = {"float32": 3, "int32": 4, "int8": 5, "uint8": 6}
+_DTYPES = {"bfloat16": 2, "float32": 3, "int32": 4, "int8": 5, "uint8": 6}
 _OUT_OF_MEMORY, _STATUS = 1, {2: "invalid arguments", 3: "not implemented"}
 _MAJOR_VERSION, _AVX2 = 3, 0x7
 
 #: One number for each of the axes that an array may have.
 Dims = c_int64 * 12
 _RESULT = ctypes.POINTER(c_void_p)
+
+# Products of matrices in rows; the second one is exported, but in no header.
+_GEMM = [
+    *[c_char, c_char, c_int64, c_int64, c_int64],
+    *[c_float, c_void_p, c_int64, c_void_p, c_int64, c_float, c_void_p, c_int64],
+]
 
 # The functions that are called, and what each takes. Most return a status.
 _FUNCTIONS = {
@@ -84,10 +90,8 @@ _FUNCTIONS = {
     "primitive_create": [_RESULT, c_void_p],
     "primitive_execute": [c_void_p, c_void_p, c_int, c_void_p],
     "primitive_destroy": [c_void_p],
-    "sgemm": [
-        *[c_char, c_char, c_int64, c_int64, c_int64],
-        *[c_float, c_void_p, c_int64, c_void_p, c_int64, c_float, c_void_p, c_int64],
-    ],
+    "sgemm": _GEMM,
+    "gemm_bf16bf16f32": _GEMM,
 }
 _RETURNS = {
     "version": ctypes.POINTER(c_int * 3),
@@ -231,7 +235,7 @@ class Layout(_Object):
     Args:
         shape: The shape.
         strides: In elements; without them the library is to choose.
-        dtype: ``'float32'``, ``'int32'``, ``'int8'`` or ``'uint8'``.
+        dtype: Its name, one of ``_DTYPES``.
     """
 
     def __init__(

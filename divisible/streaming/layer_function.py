@@ -25,6 +25,7 @@ import numpy as np
 
 from chainer_kernels.catalogue import Backward
 from chainer_kernels.contributions import Contribution, Scratch, Whole
+from chainer_kernels.product_dtype import record, recorded
 from divisible.streaming import activations
 from divisible.streaming.parameter import ARRAY, GRADIENT, StreamedParameter
 from divisible.streaming.products import Operation
@@ -53,12 +54,14 @@ class LayerFunction(chainer.FunctionNode):
         x, W, *rest = inputs
         b = rest[0] if rest else None
         y = np.empty(self.operation.output_shape(x, W), x.dtype)
+        dtype = record(self)
         passing = self.weights.passing
         if chainer.config.enable_backprop:
             passing = self.weights.timed_pass
             self.weights.trial.count(len(x))
         for start, stop in passing(set(), {ARRAY}):
-            z, bias = self.operation.forward(x, W[start:stop], _rows(b, start, stop))
+            segment = W[start:stop], _rows(b, start, stop)
+            z, bias = self.operation.forward(x, *segment, dtype)
             activations.forward(self.activation, z, bias, y, start)
         self.retain_inputs((0, 1))
         if self.activation is not None:
@@ -120,7 +123,7 @@ class LayerFunction(chainer.FunctionNode):
 
         def share(rows: slice) -> Contribution:
             gz = sums.add(rows.start, rows.stop)
-            return self.operation.weights(x, W[rows], gz)
+            return self.operation.weights(x, W[rows], gz, recorded(self))
 
         self.weights.update_early(share, known)
         if needs_gx:
@@ -190,12 +193,13 @@ class _Sums:
         function, found = self._function, self._found
         x, W = function._arrays()
         operation, rows = function.operation, slice(start, stop)
+        dtype = recorded(function)
         gz = function.behind_activation(self._gy, start, stop)
         if 0 in found:
-            share = operation.input_gradient(x, W[rows], gz)
+            share = operation.input_gradient(x, W[rows], gz, dtype)
             self._put(share, found[0], is_first=start == 0)
         if 1 in found:
-            share = operation.weights(x, W[rows], gz)
+            share = operation.weights(x, W[rows], gz, dtype)
             self._put(share, found[1][rows], is_first=self._before[1] is None)
         if 2 in found:
             found[2][rows] = function.sum_of_outputs(gz)
@@ -254,7 +258,7 @@ class WeightShare(NamedTuple):
             gz = function.behind_activation(self.gy, start, stop)
             yield (
                 slice(start, stop),
-                function.operation.weights(x, W[start:stop], gz),
+                function.operation.weights(x, W[start:stop], gz, recorded(function)),
             )
 
 

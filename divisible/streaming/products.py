@@ -6,6 +6,8 @@ channels::
     forward          z = x W[start:stop]^T, and b[start:stop] with it or for later
     input_gradient   gx += gz W[start:stop]
     weights          gW[start:stop] = gz^T x,  or += it
+
+Operands may be rounded to a dtype for it, as :mod:`chainer_kernels.product_dtype` says.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from chainer.functions.connection.convolution_2d import (
 )
 
 from chainer_kernels.contributions import Contribution, Product, Whole
+from chainer_kernels.product_dtype import scope
 
 
 class Outputs(NamedTuple):
@@ -41,13 +44,17 @@ class Operation(Protocol):
     def output_shape(self, x: np.ndarray, W: np.ndarray) -> tuple[int, ...]:
         """Returns the shape of the whole output."""
 
-    def forward(self, x: np.ndarray, W: np.ndarray, b: Any) -> Outputs:
+    def forward(self, x: np.ndarray, W: np.ndarray, b: Any, dtype: str) -> Outputs:
         """Returns the outputs of some rows of W; b may be ``None``."""
 
-    def input_gradient(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Any:
+    def input_gradient(
+        self, x: np.ndarray, W: np.ndarray, gz: np.ndarray, dtype: str
+    ) -> Any:
         """Returns the contribution of these outputs to the gradient of x."""
 
-    def weights(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Contribution:
+    def weights(
+        self, x: np.ndarray, W: np.ndarray, gz: np.ndarray, dtype: str
+    ) -> Contribution:
         """Returns the gradient of these rows of W, as a contribution."""
 
 
@@ -58,20 +65,24 @@ class Linear(NamedTuple):
         """Returns the shape of the whole output."""
         return len(x), len(W)
 
-    def forward(self, x: np.ndarray, W: np.ndarray, b: Any) -> Outputs:
+    def forward(self, x: np.ndarray, W: np.ndarray, b: Any, dtype: str) -> Outputs:
         """Returns the outputs of some rows of W."""
         z = np.empty((len(x), len(W)), x.dtype)
-        Product(x, W.T).write(z)
+        Product(x, W.T, dtype).write(z)
         # The activation adds the bias in the same pass.
         return Outputs(z, b)
 
-    def input_gradient(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Any:
+    def input_gradient(
+        self, x: np.ndarray, W: np.ndarray, gz: np.ndarray, dtype: str
+    ) -> Any:
         """Returns the contribution of these outputs to the gradient of x."""
-        return Product(gz, W)
+        return Product(gz, W, dtype)
 
-    def weights(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Contribution:
+    def weights(
+        self, x: np.ndarray, W: np.ndarray, gz: np.ndarray, dtype: str
+    ) -> Contribution:
         """Returns the gradient of these rows of W."""
-        return Product(gz.T, x)
+        return Product(gz.T, x, dtype)
 
 
 class Convolution(NamedTuple):
@@ -92,15 +103,17 @@ class Convolution(NamedTuple):
         sizes = self._function()._get_out_size(x.shape, W.shape)
         return (len(x), len(W), *sizes)
 
-    def forward(self, x: np.ndarray, W: np.ndarray, b: Any) -> Outputs:
+    def forward(self, x: np.ndarray, W: np.ndarray, b: Any, dtype: str) -> Outputs:
         """Returns the outputs of some rows of W."""
-        with chainer.no_backprop_mode():
+        with chainer.no_backprop_mode(), scope(dtype):
             inputs = (x, W) if b is None else (x, W, b)
             return Outputs(self._function().apply(inputs)[0].array, None)
 
-    def input_gradient(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Any:
+    def input_gradient(
+        self, x: np.ndarray, W: np.ndarray, gz: np.ndarray, dtype: str
+    ) -> Any:
         """Returns the contribution of these outputs to the gradient of x."""
-        with chainer.no_backprop_mode():
+        with chainer.no_backprop_mode(), scope(dtype):
             gx = F.deconvolution_2d(
                 gz,
                 W,
@@ -111,9 +124,11 @@ class Convolution(NamedTuple):
             )
         return Whole(gx.array)
 
-    def weights(self, x: np.ndarray, W: np.ndarray, gz: np.ndarray) -> Contribution:
+    def weights(
+        self, x: np.ndarray, W: np.ndarray, gz: np.ndarray, dtype: str
+    ) -> Contribution:
         """Returns the gradient of these rows of W."""
-        with chainer.no_backprop_mode():
+        with chainer.no_backprop_mode(), scope(dtype):
             function = Convolution2DGradW(self._function(), W.shape, W.dtype, None)
             return Whole(function.apply((x, gz))[0].array)
 

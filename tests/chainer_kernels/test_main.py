@@ -63,8 +63,8 @@ def test_says_why_nothing_is_in_force():
 
 @pytest.mark.parametrize("is_on", [True, False])
 def test_speed_of_an_operator(monkeypatch, is_on):
-    relu = {"ReLU": speed._OPERATORS["ReLU"]}
-    monkeypatch.setattr(speed, "_OPERATORS", relu)
+    two = {name: speed._OPERATORS[name] for name in ("ReLU", "linear")}
+    monkeypatch.setattr(speed, "_OPERATORS", two)
     monkeypatch.setattr(speed, "_ROUNDS", 1)
     if not is_on:
         chainer_kernels.disable()
@@ -79,6 +79,9 @@ def test_speed_of_an_operator(monkeypatch, is_on):
     stock, ours, ratio = map(float, row.split()[1:])
     assert stock > 0 and ours > 0
     assert ratio == pytest.approx(ours / stock, abs=0.02)
+    (*_, row) = (line for line in text.splitlines() if line.split()[:1] == ["linear"])
+    single, narrow, ratio = map(float, row.split()[1:])
+    assert ratio == pytest.approx(narrow / single, abs=0.02)
 
 
 @pytest.mark.slow

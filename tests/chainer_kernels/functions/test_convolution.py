@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 import chainer_kernels
 from chainer_kernels.geometry import Geometry
-from tests.support import kernels
+from tests.support import bfloat16, kernels
+from tests.support.bfloat16 import in_bfloat16
 
 
 class Case(NamedTuple):
@@ -232,3 +233,21 @@ def test_leaves_other_dtypes_to_chainer():
     with kernels.called() as names:
         y = F.convolution_2d(x.astype("d"), W.astype("d"))
     assert y.dtype == np.float64 and not names
+
+
+@pytest.mark.parametrize(
+    "function, x, W, options",
+    [
+        (F.convolution_2d, (4, 16, 9, 9), (32, 16, 3, 3), {"pad": 1}),
+        (F.convolution_2d, (2, 3, 8, 8), (4, 3, 2, 2), {"stride": 2}),
+        (F.convolution_2d, (2, 6, 5, 5), (6, 1, 3, 3), {"groups": 6}),
+        (F.convolution_nd, (2, 16, 9), (32, 16, 3), {"dilate": 2}),
+        (F.convolution_nd, (2, 4, 4, 5, 6), (8, 4, 2, 2, 2), {}),
+        (F.deconvolution_2d, (4, 16, 6, 6), (16, 8, 3, 3), {"stride": 2}),
+        (F.deconvolution_nd, (2, 16, 9), (16, 8, 3), {}),
+    ],
+)
+@in_bfloat16
+def test_in_bfloat16(function, x, W, options):
+    arrays = kernels.arrays(x, 0), kernels.arrays(W, 1)
+    bfloat16.check(lambda x, W: function(x, W, **options), arrays)

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import chainer_kernels
 from chainer_kernels import threads
 from chainer_kernels.functions import products
 from tests.support import kernels
+from tests.support.bfloat16 import check, in_bfloat16
 
 LINEAR = [
     "LinearFunction.forward",
@@ -75,3 +77,37 @@ def test_two_dtypes_are_left_to_chainer():
         assert F.linear(x, W).dtype == np.float32
         F.matmul(x, W, transb=True)
     assert not names
+
+
+@pytest.mark.parametrize("sizes", [(3, 5, 4), (150, 130, 120)])
+@in_bfloat16
+def test_linear_in_bfloat16(sizes):
+    batch, n_in, n_out = sizes
+    check(
+        F.linear, [kernels.arrays((batch, n_in), 0), kernels.arrays((n_out, n_in), 1)]
+    )
+
+
+@pytest.mark.parametrize("leading", [((), ()), ((2, 3), (3,)), ((4,), ())])
+@pytest.mark.parametrize("is_transposed", [False, True])
+@in_bfloat16
+def test_matmul_in_bfloat16(leading, is_transposed):
+    a, b = ((50, 40), (40, 30)) if not is_transposed else ((40, 50), (30, 40))
+    check(
+        lambda a, b: F.matmul(a, b, is_transposed, is_transposed),
+        [
+            kernels.arrays((*ahead, *s), i)
+            for i, (ahead, s) in enumerate(zip(leading, (a, b)))
+        ],
+    )
+
+
+@in_bfloat16
+def test_bias_is_not_rounded():
+    b = np.array([1.01], "f")
+    with chainer_kernels.products("bfloat16"):
+        y = F.linear(np.zeros((1, 2), "f"), np.zeros((1, 2), "f"), b)
+        z = F.convolution_2d(
+            np.zeros((1, 1, 3, 3), "f"), np.zeros((1, 1, 3, 3), "f"), b
+        )
+    assert y.array.item() == z.array.item() == b[0]

@@ -15,6 +15,7 @@ import chainer_kernels
 from chainer_kernels import catalogue
 from chainer_kernels.functions import recurrent, recurrent_cells
 from tests.support import kernels
+from tests.support.bfloat16 import in_bfloat16
 
 # Chainer's function, its options, the number of gates, whether it has cells, and
 # the number of directions.
@@ -344,3 +345,29 @@ def test_gates_are_stacked_once_while_weights_stay(changed, monkeypatch):
         expected = run()
     for one, other in zip(found, expected):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@in_bfloat16
+def test_n_step_in_bfloat16(function):
+    """The operands are those of Chainer's own steps, which take one gate at a time."""
+    call, arrays = problem(function, [5, 5, 4], (2, 5, 24, 40))
+
+    def run(dtype):
+        with chainer_kernels.products(dtype), chainer_kernels.unchanged_weights():
+            outputs, gradients = kernels.run(call, arrays)
+        return [a for a in (*outputs, *gradients) if a is not None]
+
+    with kernels.called() as names:
+        ours = run("bfloat16")
+    assert names >= {*KERNEL}
+    single = run("float32")
+    with mock.patch.object(recurrent, "_are_covered", lambda *_: False):
+        right = run("bfloat16")
+    for our, exact, other in zip(ours, right, single):
+        # Where sums differ in their last bits, the next rounding may differ.
+        assert _distance(our, exact) <= 0.1 * _distance(other, exact) + 1e-6
+
+
+def _distance(a, b):
+    return np.abs(a - b).mean() / max(np.abs(b).mean(), 1e-3)

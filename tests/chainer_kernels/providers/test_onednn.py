@@ -15,7 +15,12 @@ from hypothesis import strategies as st
 
 from chainer_kernels import providers
 from chainer_kernels.geometry import Geometry
-from chainer_kernels.providers import blas, onednn, onednn_library
+from chainer_kernels.providers import (
+    blas,
+    onednn,
+    onednn_convolutions,
+    onednn_library,
+)
 from tests.support import kernels
 
 
@@ -193,9 +198,9 @@ def test_refused_convolution_goes_the_other_way(monkeypatch):
     def refuse(*arguments, **options):
         onednn_library.Library.check(3)
 
-    onednn._make.cache_clear()
+    onednn_convolutions._make.cache_clear()
     monkeypatch.setattr(onednn_library._Object, "__init__", refuse)
-    monkeypatch.setattr(onednn, "_complaints", [])
+    monkeypatch.setattr(onednn_convolutions, "_complaints", [])
     x, W = kernels.arrays((2, 8, 8, 16), 0), kernels.arrays((16, 16, 3, 3), 1)
     with pytest.warns(RuntimeWarning, match="oneDNN refuses: .*not impl") as caught:
         y = onednn.convolution(x, W, None, GEOMETRY)
@@ -206,8 +211,8 @@ def test_refused_convolution_goes_the_other_way(monkeypatch):
     monkeypatch.setattr(onednn_library._Object, "__init__", asked)
     onednn.convolution(x, W, None, GEOMETRY)
     assert not asked.called
-    assert len(onednn._complaints) == 1
-    onednn._make.cache_clear()
+    assert len(onednn_convolutions._complaints) == 1
+    onednn_convolutions._make.cache_clear()
 
 
 @installed

@@ -9,9 +9,12 @@ import chainer.links as L
 import numpy as np
 import pytest
 
+import chainer_kernels
 from divisible import Divisible, deferred_init, profile
 from divisible.streaming import StoreError, Streamed, segments
 from mixed_precision.lars import LARSHook
+from tests.support import kernels
+from tests.support.bfloat16 import in_bfloat16
 
 OPTIMIZERS = {
     "SGD": lambda: chainer.optimizers.SGD(0.1),
@@ -345,3 +348,27 @@ def test_gradients_have_no_gradients():
     y = F.sum(perceptron(True)(x))
     with pytest.raises(RuntimeError, match="no double backward"):
         y.backward(enable_double_backprop=True)
+
+
+@pytest.mark.parametrize("make, shape", [(perceptron, (50,)), (images, (2, 9, 9))])
+@in_bfloat16
+def test_products_in_bfloat16(make, shape):
+    x = kernels.arrays((16, *shape), 0)
+
+    def gradients(streamed, dtype):
+        stage = make(streamed)
+        variable = chainer.Variable(x)
+        with chainer_kernels.products(dtype):
+            y = stage(variable)
+        stage.cleargrads()
+        F.sum(y * y).backward()
+        return y.array, variable.grad, stage[0].W.grad.copy()
+
+    for ours, right, other in zip(
+        gradients(True, "bfloat16"),
+        gradients(False, "bfloat16"),
+        gradients(False, "float32"),
+    ):
+        scale = np.abs(right).max()
+        np.testing.assert_allclose(ours, right, 1e-3, 1e-3 * scale)
+        assert not np.allclose(right, other, 1e-4, 1e-4 * scale)
