@@ -9,6 +9,7 @@ from typing import Any
 import chainer
 import numpy as np
 
+import chainer_kernels
 from divisible.communication.errors import TIMEOUT, check_timeout
 from divisible.optimizer_hooks import Hooks
 from divisible.optimizer_wrapper import OptimizerWrapper
@@ -73,13 +74,18 @@ class MixedPrecision(OptimizerWrapper):
         optimizer (chainer.optimizer.GradientMethod): The optimizer to wrap. Call
             ``setup`` on the wrapper, whether or not the optimizer was set up before.
         loss_scale: A :class:`StaticLossScale`, a :class:`DynamicLossScale`, or a number
-            for a static one; ``None`` for a dynamic one with its defaults.
+            for a static one; ``None`` for a dynamic one with its defaults, or for 1 if
+            ``products`` is given.
         comm: A ChainerMN communicator or an mpi4py one of all ranks that must take the
             same decision: those of all stages and all replicas. A pipeline of several
             ranks needs it; without it each rank would skip steps of its own. Exchange
             the gradients of replicas before the update. Parameters with the same path
             on several ranks count as one.
         timeout (float): Seconds to wait for another rank before giving up.
+        products: ``'bfloat16'`` rounds the operands of float32 products to bfloat16
+            from now on, in all threads of this process, as
+            :func:`chainer_kernels.set_products` does. A model of float32 then needs no
+            loss scale, because its gradients are float32. ``None`` changes nothing.
 
     Attributes:
         loss_scale (LossScale): Factor of the loss; ``float(loss_scale)`` is its value.
@@ -125,10 +131,14 @@ class MixedPrecision(OptimizerWrapper):
         loss_scale: LossScale | float | None = None,
         comm: Any = None,
         timeout: float = TIMEOUT,
+        products: str | None = None,
     ) -> None:
         check_timeout(timeout)
         super().__init__(optimizer)
         check_optimizer(optimizer)
+        if products is not None:
+            chainer_kernels.set_products(products)
+            loss_scale = 1 if loss_scale is None else loss_scale
         self.loss_scale = loss_scale
         self._comm = comm
         self._agreement = Agreement(comm, timeout)

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from chainer_kernels.product_dtype import DTYPES
+from chainer_kernels.switch import products_in_force
 from divisible.communication.errors import StallError
 from divisible.communication.exit_notices import exit_notices
 from divisible.communication.flight_record import (
@@ -57,6 +59,7 @@ class _CallRecord(NamedTuple):
     number: int
     call: int
     loss_scale: int
+    products: int
     reports: int
     vote: int
 
@@ -270,6 +273,7 @@ class CallAgreement:
             CALLS.index(self.call),
             # The bits of floats that are not negative are ordered as the floats are.
             int(np.float64(loss_scale or 0).view(np.int64)),
+            DTYPES.index(products_in_force()),
             reports,
             vote,
         )
@@ -359,6 +363,8 @@ class CallAgreement:
             self._check_carried(n_inputs, code, where)
         if least.loss_scale != most.loss_scale:
             raise differences.of_loss_scales(least.loss_scale, most.loss_scale)
+        if least.products != most.products:
+            raise differences.of_products(rank, products_in_force())
 
     def _code(self, carried: tuple[int, str]) -> int:
         """Returns a code for a state; the fewest samples have the largest."""

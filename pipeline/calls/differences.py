@@ -84,3 +84,17 @@ def of_loss_scales(least: int, most: int) -> Exception:
         f"the ranks scale the loss by {low:g} up to {high:g}: their optimizers must"
         f" decide together, as MixedPrecision(optimizer, comm=comm) does"
     )
+
+
+def of_products(rank: int, here: str) -> Exception:
+    """Returns the error for products in different dtypes.
+
+    Args:
+        rank (int): This rank.
+        here (str): Dtype of this rank's products.
+    """
+    return DisagreementError(
+        f"some ranks compute products in bfloat16 and others in float32; rank {rank}"
+        f" computes in {here}. Use chainer_kernels.products, MixedPrecision(...,"
+        f" products=) and CHAINER_KERNELS_PRODUCTS in the same way on every rank"
+    )

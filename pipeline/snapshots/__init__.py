@@ -19,5 +19,6 @@
     files         the files of a snapshot, and the manifest
     arrays        the arrays in files, by key
     names         valid names, and a search for them on disk
+    product_dtypes  the dtype of products, kept and compared
     errors        SnapshotError, and the differences that it lists
 """

@@ -192,7 +192,8 @@ class Snapshot:
         n_steps (int): Number of minibatches that the pipeline had run.
         schedule (dict): ``'name'``, ``'n_microbatches'`` and the grid as ``'text'``;
             empty if the stages are no longer those of the schedule.
-        versions (dict): Versions of Python, NumPy, Chainer and this package.
+        versions (dict): Versions of Python, NumPy, Chainer and this package, and the
+            dtype of products if it is not float32.
         values (dict): The ``values`` given to :func:`~pipeline.save_snapshot`.
         n_replicas (int): Number of replicas of the pipeline.
         replica (int): Replica whose files are read; where it has none, the first's are.

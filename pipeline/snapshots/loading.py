@@ -36,6 +36,7 @@ from pipeline.snapshots.optimizers import (
     load_replicas,
     positions_of_layers,
 )
+from pipeline.snapshots.product_dtypes import warn_of_products
 
 # With 'auto', the newest snapshot in a directory may be another run's.
 _OF_ANOTHER_RUN = "; if it is another run's, give this one a directory of its own"
@@ -122,6 +123,8 @@ def load_snapshot(
     differences = loading.load(strict)
     if differences and pipeline.is_chief:
         warnings.warn(f"{path} is loaded in part: {differences}", stacklevel=2)
+    if pipeline.is_chief:
+        warn_of_products(os.fspath(path), snapshot.versions)
     return replace(snapshot, differences=differences)
 
 

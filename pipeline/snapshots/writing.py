@@ -31,6 +31,7 @@ from pipeline.snapshots.layers import model_arrays
 from pipeline.snapshots.names import COMMON, LOSS, replica_file, stage_file
 from pipeline.snapshots.objects import check_objects, dump_random_states, object_arrays
 from pipeline.snapshots.optimizers import OptimizersOfStages, covers, optimizer_arrays
+from pipeline.snapshots.product_dtypes import version_of_products
 
 #: Arrays by key, by file.
 Contents = dict[str, dict[str, np.ndarray]]
@@ -239,6 +240,7 @@ class Writing:
                 "divisible": __version__,
                 "numpy": np.__version__,
                 "python": platform.python_version(),
+                **version_of_products(),
             },
             # A copy: the user's lists and dictionaries may change.
             values=json.loads(json.dumps(values)),

@@ -14,6 +14,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from chainer_kernels.switch import products_in_force
 from divisible import Divisible
 from divisible.communication.communicators import announcement, free_dropped
 from divisible.communication.errors import DisagreementError, StallError
@@ -62,6 +63,7 @@ def agree_on_start(comm: Any, arguments: Arguments) -> Start:
         loss = Loss(arguments.lossfun, arguments.accfun)
         settings = {
             "the number of ranks in a pipeline": str(grid and grid.n_pipeline),
+            "the dtype of products": products_in_force(),
             **arguments.to_compare(loss.names),
         }
         mine = StartAnnouncement.of(
