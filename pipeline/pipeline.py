@@ -116,9 +116,9 @@ class Pipeline(BetweenSteps):
             the first minibatches, as long as they are faster and fit into memory.
         overlap_minibatches (bool or 'auto'): Whether :meth:`step` returns while other
             ranks are still in the minibatch. Its result then waits for them when it is
-            read; parameters and results have the same bits. ``'auto'`` waits if a
-            feature needs the whole model; ``True`` refuses those features. See
-            :mod:`pipeline.step.overlap`.
+            read. Parameters and results have the same bits. ``'auto'`` waits as the
+            plan predicts, or if a feature needs the whole model. ``True`` refuses such
+            features. See :mod:`pipeline.step.overlap`.
         plan (Plan, path or 'auto'): Cuts of the model and all other choices for a run:
             a plan, the path of its file, which rank 0 reads, or ``'auto'``. A plan with
             replicas makes a grid of ``comm``. With ``'auto'``, rank 0 measures the

@@ -36,7 +36,7 @@ def lower_bound(model: CostModel, cuts: Sequence[int]) -> float:
     A rank waits for the first microbatch to come through the stages before its own. The
     rank computes all its actions. Unless it ends with weight gradients, the last
     backward then has to go through the stages before. Meanwhile the rank exchanges
-    gradients.
+    gradients. If minibatches overlap, only the actions count.
 
     Args:
         model: The costs of the stages.
@@ -55,6 +55,8 @@ def lower_bound(model: CostModel, cuts: Sequence[int]) -> float:
     firsts = np.array([ranks.tolist().index(r) for r in range(schedule.n_ranks)])
     after = model.least_after(cuts)
     ways = entry[firsts] + np.maximum(after, 0.0 if split else leave[firsts])
+    if model.overlaps:
+        ways = np.zeros_like(ways)
     transfer = model.transfer_seconds(cuts)
     least = (
         (busy + ways).max(),

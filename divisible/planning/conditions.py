@@ -19,7 +19,7 @@ from typing import Any
 from divisible.planning.coding import CodingRate, check_coding, rates_from_json
 from divisible.planning.machine import Machine, check_machine
 from divisible.planning.units import count
-from divisible.records import from_fields, listed, plain_integer, plain_text
+from divisible.records import from_fields, listed, plain_integer, plain_text, shown
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ class Conditions:
         profiles: The files of the profiles that the plan was made from.
         coding: How fast a rank codes gradients, by dtype on the wire, where replicas
             exchange them.
+        overlap_minibatches: Whether a rank begins the next minibatch while others are
+            still in this one; ``None`` where the plan does not allow that, or it is not
+            known.
 
     Raises:
         TypeError: If a value is of another type.
@@ -54,6 +57,7 @@ class Conditions:
     microbatch_size: int | None = None
     profiles: Sequence[str] = ()
     coding: Mapping[str, CodingRate] = field(default_factory=dict)
+    overlap_minibatches: bool | None = None
 
     def __post_init__(self) -> None:
         check_machine(self.machine)
@@ -73,6 +77,11 @@ class Conditions:
             plain_text(f"name {i} of profiles", name)
         object.__setattr__(self, "profiles", profiles)
         check_coding(self.coding)
+        if self.overlap_minibatches not in (None, True, False):
+            raise TypeError(
+                f"overlap_minibatches must be true, false or null, not"
+                f" {shown(self.overlap_minibatches)}"
+            )
 
     def minibatch(self, n_microbatches: int | None) -> int | None:
         """Returns the samples of a minibatch.
@@ -114,6 +123,7 @@ class Conditions:
             "microbatch_size": self.microbatch_size,
             "profiles": [os.path.relpath(name, folder) for name in self.profiles],
             "coding": {name: asdict(rate) for name, rate in self.coding.items()},
+            "overlap_minibatches": self.overlap_minibatches,
         }
 
     @classmethod
@@ -142,7 +152,10 @@ class Conditions:
 
     def __str__(self) -> str:
         if self.batch is not None:
-            samples = f"a minibatch of {count(self.batch, 'sample')}"
+            what = (
+                "overlapping minibatches" if self.overlap_minibatches else "a minibatch"
+            )
+            samples = f"{what} of {count(self.batch, 'sample')}"
         else:
             samples = f"microbatches of {count(self.microbatch_size, 'sample')}"
         return f"{samples} on {self.machine}"

@@ -71,6 +71,8 @@ class CostModel:
         spares_none: Whether stages are to be weighed as if every microbatch ran its
             forward again, if any does: among many microbatches, one that is spared does
             not count.
+        overlaps: Whether a rank begins the next minibatch while others are still in
+            this one.
 
     Example:
         >>> from divisible.planning.layer_cost import LayerCost
@@ -92,6 +94,7 @@ class CostModel:
     on_disk: np.ndarray | None = None
     together: Mapping[int, Profile] = field(default_factory=dict)
     spares_none: bool = False
+    overlaps: bool = False
 
     @classmethod
     def of(

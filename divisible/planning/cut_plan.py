@@ -44,6 +44,11 @@ class UncutPlan(NamedTuple):
         """The number of stages of a replica."""
         return self.n_ranks * self.stages_per_rank
 
+    @property
+    def may_overlap(self) -> bool:
+        """Whether a rank may begin a minibatch while others are in the one before."""
+        return self.n_ranks > 1 and self.replicas == 1 and not self.streamed
+
     def __str__(self) -> str:
         words = [count(self.n_stages, "stage")]
         if self.stages_per_rank > 1:
@@ -66,7 +71,7 @@ class SimulatedStep(NamedTuple):
 
     Attributes:
         seconds: Seconds of the step, including the part of the exchange of gradients
-            that is not hidden.
+            that is not hidden; of one step among many where minibatches overlap.
         busy: Seconds that the busiest rank computes.
         bubble: The share of the step that ranks wait, on average.
         held: Bytes of microbatches in flight, on the rank with most.

@@ -13,11 +13,13 @@ import itertools
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from divisible.planning.cut_plan import CutPlan, SimulatedStep
 from divisible.planning.cuts import MemoryLimitError
 from divisible.planning.cutting import cut_plan
 from divisible.planning.workload import Workload
+from divisible.schedules.steady_state import steady_seconds
 
 #: Predictions of equal time differ by rounding.
 SAME = 1 + 1e-6
@@ -40,13 +42,15 @@ def simulated(workload: Workload, cut: CutPlan) -> CutPlan:
     timeline = model.simulate(cut.cuts)
     spans = model.spans(cut.cuts, timeline)
     seconds = timeline.makespan
+    if model.overlaps:
+        seconds = steady_seconds(timeline, partial(model.simulate, cut.cuts))
     if spans is not None:
         seconds = max(seconds, float(spans.end.max()))
     step = SimulatedStep(
         seconds=seconds,
         busy=float(timeline.busy.max()),
-        # Share of all ranks until the last exchange has ended.
-        bubble=float(1 - timeline.busy.mean() / seconds),
+        # Share of all ranks until the last exchange has ended; sums differ by rounding.
+        bubble=max(0.0, float(1 - timeline.busy.mean() / seconds)),
         held=int(timeline.peak_memory.max()),
         in_flight=float(timeline.peak_in_flight.max()),
         exchange=model.exchange_plan(cut.cuts, timeline, spans),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from divisible.planning.profile import Profile, check_layers
 from divisible.planning.shares import integer_shares
 from divisible.planning.workload import Workload
 from divisible.schedules.schedule import Schedule
+from divisible.schedules.steady_state import steady_seconds
 from divisible.schedules.timeline import Timeline
 
 
@@ -134,11 +136,33 @@ def modelled(
         weight_groups=plan.weight_groups,
         stage_groups=plan.stage_groups,
     )
-    workload = Workload(profiles, machine, batch, wire)
+    overlaps = bool(conditions.overlap_minibatches)
+    workload = Workload(profiles, machine, batch, wire, overlaps)
     model = workload.cost_model(uncut, parts)
     if holds:
         model = model.waiting_on([place == "disk" for place in plan.hold_in])
     return workload, uncut, model
+
+
+def predicted_step(
+    timeline: Timeline, plan: Plan, profile: Profile | Sequence[Profile], **options: Any
+) -> float:
+    """Returns the seconds of a step of a plan, as :func:`divisible.best_plan` has them.
+
+    Args:
+        timeline: One minibatch of the plan, from :func:`simulate_plan`.
+        plan: The plan.
+        profile: The costs of the layers.
+        **options: The other arguments of :func:`simulate_plan`.
+
+    Returns:
+        The seconds that a minibatch adds to many if minibatches overlap; else the
+        makespan.
+    """
+    if plan.conditions is None or not plan.conditions.overlap_minibatches:
+        return timeline.makespan
+    run = partial(simulate_plan, plan, profile, **options)
+    return steady_seconds(timeline, lambda n: run(n_minibatches=n))
 
 
 def conditions_of(plan: Plan, profiles: Sequence[Profile]) -> Conditions:

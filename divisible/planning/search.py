@@ -58,6 +58,7 @@ def best_plan(
     exchange_dtype: str = "fp32",
     error_feedback: bool = False,
     coding: CodingRate | None = None,
+    overlap_minibatches: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan:
     """Finds the fastest way to run a model on a machine.
@@ -68,9 +69,13 @@ def best_plan(
     these cuts. The cuts of the fastest ones are then moved as long as the simulated
     step becomes shorter, for very large models as far as some seconds allow. Their
     stages take several microbatches as one where that is faster, if the profile says
-    that the layers can (:class:`divisible.LayerCost`). The step is forward and backward
-    of a minibatch, and the part of the exchange of gradients
-    between replicas that is not hidden (see `divisible.planning.gradient_exchange`).
+    that the layers can (:class:`divisible.LayerCost`).
+
+    The step is forward and backward of a minibatch, and the part of the exchange of
+    gradients between replicas that is not hidden (see
+    `divisible.planning.gradient_exchange`). Without replicas and streamed layers,
+    minibatches overlap, so the step is one of a long run
+    (`divisible.schedules.steady_state`).
 
     Replicas of unequal speed get unequal shares of a minibatch: pass the plan's
     ``shares`` to :class:`data_parallel.ReplicaIterator`.
@@ -105,6 +110,9 @@ def best_plan(
             memory.
         coding: Speed of coding gradients for the wire; by default the rate of the
             profile, or a rate measured here if it has none.
+        overlap_minibatches: Whether minibatches may overlap. Give ``False`` if they do
+            not in the run, such as with a hook that needs the gradients of all stages
+            (`pipeline.step.overlap`).
         progress: Function that is called with the number of configurations seen and the
             number of all.
 
@@ -147,7 +155,7 @@ def best_plan(
     check_wire_dtype("exchange_dtype", exchange_dtype)
     _check_size(profiles[-1], batch)
     wire = Wire(exchange_dtype, error_feedback, coding)
-    workload = Workload(profiles, machine, batch, wire)
+    workload = Workload(profiles, machine, batch, wire, overlap_minibatches)
     fitting, refused = _cut(workload, space.rounds(), progress)
     if not fitting and not refused:
         raise ValueError(f"no configuration of {space} can run")
@@ -162,7 +170,9 @@ def best_plan(
     best = _fastest(fitting)
     seen = [one.scatter for one in profiles if one.scatter is not None]
     scatter = max(seen, default=None)
-    least = workload.cost_model_of(best).least_step(best.cuts)
+    model, least = workload.cost_model_of(best), best.bound
+    if not model.overlaps:
+        least = model.least_step(best.cuts)
     return replace(
         workload.plan(best),
         alternatives=alternatives(workload, best, fitting, refused, scatter),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -43,13 +44,19 @@ class Workload:
         machine: The machine.
         batch: Samples of the minibatch.
         wire: How replicas exchange gradients.
+        overlaps: Whether minibatches overlap in plans that allow it.
     """
 
     def __init__(
-        self, profiles: Sequence[Profile], machine: Machine, batch: int, wire: Wire
+        self,
+        profiles: Sequence[Profile],
+        machine: Machine,
+        batch: int,
+        wire: Wire,
+        overlaps: bool = False,
     ) -> None:
         self.profiles, self.machine = profiles, machine
-        self.batch, self.wire = batch, wire
+        self.batch, self.wire, self.overlaps = batch, wire, overlaps
         # The machine has been checked when it was made.
         self._links = machine.links()
         self._memory, self._speeds = machine.rank_memory(), machine.rank_speeds()
@@ -112,6 +119,7 @@ class Workload:
             self.machine.disk,
             {size: together(size) for size in {*groups} - {1}},
         )
+        model = replace(model, overlaps=self.overlaps and uncut.may_overlap)
         holds = uncut.hold_in == "disk"
         return model.waiting_on((True,) * n_ranks) if holds else model
 
@@ -154,6 +162,7 @@ class Workload:
                 batch=self.batch,
                 profiles=named_files(self.profiles),
                 coding={wire.dtype: model.exchange.coding} if has_replicas else {},
+                overlap_minibatches=self.overlaps if uncut.may_overlap else None,
             ),
         )
 

@@ -30,6 +30,7 @@
     lower_bound         seconds that no order of the actions goes below
     simulator           how long a schedule takes
     minibatches         several minibatches one after the other
+    steady_state        the seconds that each of many minibatches adds
     events              one event, and its categories
     event_table         the events of all ranks as columns
     timeline            what ran when, predicted or measured

@@ -28,6 +28,12 @@ _OF_A_CUT = {
     "schedules": "schedule",
     "recompute": "recompute",
 }
+#: Options that only a choice among plans needs.
+_OF_A_CHOICE = {
+    "disk": "--disk",
+    "weight_groups": "--weight-groups",
+    "waits": "--no-overlap-minibatches",
+}
 # Number of alternatives shown without --all.
 _SHOWN = 5
 #: Options that are of no use without replicas.
@@ -106,6 +112,13 @@ _OF_A_MACHINE = ("memory", "network", "speeds", "disk")
     show_default=True,
     help="With --stages, the method of cutting.",
 )
+@click.option(
+    "--no-overlap-minibatches",
+    "waits",
+    is_flag=True,
+    help="With --ranks, predict steps in which each rank waits for all others, as with"
+    " a hook that needs the gradients of all stages.",
+)
 @click.option("--all", "shows_all", is_flag=True, help="Show all alternatives.")
 @options.output("plan.json")
 @options.plot
@@ -139,6 +152,7 @@ def plan_command(profiles, ranks, stages, shows_all, output, plot, **given) -> N
     else:
         with console.show_progress("trying combinations") as progress:
             given["replicas"] = (1, given["replicas"])
+            given["overlap_minibatches"] = not given.pop("waits", False)
             machine = Machine(
                 ranks,
                 **{name: given.pop(name) for name in _OF_A_MACHINE if name in given},
@@ -162,9 +176,9 @@ def _cut(profiles, stages, given) -> Plan:
         wrong.append("--batch goes with --ranks: here it is what the profile has")
     if given.pop("replicas") != 1:
         wrong.append("--replicas goes with --ranks")
-    for name in ("disk", "weight_groups"):
+    for name, option in _OF_A_CHOICE.items():
         if name in given:
-            wrong.append(f"--{name.replace('_', '-')} goes with --ranks")
+            wrong.append(f"{option} goes with --ranks")
     if len(profiles) > 1:
         wrong.append(f"there are {len(profiles)} profiles: give one")
     if wrong:

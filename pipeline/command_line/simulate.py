@@ -12,7 +12,11 @@ import numpy as np
 from divisible.communication.wire import WIRE
 from divisible.planning.interpolation import sort_profiles
 from divisible.planning.plan import Plan
-from divisible.planning.plan_simulation import conditions_of, simulate_plan
+from divisible.planning.plan_simulation import (
+    conditions_of,
+    predicted_step,
+    simulate_plan,
+)
 from divisible.planning.profile import Profile
 from divisible.planning.units import count, format_bytes, format_seconds
 from divisible.records import shown
@@ -104,7 +108,10 @@ def simulate_command(
     print_timeline(timeline)
     is_same = not changed and n_minibatches == 1
     if made_for is not None and promised is not None and is_same:
-        _say_difference(promised, timeline.makespan)
+        seconds = predicted_step(timeline, plan, profiles)
+        if made_for.overlap_minibatches:
+            console.say(f"each of many that overlap adds {format_seconds(seconds)}")
+        _say_difference(promised, seconds)
     if output is not None:
         timeline.save(output)
         console.say(f"written to {output}")

@@ -23,6 +23,7 @@ from divisible.planning.plan_fields import HOLD_IN
 from divisible.schedules.recomputation import check_recomputation
 from divisible.schedules.schedule import Schedule
 from divisible.streaming.held_store import check_directory
+from mixed_precision import LossScale
 
 #: A chain of layers: the position of its first layer, and the one behind its last.
 Span = tuple[int, int]
@@ -319,6 +320,26 @@ def check_groups(weight_groups: Any) -> int | str:
     if number < 1:
         raise ValueError(f"weight_groups must be at least 1, not {number}")
     return number
+
+
+def waiting_features(
+    stage: Divisible, loss_scale: Any, knows_count: bool
+) -> dict[str, bool]:
+    """Returns whether each feature is used that makes steps wait for all ranks.
+
+    The words are those of `pipeline.step.overlap`, without the features that depend on
+    the cuts or on the replicas.
+
+    Args:
+        stage (Divisible): The model, or a stage of it.
+        loss_scale: The argument ``loss_scale``.
+        knows_count (bool): Whether the loss counts samples without its outputs.
+    """
+    return {
+        "carry_state": bool(stage.carried_states),
+        "lossfun": not knows_count,
+        "loss_scale": isinstance(loss_scale, LossScale),
+    }
 
 
 def check_overlap(overlap_minibatches: Any) -> bool | str:

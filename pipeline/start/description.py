@@ -106,7 +106,11 @@ def describe(
     )
     besides = _besides(plan, changes)
     if waits_for and n_ranks > 1:
-        besides.append(f"minibatches do not overlap: {waits_for}")
+        words = f"minibatches do not overlap: {waits_for}"
+        made_for = None if plan is None else plan.conditions
+        if made_for is not None and made_for.overlap_minibatches:
+            words += ". The predicted step is of minibatches that do"
+        besides.append(words)
     return Description([head, *besides], columns, rows)
 
 

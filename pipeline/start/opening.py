@@ -25,7 +25,8 @@ from divisible import Divisible, Machine, Plan
 from divisible.planning.units import count
 from divisible.user_warnings import warn_user
 from pipeline.calls.replicas import world_of
-from pipeline.start.arguments import Arguments, directory_of
+from pipeline.stages.loss import Loss
+from pipeline.start.arguments import Arguments, directory_of, waiting_features
 from pipeline.start.found_machine import find_machine
 from pipeline.start.plan_agreement import (
     PlanFacts,
@@ -131,6 +132,7 @@ def open_plan(comm: Any, arguments: Arguments, wish: PlanWish) -> Opening:
         arguments.recompute,
         arguments.fuse,
         arguments.weight_groups,
+        arguments.overlap_minibatches,
     )
     if not wish.is_auto and VARIABLE in os.environ and world_of(comm).rank == 0:
         warn_user(
@@ -218,6 +220,7 @@ def _options(
         recompute=plan.recompute,
         fuse=found.fuse,
         weight_groups=found.weight_groups,
+        overlap_minibatches=found.overlap_minibatches,
         stage_groups=plan.stage_groups,
         hold_in=hold_in,
     )
@@ -356,6 +359,7 @@ def _chosen(
                 machine,
                 replicas,
                 directory_of(arguments.hold_in),
+                _may_overlap(arguments),
             ),
             goes_on,
         )
@@ -366,3 +370,11 @@ def _chosen(
         for line in filter(None, (why, *chosen.lines)):
             print(line, flush=True)
     return chosen.plan
+
+
+def _may_overlap(arguments: Arguments) -> bool:
+    """Returns whether minibatches may overlap, as far as known at the start."""
+    model, known = arguments.stages, Loss(arguments.lossfun, None)
+    waits = waiting_features(model, arguments.loss_scale, known.knows_count)
+    is_wanted = arguments.overlap_minibatches is not False
+    return is_wanted and not model.ties and not any(waits.values())

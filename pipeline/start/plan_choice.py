@@ -136,6 +136,7 @@ class Wish(NamedTuple):
         machine: Memory, speeds and links of the ranks.
         replicas: Numbers of replicas to try.
         disk_directory: The directory on a disk; ``None`` for the usual one.
+        overlaps: Whether minibatches may overlap.
     """
 
     model: Divisible
@@ -146,6 +147,7 @@ class Wish(NamedTuple):
     machine: Machine
     replicas: Sequence[int]
     disk_directory: str | os.PathLike | None
+    overlaps: bool = True
 
 
 class Chosen(NamedTuple):
@@ -303,6 +305,7 @@ def _best_plans(
                 machine,
                 pipeline_ranks=[n_ranks],
                 replicas=(replicas, replicas),
+                overlap_minibatches=wish.overlaps,
                 progress=lambda *_: goes_on(),
                 **_constraints(wish.given),
             )

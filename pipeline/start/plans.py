@@ -42,6 +42,7 @@ class Given(NamedTuple):
         fuse: Chains of layers that run as one function, or the way to find them.
         weight_groups: Number of microbatches in a group of weight gradients, or the way
             to find it.
+        overlap_minibatches: Whether minibatches overlap; ``'auto'`` for where they can.
     """
 
     n_microbatches: int | None = None
@@ -49,6 +50,7 @@ class Given(NamedTuple):
     recompute: str | None = None
     fuse: Any = None
     weight_groups: int | str | None = None
+    overlap_minibatches: bool | str = AUTO
 
 
 class InForce(NamedTuple):
@@ -60,6 +62,7 @@ class InForce(NamedTuple):
         stage_ranks: Rank of each stage, within its pipeline.
         fuse: Argument ``fuse`` of a pipeline.
         weight_groups: Argument ``weight_groups`` of a pipeline.
+        overlap_minibatches: Argument ``overlap_minibatches`` of a pipeline.
         changes: Texts about the differences from the original plan.
     """
 
@@ -68,6 +71,7 @@ class InForce(NamedTuple):
     stage_ranks: tuple[int, ...]
     fuse: Any = None
     weight_groups: int | str = 1
+    overlap_minibatches: bool | str = AUTO
     changes: tuple[str, ...] = ()
 
     @property
@@ -140,9 +144,21 @@ def put_together(
     )
     if fusion != plan.fusion and plan.fusion:
         changes += (f"fuse is {given.fuse!r} ({plan.fusion!r} in the plan)",)
+    overlap, planned = given.overlap_minibatches, _planned_overlap(plan)
+    if overlap == AUTO and planned is False:
+        overlap = False
+    elif overlap is False and planned:
+        changes += ("overlap_minibatches is False (True in the plan)",)
     predicted = dict.fromkeys(PREDICTIONS) if changes else {}
     in_force = dataclasses.replace(plan, **wanted, fusion=fusion, **predicted)
-    return InForce(in_force, schedule, stage_ranks, fuse, weight_groups, changes)
+    return InForce(
+        in_force, schedule, stage_ranks, fuse, weight_groups, overlap, changes
+    )
+
+
+def _planned_overlap(plan: Plan) -> bool | None:
+    """Returns whether minibatches overlap in a plan's predictions, if it says so."""
+    return None if plan.conditions is None else plan.conditions.overlap_minibatches
 
 
 def _fused(plan: Plan, fuse: Any) -> tuple[Any, Any]:

@@ -22,8 +22,8 @@ With one of these, ``overlap_minibatches='auto'`` waits at the end of each step,
 
 from __future__ import annotations
 
-from mixed_precision import LossScale
 from pipeline.start.agreement import Start
+from pipeline.start.arguments import waiting_features
 
 #: The value of ``overlap_minibatches`` by which minibatches overlap where they can.
 AUTO = "auto"
@@ -67,9 +67,11 @@ class Overlap:
             "replicas": n_replicas > 1,
             "ties": bool(start.shared),
             "streamed layers": bool(start.streamed),
-            "carry_state": bool(start.arguments.stages[0].carried_states),
-            "lossfun": not start.knows_count,
-            "loss_scale": isinstance(start.arguments.loss_scale, LossScale),
+            **waiting_features(
+                start.arguments.stages[0],
+                start.arguments.loss_scale,
+                start.knows_count,
+            ),
         }
         for feature, is_there in found.items():
             if is_there:

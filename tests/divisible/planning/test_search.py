@@ -25,7 +25,7 @@ from divisible.planning.expected_costs import StagePlan
 from divisible.planning.gradient_exchange import Wire
 from divisible.planning.interpolation import interpolate
 from divisible.planning.moves import simulated
-from divisible.planning.plan_simulation import simulate_plan
+from divisible.planning.plan_simulation import predicted_step, simulate_plan
 from divisible.planning.search import best_plan
 from divisible.planning.workload import Workload
 from divisible.schedules.catalogue import (
@@ -96,6 +96,32 @@ def test_several_minibatches_of_a_plan():
     plan = Plan([0, 4], n_microbatches=8, schedule="zb_h2", replicas=2)
     with pytest.raises(ValueError, match="n_minibatches is 5, but .* 2 replicas"):
         simulate_plan(plan, profile, batch=16, n_minibatches=5)
+
+
+def test_a_step_is_one_of_many_that_overlap(tmp_path):
+    """By hand: ranks of ZB-H2 never wait, but the first has to fill the pipeline."""
+    profile = Profile([LayerCost(1.0, 1.0, 1.0)] * 4, n_samples=1)
+    names = ["1f1b", "zb_h1", "zb_h2"]
+    options = {"batch": 8, "microbatches": [8], "schedules": names}
+    options["pipeline_ranks"] = [4]
+    plan = best_plan(profile, Machine(4), **options)
+    assert (plan.schedule, plan.step_seconds, plan.bubble) == ("zb_h2", 24, 0)
+    assert plan.bound == 24 and plan.conditions.overlap_minibatches
+    assert "for overlapping minibatches of 8 samples on 4 ranks" in str(plan)
+    plan.save(tmp_path / "plan.json")
+    loaded = Plan.load(tmp_path / "plan.json")
+    timeline = simulate_plan(loaded, profile)
+    assert timeline.makespan == 27
+    assert predicted_step(timeline, loaded, profile) == 24
+    apart = best_plan(profile, Machine(4), **options, overlap_minibatches=False)
+    assert (apart.schedule, apart.step_seconds) == ("zb_h1", 27)
+    assert apart.conditions.overlap_minibatches is False
+    # One rank, and replicas, which exchange gradients, cannot.
+    options.update(pipeline_ranks=None, microbatches=[4])
+    one = best_plan(profile, Machine(1), **options)
+    two = best_plan(profile, Machine(4), replicas=(2, 2), **options)
+    assert one.conditions.overlap_minibatches is None
+    assert two.conditions.overlap_minibatches is None
 
 
 def test_speeds_recomputation_and_unequal_microbatches():
@@ -182,7 +208,8 @@ def test_nothing_that_is_left_out_is_faster(profile, ranks, memory, network):
         )
     machine = Machine(ranks, memory, network)
     try:
-        best = best_plan(profile, machine, microbatches=[1, 2, 4])
+        options = {"microbatches": [1, 2, 4], "overlap_minibatches": False}
+        best = best_plan(profile, machine, **options)
     except MemoryLimitError:
         assert not found
         return
@@ -211,6 +238,7 @@ def test_stages_of_a_rank_share_its_memory(parameter_bytes, cuts, seconds):
     ]
     profile = Profile(layers, n_samples=8)
     options = {"microbatches": [8], "recompute": ["never"], "pipeline_ranks": [2]}
+    options["overlap_minibatches"] = False
     plan = best_plan(profile, Machine(2, memory=1000), schedules=["zb_v"], **options)
     assert (plan.cuts, plan.step_seconds) == (cuts, pytest.approx(seconds))
     # Others to choose from do not make it worse.
@@ -378,7 +406,8 @@ def test_what_is_slower_by_less_than_timings_scatter_is_said_to_be_as_good(tmp_p
     scatters = {12: None, 6: 0.01, 3: 0.075}
     profiles = [replace(uneven(n_samples=n), scatter=s) for n, s in scatters.items()]
     names = ["1f1b", "zb_h1", "zb_h2", "zb_v", "interleaved", "gpipe"]
-    plan = best_plan(profiles, machine, weight_groups=[1], schedules=names)
+    options = {"weight_groups": [1], "overlap_minibatches": False}
+    plan = best_plan(profiles, machine, schedules=names, **options)
     assert plan.scatter == 0.075
     assert str(plan).splitlines()[1] == (
         "the timings of the layers scattered by 7.5%: plans within that are as good"
@@ -403,7 +432,8 @@ def test_schedules_that_hold_little_spare_recomputation(memory, schedule, second
     layers = [LayerCost(1, 1, 1, output_bytes=10, activation_bytes=1000)] * 8
     profile = Profile(layers, n_samples=1, input_bytes=10)
     machine = Machine(4, memory=memory)
-    plan = best_plan(profile, machine, batch=8, microbatches=[8])
+    options = {"batch": 8, "microbatches": [8], "overlap_minibatches": False}
+    plan = best_plan(profile, machine, **options)
     assert (plan.schedule, plan.recompute) == (schedule, "never")
     assert plan.step_seconds == seconds
 
@@ -628,6 +658,7 @@ def test_fewer_bits_and_more_replicas_are_chosen_by_the_wire():
             "exchange_dtype": exchange_dtype,
             "coding": coding,
             "replicas": (1, most),
+            "overlap_minibatches": False,
         }
         plan = best_plan(profile, Machine(4, network=Network(1e6)), **options)
         return plan.step_seconds
@@ -670,7 +701,7 @@ def test_an_exchange_takes_memory():
 def test_a_plan_says_what_the_exchange_costs():
     layers = [LayerCost(0.1, 0.1, 0.1, parameter_bytes=10**5)] * 4
     profile = Profile(layers, n_samples=16)
-    options = {"coding": FREE, "replicas": (1, 2)}
+    options = {"coding": FREE, "replicas": (1, 2), "overlap_minibatches": False}
     machine = Machine(4, network=Network(1e6))
     plan = best_plan(profile, machine, pipeline_ranks=[2], **options)
     assert (plan.replicas, plan.exchange_dtype) == (2, "fp32")

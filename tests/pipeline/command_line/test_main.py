@@ -299,10 +299,12 @@ def test_a_plan_is_simulated_for_what_it_was_made_for(folder, monkeypatch):
         *("plan", *files, "--ranks", 3, *machine, *many, "-o", "plans/plan.json")
     )
     conditions = (
-        "a minibatch of 48 samples on 3 ranks of 1.0 GiB, speeds 1, 0.5, 1, links of 50"
-        " kB/s with 20 ms of latency"
+        "overlapping minibatches of 48 samples on 3 ranks of 1.0 GiB, speeds 1, 0.5, 1,"
+        " links of 50 kB/s with 20 ms of latency"
     )
     assert f"for {conditions}" in " ".join(output.split())
+    # One of them is simulated.
+    conditions = conditions.replace("overlapping minibatches", "a minibatch")
     plan = Plan.load("plans/plan.json")
     # Without a word on machine, minibatch and profiles, and from another folder.
     for where, name in ((folder, "plans/plan.json"), (folder / "plans", "plan.json")):
@@ -319,6 +321,11 @@ def test_a_plan_is_simulated_for_what_it_was_made_for(folder, monkeypatch):
     assert "speeds 1, 0.5, 1, links of 50 kB/s 1f1b, 12 mi" in output
     output = run("simulate", "plan.json", "--batch", 24, "--microbatches", 2)
     assert "unlike what the plan was made for (n_microbatches, batch)" in output
+    waits = ("--no-overlap-minibatches", "-o", "waits.json")
+    output = run("plan", *files, "--ranks", 3, *machine, *many, *waits)
+    assert "for a minibatch of 48 samples" in " ".join(output.split())
+    output = run("plan", files[0], "--stages", 2, *waits, code=2)
+    assert "--no-overlap-minibatches goes with --ranks" in " ".join(output.split())
 
 
 def test_groups_of_weight_gradients(folder):

@@ -1,5 +1,7 @@
 """A pipeline in words."""
 
+from dataclasses import replace
+
 from divisible import Machine, Plan
 from divisible.planning.conditions import Conditions
 from divisible.planning.expected_costs import StagePlan
@@ -65,3 +67,14 @@ def test_stages_that_no_plan_has():
         "stage  rank  layers     in flight",
         "    0     0    0..0  f          2",
     ]
+
+
+def test_steps_that_wait_though_the_plan_says_otherwise():
+    made_for = Conditions(Machine(4), batch=8, overlap_minibatches=True)
+    schedule, ranks = create("1f1b", 2, 4), [[0, 2], [1, 3]]
+    for plan in (PLAN, replace(PLAN, conditions=made_for)):
+        text = str(describe(plan, PLAN.cuts, schedule, LAYERS, ranks, (), "ties"))
+        line = "minibatches do not overlap: ties"
+        if plan is not PLAN:
+            line += ". The predicted step is of minibatches that do"
+        assert line in text.splitlines()

@@ -33,7 +33,7 @@ def test_a_plan_as_it_is():
     found = put_together(PLAN, Given())
     assert found.plan == PLAN and found.plan.step_seconds == 2.0
     assert found.plan.stages == tuple(STAGES)
-    assert found[1:] == ("1f1b", (0, 1), ((0, 2),), 1, ())
+    assert found[1:] == ("1f1b", (0, 1), ((0, 2),), 1, "auto", ())
     assert found.warning == ""
     assert [found.stages_of(rank) for rank in (0, 1)] == [[(0, 3)], [(3, 5)]]
 
@@ -96,6 +96,25 @@ def test_what_a_plan_leaves_open():
 def test_a_schedule_that_is_chosen_later_keeps_the_placement():
     plan = Plan([0, 1, 2, 3, 4], 2, "zb_v", stages_per_rank=2)
     assert put_together(plan, Given(schedule="auto")).stage_ranks == (0, 1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "planned, given, overlap, is_changed",
+    [
+        (None, "auto", "auto", False),
+        (True, "auto", "auto", False),
+        (False, "auto", False, False),
+        (True, True, True, False),
+        (True, False, False, True),
+    ],
+)
+def test_minibatches_overlap_as_the_plan_predicts(planned, given, overlap, is_changed):
+    made_for = Conditions(Machine(2), batch=8, overlap_minibatches=planned)
+    plan = dataclasses.replace(PLAN, conditions=made_for)
+    found = put_together(plan, Given(overlap_minibatches=given))
+    assert found.overlap_minibatches == overlap
+    assert bool(found.changes) == is_changed
+    assert (found.plan.step_seconds is None) == is_changed
 
 
 def test_stages_without_a_plan():

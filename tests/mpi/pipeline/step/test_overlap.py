@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from queue import SimpleQueue
 from threading import Thread
 
@@ -13,7 +14,8 @@ import pytest
 from mpi4py import MPI
 
 from data_parallel import Grid
-from divisible import Divisible, Plan, carry_state, deferred_init
+from divisible import Divisible, Machine, Plan, carry_state, deferred_init
+from divisible.planning.conditions import Conditions
 from divisible.streaming import Streamed
 from mixed_precision import MixedPrecision
 from pipeline import Pipeline
@@ -89,6 +91,15 @@ def _run_a_plan(comm):
         with Pipeline(deep_mlp(), comm, **options) as pipe:
             pipe.setup(chainer.optimizers.SGD(0.1))
             assert type(pipe.step(*make_batches([8], n_in=8)[0])) is kind
+    for overlap, kind in ((True, LateDict), (None, LateDict), (False, dict)):
+        made_for = Conditions(Machine(2), batch=8, overlap_minibatches=overlap)
+        with Pipeline(
+            deep_mlp(), comm, plan=replace(plan, conditions=made_for)
+        ) as pipe:
+            pipe.setup(chainer.optimizers.SGD(0.1))
+            assert type(pipe.step(*make_batches([8], n_in=8)[0])) is kind
+            waits = "minibatches do not overlap: overlap_minibatches=False" in str(pipe)
+            assert waits is (overlap is False)
 
 
 def test_numbers_of_samples_wait_for_the_last_rank():
