@@ -65,7 +65,7 @@ class BetweenSteps:
         """Number of this rank's pipeline among the replicas."""
         return self._ranks.replica
 
-    def _call(self, name: str) -> AbstractContextManager[None]:
+    def _call(self, name: str, goes_on: bool = False) -> AbstractContextManager[None]:
         """Returns the context of a call."""
         raise NotImplementedError
 

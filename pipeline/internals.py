@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from divisible.schedules.automatic import ScheduleTrial
@@ -18,7 +19,9 @@ from pipeline.calls.tie_exchange import TieExchange
 from pipeline.stages.loss import Loss
 from pipeline.start.agreement import Start
 from pipeline.step.early_exchanges import EarlyExchanges
+from pipeline.step.results import LateOutputs
 from pipeline.step.step import Step
+from pipeline.step.step_end import StepEnd
 
 
 class Internals:
@@ -89,6 +92,35 @@ class Internals:
                 return [value]
             self.ranks.calls.compare()
             return self.ranks.all_gather(value, f"to {call}")
+
+    def evaluate_late(
+        self, x: Any, t: Any, goes_on: bool
+    ) -> tuple[dict[str, float], StepEnd]:
+        """Evaluates one minibatch of many, and does not wait for the last stage.
+
+        Args:
+            x (array or tuple of arrays): Inputs; read on the first stage's rank.
+            t (array or tuple of arrays): Targets; read on the last stage's rank.
+            goes_on (bool): Whether the call before was for the same data set.
+
+        Returns:
+            The means of values that layers reported, and the end of the minibatch.
+        """
+        with self._pipeline._call("evaluate", goes_on):
+            return self.step.evaluate(x, t)
+
+    def predict_late(self, x: Any, axis: int | Sequence[int]) -> LateOutputs:
+        """Predicts one minibatch of many, and does not wait for the last stage.
+
+        Args:
+            x (array or tuple of arrays): Inputs; read on the first stage's rank.
+            axis (int or sequence of ints): Axis of the samples in the outputs.
+
+        Returns:
+            LateOutputs: All ranks must read the outputs, minibatch by minibatch.
+        """
+        with self._pipeline._call("predict"):
+            return self.step.predict(x, axis)
 
     def lay_out(self, start: Start) -> None:
         """Lays out the stages with their present layers; all ranks must call it.

@@ -30,8 +30,7 @@ from pipeline.step.fused_layers import FusedLayers
 from pipeline.step.runner import ActionError
 from pipeline.step.step import Step
 
-# Errors whose message has the number of the step, because ranks may be in different
-# ones.
+# Errors whose message has the number of the step: ranks may be in different ones.
 _OF_RANKS = (ActionError, DisagreementError, StallError)
 
 
@@ -312,7 +311,8 @@ class Pipeline(BetweenSteps):
         those of :meth:`step`.
         """
         with self._call("evaluate"):
-            return self._step.evaluate(x, t)
+            reported, end = self._step.evaluate(x, t)
+            return {**reported, **end.means()}
 
     def predict(self, x: Any = None, axis: int | Sequence[int] = 0) -> Any:
         """Returns the model's output for one minibatch.
@@ -334,7 +334,7 @@ class Pipeline(BetweenSteps):
                 axis, or no replica has samples.
         """
         with self._call("predict"):
-            outputs = self._step.predict(x, axis)
+            outputs = self._step.predict(x, axis).read()
             return outputs[0] if len(outputs) == 1 else outputs
 
     def reset_states(self) -> None:
@@ -379,13 +379,13 @@ class Pipeline(BetweenSteps):
             self.fusion.serialize(serializer)
 
     @contextmanager
-    def _call(self, name: str) -> Iterator[None]:
+    def _call(self, name: str, goes_on: bool = False) -> Iterator[None]:
         """Returns the context of a call, which refuses it after a failed one.
 
-        The stages' device is the current one in it. If a host has several GPUs, the
-        script may use another one.
+        The stages' device is the current one in it; a script may use another one. A
+        call that ``goes_on`` with others leaves their numbers under way.
         """
-        if name != "step" and under_way:
+        if name != "step" and under_way and not goes_on:
             read_all(self._calls)
         with self._calls.made(name):
             try:

@@ -17,6 +17,7 @@
     wait_queries       questions to other ranks: which ranks are missing from a wait
     exit_notices       notices of ranks that have ended their script
     late_numbers    numbers of other ranks that are read when asked for
+    late_objects    objects of another rank, likewise
     collectives     operations of all ranks: gather, broadcast, clocks
     agreement       arguments that all ranks compare before they begin
     attempts        calls that succeed on all ranks, or fail on all

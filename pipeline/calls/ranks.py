@@ -22,6 +22,7 @@ from divisible.communication.collectives import (
 )
 from divisible.communication.communicators import duplicate
 from divisible.communication.late_numbers import LateNumbers
+from divisible.communication.late_objects import LateObject
 from divisible.communication.signatures import Tensor
 from divisible.communication.tags import TARGETS_CHANNEL
 from divisible.communication.transport import Receiver, Sender, Transport
@@ -166,6 +167,10 @@ class Ranks:
         """Returns the last stage's picklable value on all ranks of its pipeline."""
         with self.calls.guarded():
             return self.broadcast(value, self.last)
+
+    def late_object(self, value: Any, root: int) -> LateObject:
+        """Begins to send ``root``'s picklable value to all ranks of a pipeline."""
+        return LateObject(self.calls, self.comm, value, root, self.timeout, self.watch)
 
     def broadcast(self, value: Any, root: int) -> Any:
         """Returns ``root``'s value on all ranks of a pipeline, within a call."""

@@ -23,18 +23,20 @@ def reported(ranks: Ranks, pending: PendingReports) -> dict[str, float]:
     return together.result()
 
 
-def joined(
-    ranks: Ranks,
-    outputs: Sequence[Tensors],
-    axis: int | Sequence[int],
-    device: chainer.backend.Device,
-) -> tuple:
-    """Returns the last stage's outputs for all samples, on every rank.
+class LateOutputs:
+    """The last stage's outputs for all samples of a minibatch, on every rank.
+
+    The last stage's rank sends them at once. The other ranks may begin the next
+    minibatch before they read them::
+
+        rank 0   F0 F1 F2 F3 | F0 F1 F2 F3 | read | F0 F1 ...
+        rank 1      F0 F1 F2 F3 send | F0 F1 F2 F3 send | read | ...
 
     A replica without samples returns outputs without samples, with the dtypes and
     shapes of another replica's outputs.
 
-    The call must have been compared before.
+    The call must have been compared before. All ranks must make and read these objects
+    in the same order.
 
     Args:
         ranks (Ranks): All ranks of the pipeline.
@@ -44,24 +46,40 @@ def joined(
         device (chainer.backend.Device): Device of the returned arrays.
 
     Raises:
-        TypeError, ValueError: On every rank, if the outputs cannot be joined along this
-            axis, or if no replica has samples.
-        StallError: If another rank does not answer in time.
+        ValueError: On every rank, if no replica has samples.
     """
-    n_samples = ranks.calls.agreed.n_samples
-    found: tuple | Exception = ()
-    if ranks.rank == ranks.last and n_samples[ranks.replica]:
-        try:
-            sizes = unequal_sizes(n_samples[ranks.replica], len(outputs))
-            found = join(outputs, sizes, axis)
-        except (TypeError, ValueError) as error:
-            found = error
-    if not all(n_samples):
-        found = _filled_up(ranks, found, axis)
-    found = ranks.broadcast(found, ranks.last)
-    if isinstance(found, Exception):
-        raise found
-    return tuple(map(device.send, found))
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        outputs: Sequence[Tensors],
+        axis: int | Sequence[int],
+        device: chainer.backend.Device,
+    ) -> None:
+        n_samples = ranks.calls.agreed.n_samples
+        found: tuple | Exception = ()
+        if ranks.rank == ranks.last and n_samples[ranks.replica]:
+            try:
+                sizes = unequal_sizes(n_samples[ranks.replica], len(outputs))
+                found = join(outputs, sizes, axis)
+            except (TypeError, ValueError) as error:
+                found = error
+        if not all(n_samples):
+            found = _filled_up(ranks, found, axis)
+        self._sent, self._device = ranks.late_object(found, ranks.last), device
+
+    def read(self) -> tuple:
+        """Returns the outputs; waits for them.
+
+        Raises:
+            TypeError, ValueError: On every rank, if the outputs cannot be joined along
+                the axis.
+            StallError: If another rank does not answer in time.
+        """
+        found = self._sent.read()
+        if isinstance(found, Exception):
+            raise found
+        return tuple(map(self._device.send, found))
 
 
 def _filled_up(

@@ -58,6 +58,7 @@ from pipeline.step.making import (
 )
 from pipeline.step.overlap import Overlap
 from pipeline.step.refusals import REFUSED, check_refusals, refusal_of
+from pipeline.step.results import LateOutputs
 from pipeline.step.runner import Runner
 from pipeline.step.step_end import StepEnd, of_replicas
 
@@ -227,18 +228,18 @@ class Step:
                 self._carried.keep(calls.agreed.n_samples)
         return result
 
-    def evaluate(self, x: Any, t: Any) -> dict[str, float]:
-        """Runs a forward and the loss; see :meth:`.Pipeline.evaluate`."""
+    def evaluate(self, x: Any, t: Any) -> tuple[dict[str, float], StepEnd]:
+        """Runs a forward and the loss; returns the means of reports, and the end."""
         program = self.current.evaluation
         with evaluating():
             inputs, counts = self._read(program.n_microbatches, x, t)
             self._begin_call(counts)
             self._run(program, inputs)
             reported = self._end("the result of an evaluation")
-            return {**reported, **self.end.means()}
+            return reported, self.end
 
-    def predict(self, x: Any, axis: int | Sequence[int]) -> tuple[Any, ...]:
-        """Runs a forward; returns outputs as :meth:`.Pipeline.predict` does."""
+    def predict(self, x: Any, axis: int | Sequence[int]) -> LateOutputs:
+        """Runs a forward; returns the outputs, which may be under way."""
         program = self.current.evaluation
         with evaluating():
             inputs, n_inputs = self._inputs(x, program.n_microbatches, split_unequally)
@@ -251,7 +252,7 @@ class Step:
             calls.finish()
             if calls.carriers:
                 self._carried.tell(self._several, calls.agreed.n_samples, ranks.replica)
-            return results.joined(ranks, outputs, axis, self._device)
+            return LateOutputs(ranks, outputs, axis, self._device)
 
     def reset_states(self, of_training: bool = True) -> None:
         """Drops the states of layers, also those of training if wanted."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 import chainer
 from chainer.dataset import convert
@@ -18,12 +19,16 @@ from divisible.minibatch import concatenate
 from divisible.weighted_means import RunningMeans
 from pipeline.pipeline import Pipeline
 from pipeline.stages.reports import named
+from pipeline.step.results import LateOutputs
+from pipeline.step.step_end import StepEnd
 from pipeline.training.minibatches import (
     Key,
     Minibatch,
     MinibatchReader,
     iterators_of_rank,
 )
+
+T = TypeVar("T")
 
 
 class PipelineEvaluator(Evaluator):
@@ -130,10 +135,9 @@ class PipelineEvaluator(Evaluator):
         means, last = RunningMeans(), {}
         bar = _IteratorProgressBar(iterator=iterator) if self._progress_bar else None
         with _unchanged(self.pipeline):
-            for minibatch in _sweep(self._reader, iterator, self._at_once):
-                result = self.pipeline.evaluate(minibatch.x, minibatch.t)
-                counted = {} if of_batches else self.pipeline.n_counted
-                n_samples = self.pipeline.internals.ranks.calls.agreed.n_samples
+            for reported, end, n_samples in _behind(self._ends(iterator)):
+                result = {**reported, **end.means()}
+                counted = {} if of_batches else end.n_counted
                 rest = 1 if of_batches else sum(n_samples)
                 for name, value in result.items():
                     means.add(name, value, counted.get(name, rest))
@@ -146,6 +150,14 @@ class PipelineEvaluator(Evaluator):
         result = self.pipeline.internals.ranks.share(means.result(of_nothing=last))
         prefix = f"{self.name}/" if self.name else ""
         return {prefix + name: mean for name, mean in named(result).items()}
+
+    def _ends(self, iterator: Any) -> Iterator[tuple[dict, StepEnd, Sequence[int]]]:
+        """Yields the values and end of each minibatch, and its samples by replica."""
+        internals, goes_on = self.pipeline.internals, False
+        for minibatch in _sweep(self._reader, iterator, self._at_once):
+            found = internals.evaluate_late(minibatch.x, minibatch.t, goes_on)
+            yield (*found, internals.ranks.calls.agreed.n_samples)
+            goes_on = True
 
 
 def predict(
@@ -161,7 +173,8 @@ def predict(
     """Returns the model's outputs for a whole data set.
 
     All ranks must call it. As in :class:`PipelineEvaluator`, only the rank of the first
-    stage reads samples, and several batches form one minibatch.
+    stage reads samples, and several batches form one minibatch. A rank begins the next
+    minibatch while later ranks are still in this one.
 
     Args:
         pipeline (Pipeline): Pipeline of the model.
@@ -206,13 +219,27 @@ def predict(
         )
     _check_has_end(iterator, "predict from")
     pipeline.internals.step.reset_states(of_training=False)
-    outputs, sizes = [], []
-    with _unchanged(pipeline):
+    sizes: list[int] = []
+    outputs: list[tuple] = []
+    errors: list[Exception] = []
+
+    def begun() -> Iterator[LateOutputs]:
         for minibatch in _sweep(reader, iterator, _at_once(at_once, pipeline)):
             for x, n in _unequal_parts(minibatch, sizes, pipeline):
-                output = pipeline.predict(x, axis)
-                outputs.append(output if isinstance(output, tuple) else (output,))
+                if errors:
+                    return
                 sizes.append(n)
+                yield pipeline.internals.predict_late(x, axis)
+
+    with _unchanged(pipeline):
+        for late in _behind(begun()):
+            try:
+                outputs.append(late.read())
+            except (TypeError, ValueError) as error:
+                # All ranks raise it, and read what they have begun before.
+                errors.append(error)
+    if errors:
+        raise errors[0]
     if not outputs:
         raise ValueError("there are no samples to predict anything for")
     with chainer.using_device(chainer.backend.get_device_from_array(*outputs[0])):
@@ -280,6 +307,19 @@ def _at_once(chosen: int | None, pipeline: Pipeline) -> int:
     if chosen < 1:
         raise ValueError(f"at_once must be positive, not {chosen}")
     return chosen
+
+
+def _behind(begun: Iterator[T]) -> Iterator[T]:
+    """Yields each minibatch when the next one has begun, so that ranks do not wait.
+
+    A rank begins a minibatch when all have begun the one before, so two of them are in
+    the pipeline at most.
+    """
+    before = [*itertools.islice(begun, 1)]
+    for one in begun:
+        yield before.pop()
+        before.append(one)
+    yield from before
 
 
 def _sweep(reader: MinibatchReader, iterator: Any, at_once: int) -> Iterator[Minibatch]:

@@ -1,5 +1,7 @@
 """Evaluation and prediction over a whole data set, on a pipeline."""
 
+import time
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -13,6 +15,7 @@ from pipeline import Pipeline, PipelineEvaluator, predict
 from tests.support.mpiexec import assert_on_ranks
 
 BATCH = 100
+N_MICROBATCHES, TAG = 2, 7
 
 
 class Observed(chainer.Link):
@@ -149,3 +152,83 @@ def buckets(comm):
 
 def test_batches_that_do_not_fit_together():
     assert_on_ranks(2, buckets)
+
+
+class Meeting:
+    """Layers that wait for each other: the last one, for the next minibatch to begin.
+
+    The last rank ends its first minibatch only when the first rank has begun the
+    second one. So ranks that wait for the end of each minibatch would wait for ever.
+    """
+
+    def __init__(self, comm):
+        self.comm, self.calls, self.sent = comm, {"first": -100, "last": -100}, None
+
+    def first(self, x):
+        self.calls["first"] += 1
+        if self.calls["first"] == N_MICROBATCHES + 1:
+            self.sent = self.comm.isend(None, self.comm.size - 1, TAG)
+        return x
+
+    def last(self, x):
+        self.calls["last"] += 1
+        if self.calls["last"] == N_MICROBATCHES:
+            deadline = time.monotonic() + 20
+            while not self.comm.iprobe(0, TAG):
+                assert time.monotonic() < deadline, "rank 0 does not begin the next"
+                time.sleep(0.001)
+            self.comm.recv(source=0, tag=TAG)
+        return x
+
+
+def ahead(comm, of_outputs):
+    x, t = (array[:22] for array in digits())
+    np.random.seed(2)
+    links = L.Linear(64, 30), L.Linear(30, 20), L.Linear(20, 10)
+    meeting = Meeting(comm)
+    layers = [meeting.first, links[0], F.relu, links[1], links[2], meeting.last]
+    stage = Divisible(*layers).divide(*Plan.uniform(6, comm.size).range(comm.rank))
+    options = {"n_microbatches": N_MICROBATCHES, "timeout": 40}
+    with Pipeline(stage, comm, **options) as pipe:
+        # Minibatches of 8, 8 and 6 samples.
+        iterator = iterator_of(x, t, 8) if comm.rank == 0 else None
+        evaluator = PipelineEvaluator(iterator, pipe, at_once=1)
+        # All ranks tell after the first minibatch of all whether layers report values.
+        evaluator()
+        meeting.calls = dict.fromkeys(meeting.calls, 0)
+        if of_outputs:
+            together = predict(pipe, iterator, label_key=-1, at_once=1)
+        else:
+            together = evaluator()
+        meeting.calls = dict.fromkeys(meeting.calls, -100)
+        parts = [slice(0, 8), slice(8, 16), slice(16, 22)]
+        if of_outputs:
+            expected = np.concatenate([pipe.predict(x[part]) for part in parts])
+            np.testing.assert_array_equal(together, expected)
+            return
+        found = [(pipe.evaluate(x[p], t[p]), len(x[p])) for p in parts]
+        for name in ("loss", "accuracy"):
+            mean = sum(result[name] * n for result, n in found) / len(x)
+            assert together[f"main/{name}"] == pytest.approx(mean, rel=1e-12)
+
+
+@pytest.mark.parametrize("of_outputs", [True, False])
+def test_the_next_minibatch_begins_before_this_one_has_ended(of_outputs):
+    assert_on_ranks(3, ahead, of_outputs)
+
+
+def left_early(comm):
+    """An error that all ranks raise leaves nothing behind for the next call."""
+    x, _ = digits()
+    layers = make_layers()
+    stage = Divisible(*layers).divide(*Plan.uniform(6, comm.size).range(comm.rank))
+    with Pipeline(stage, comm, n_microbatches=2, timeout=20) as pipe:
+        iterator = chainer.iterators.SerialIterator(list(x[:40]), 8, False, False)
+        with pytest.raises(ValueError, match="the samples along axis 1"):
+            predict(pipe, iterator, axis=1)
+        outputs = predict(pipe, iterator, at_once=1)
+        np.testing.assert_array_equal(outputs[:8], pipe.predict(x[:8]))
+
+
+def test_an_error_of_all_ranks_leaves_nothing_behind():
+    assert_on_ranks(2, left_early)
