@@ -9,11 +9,14 @@ A new entry of `divisible.schedules.catalogue` appears in all of them.
 
 from __future__ import annotations
 
+from functools import partial
+
 from catalogue_tables import directive, table
 
 from divisible import simulate
 from divisible.schedules import Costs, catalogue
 from divisible.schedules.catalogue import CATALOGUE, Entry, create
+from divisible.schedules.steady_state import steady_seconds
 
 # Ranks and microbatches of the compared schedules.
 _N_RANKS, _N_MICROBATCHES = 4, 8
@@ -31,7 +34,8 @@ def choices() -> list[str]:
 def comparison() -> list[str]:
     """Simulates all schedules with stages that take equally long."""
     rows = [(f"``'{entry.name}'``", *_simulated(entry)) for entry in CATALOGUE.values()]
-    return table("auto", [("schedule", "seconds", "bubble", "held"), *rows])
+    header = "schedule", "seconds", "each of many", "bubble", "held"
+    return table("auto", [header, *rows])
 
 
 def functions() -> list[str]:
@@ -42,14 +46,17 @@ def functions() -> list[str]:
     ]
 
 
-def _simulated(entry: Entry) -> tuple[str, str, str]:
+def _simulated(entry: Entry) -> tuple[str, str, str, str]:
     # Several stages on a rank are as much shorter.
     chunks = entry.stages_per_rank
     schedule = create(entry.name, _N_RANKS * chunks, _N_MICROBATCHES, _N_RANKS)
     seconds = 1 / chunks
-    timeline = simulate(schedule, Costs(seconds, seconds, seconds))
+    run = partial(simulate, schedule, Costs(seconds, seconds, seconds))
+    timeline = run()
+    steady = steady_seconds(timeline, lambda n: run(n_minibatches=n))
     held = max(schedule.validate().held)
-    return f"{timeline.makespan:g}", f"{timeline.bubble[0]:.1%}", f"{held:g}"
+    bubble = f"{timeline.bubble[0]:.1%}"
+    return f"{timeline.makespan:g}", f"{steady:.3g}", bubble, f"{held:g}"
 
 
 def setup(app) -> dict[str, bool]:
