@@ -10,7 +10,10 @@ and they take turns, step by step. Forward, backward and update are timed apart:
 seconds with one thread, seconds of the wall clock with several.
 
 All variants train the same: the first losses, without dropout, are compared first. The
-aims are ratios to PyTorch's step in its default layout.
+aims are ratios to PyTorch's step in its default layout. With ``--bfloat16`` there are
+rows with operands of products rounded to bfloat16, and of two ways of PyTorch to do so,
+``torch.autocast`` and ``torch.backends.mkldnn.fp32_precision``. Their ratios are to the
+better one of these two.
 """
 
 from __future__ import annotations
@@ -37,19 +40,24 @@ class Variant(NamedTuple):
         kind: ``'chainer'`` or ``'torch'``.
         options: Options of the trainer.
         environment: Environment of the trainer's process.
+        is_narrow: Whether operands of products are rounded to bfloat16.
     """
 
     kind: str
     options: Mapping[str, Any] = {}
     environment: Mapping[str, str] = {}
+    is_narrow: bool = False
 
 
 STOCK, DEFAULT, ONEDNN = "stock Chainer", "with kernels", "and oneDNN"
 FUSED, ONEDNN_FUSED = "with kernels, fused", "and oneDNN, fused"
 TORCH, CHANNELS_LAST, COMPILED = "torch", "torch, channels last", "torch.compile"
+NARROW, NARROW_FUSED = "bfloat16 products", "bfloat16 products, fused"
+AUTOCAST, NARROW_TORCH = "torch, autocast", "torch, bf16 products"
 _OFF = {"CHAINER_KERNELS": "0"}
 _BLAS = {"CHAINER_KERNELS_PROVIDER": "blas"}
 _ONEDNN = {"CHAINER_KERNELS_PROVIDER": "onednn"}
+_NARROW = {**_ONEDNN, "CHAINER_KERNELS_PRODUCTS": "bfloat16"}
 VARIANTS = {
     STOCK: Variant("chainer", environment=_OFF),
     DEFAULT: Variant("chainer", environment=_BLAS),
@@ -59,6 +67,10 @@ VARIANTS = {
     TORCH: Variant("torch", environment=_OFF),
     CHANNELS_LAST: Variant("torch", {"channels_last": True}, _OFF),
     COMPILED: Variant("torch", {"compiled": True}, _OFF),
+    NARROW: Variant("chainer", {}, _NARROW, True),
+    NARROW_FUSED: Variant("chainer", {"fused": True}, _NARROW, True),
+    AUTOCAST: Variant("torch", {"narrow": "autocast"}, _OFF, True),
+    NARROW_TORCH: Variant("torch", {"narrow": "products"}, _OFF, True),
 }
 #: Steps that are to take at most so many of PyTorch's in its default layout, with one
 #: thread; with more, `AIM_OF_THREADS`.
@@ -67,10 +79,13 @@ AIMS = {
     ONEDNN: dict(vgg16=0.97, resnet50=0.97, lstm=0.92, transformer=0.85, mlp=0.92),
     ONEDNN_FUSED: dict(resnet50=0.92, transformer=0.8),
 }
+_FUSED = (FUSED, ONEDNN_FUSED, NARROW_FUSED)
 AIM_OF_THREADS = 1.05
+#: Steps in bfloat16 that are to take at most so much of the better of PyTorch's two.
+AIM_OF_NARROW = 1.0
 #: Number of losses that are compared, and how far each may be from PyTorch's. Later
-#: losses multiply the rounding of the weights many times over.
-TOLERANCES = (1e-4, 2e-2)
+#: losses multiply the rounding of the weights many times over, and so does bfloat16.
+TOLERANCES, NARROW_TOLERANCES = (1e-4, 2e-2), (5e-2, 2e-1)
 
 
 def main() -> None:
@@ -80,6 +95,7 @@ def main() -> None:
     add("--models", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     add("--rounds", type=int, default=5)
     add("--compile", action="store_true", help="torch.compile as well; it takes long")
+    add("--bfloat16", action="store_true", help="products in bfloat16 as well")
     add("--output", type=Path)
     arguments = parser.parse_args()
     threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
@@ -89,7 +105,10 @@ def main() -> None:
     if not arguments.compile:
         del variants[COMPILED]
     if not _has_onednn():
-        del variants[ONEDNN], variants[ONEDNN_FUSED]
+        for who in (ONEDNN, ONEDNN_FUSED, NARROW, NARROW_FUSED):
+            del variants[who]
+    if not arguments.bfloat16:
+        variants = {k: each for k, each in variants.items() if not each.is_narrow}
 
     result = Result("against_torch", arguments.output)
     clock = "CPU" if threads == 1 else "wall clock"
@@ -105,7 +124,7 @@ def main() -> None:
             who: variant
             for who, variant in variants.items()
             if WORKLOADS[name].is_convolutional or who != CHANNELS_LAST
-            if WORKLOADS[name].as_list or who not in (FUSED, ONEDNN_FUSED)
+            if WORKLOADS[name].as_list or who not in _FUSED
         }
         with contextlib.ExitStack() as stack:
             workers = {}
@@ -136,11 +155,12 @@ def compare(
         worker.send("first_losses", len(TOLERANCES))
     losses = {who: worker.receive() for who, worker in workers.items()}
     for who, its in losses.items():
-        for one, other, tolerance in zip(its, losses[TORCH], TOLERANCES):
+        tolerances = NARROW_TOLERANCES if VARIANTS[who].is_narrow else TOLERANCES
+        for one, other, tolerance in zip(its, losses[TORCH], tolerances):
             if not abs(one - other) <= tolerance * abs(other):
                 raise SystemExit(f"{who} trains another {name}: {losses}")
 
-    for who in (COMPILED, FUSED, ONEDNN_FUSED):
+    for who in (COMPILED, *_FUSED):
         if who in workers:
             # They compile, or choose, once more where there is dropout.
             workers[who].call("step")
@@ -151,6 +171,8 @@ def compare(
         return sum(times[who][-1])
 
     steps = alternate({who: who for who in workers}, rounds, seconds_of)
+    torches = [who for who in (AUTOCAST, NARROW_TORCH) if who in workers]
+    best = min(torches, key=lambda who: statistics.median(steps[who]), default=TORCH)
     result.write(
         f"{WORKLOADS[name].title}; first losses {losses[TORCH][0]:.4f},"
         f" {losses[TORCH][1]:.4f}",
@@ -163,13 +185,19 @@ def compare(
         aim = AIMS.get(who, {}).get(name)
         if threads > 1 and who in (DEFAULT, ONEDNN):
             aim = AIM_OF_THREADS
+        to = TORCH
+        if VARIANTS[who].is_narrow:
+            to, aim = best, AIM_OF_NARROW if VARIANTS[who].kind == "chainer" else None
         result.write(
             f"  {who:<22}"
             + "".join(f"{1e3 * seconds:9.0f}" for seconds in medians)
-            + f"  {ratios(steps[who], steps[TORCH]):<20}"
+            + f"  {ratios(steps[who], steps[to]):<20}"
             + f" {'' if aim is None else f'{aim:.2f}':>5}"
             + f" {workers[who].call('peak_memory') / 1e9:9.2f}"
         )
+    for ours, single in ((NARROW, ONEDNN), (NARROW_FUSED, ONEDNN_FUSED)):
+        if ours in workers:
+            result.write(f"  {ours} to {single}: {ratios(steps[ours], steps[single])}")
     result.write()
 
 

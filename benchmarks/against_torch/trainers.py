@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import resource
 import time
 from collections.abc import Mapping
@@ -145,6 +146,8 @@ class TorchTrainer(Trainer):
         clock: Function that returns the time in seconds.
         channels_last: Whether images and weights have their channels last in memory.
         compiled: Whether ``torch.compile`` gets the model.
+        narrow: How bfloat16 is used: ``'autocast'``, ``'products'`` (only their
+            operands are rounded) or, empty, not at all.
     """
 
     def __init__(
@@ -153,12 +156,18 @@ class TorchTrainer(Trainer):
         clock: Callable[[], float],
         channels_last: bool = False,
         compiled: bool = False,
+        narrow: str = "",
     ) -> None:
         import torch
 
         from benchmarks.against_torch.torch_models import converted, optimizer
 
         super().__init__(workload, clock)
+        if narrow == "products":
+            torch.backends.mkldnn.fp32_precision = "bf16"
+        self._casts = contextlib.nullcontext
+        if narrow == "autocast":
+            self._casts = functools.partial(torch.autocast, "cpu", torch.bfloat16)
         self.model: torch.nn.Module = converted(self.model)
         x, t = self.batch
         self._x, self._t = torch.from_numpy(x), torch.from_numpy(t).long()
@@ -174,7 +183,8 @@ class TorchTrainer(Trainer):
         """Computes the loss."""
         from torch.nn.functional import cross_entropy
 
-        return cross_entropy(self._call(self._x), self._t)
+        with self._casts():
+            return cross_entropy(self._call(self._x), self._t)
 
     def backward(self, loss: Any) -> None:
         """Computes the gradients."""

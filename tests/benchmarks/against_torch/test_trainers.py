@@ -83,3 +83,20 @@ def test_a_step_has_three_phases():
     trainer = ChainerTrainer(WORKLOADS[1], lambda: next(seconds))
     assert trainer.step() == [1, 2, 3]
     assert trainer.peak_memory() > 1 << 20
+
+
+@pytest.mark.parametrize("narrow", ["autocast", "products"])
+def test_losses_in_bfloat16_are_close(narrow):
+    pytest.importorskip("torch")
+    workload = WORKLOADS[2]
+    single = TorchTrainer(workload, time.process_time).first_losses(2)
+    try:
+        make = partial(TorchTrainer, narrow=narrow)
+        losses = make(workload, time.process_time).first_losses(2)
+    finally:
+        import torch
+
+        torch.backends.mkldnn.fp32_precision = "none"
+    np.testing.assert_allclose(losses, single, rtol=2e-2)
+    if narrow == "autocast":
+        assert losses != single
