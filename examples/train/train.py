@@ -32,6 +32,7 @@ from models.vgg16 import VGG16
 from mpi4py import MPI
 from options import Parser, integers, planned, say
 
+import chainer_kernels
 from divisible import Divisible, deferred_init
 from mixed_precision import MixedPrecision, to_float16
 from pipeline import (
@@ -67,6 +68,8 @@ def main() -> None:
     parser = make_parser()
     args = parser.parse_args()
     check(parser, args)
+    if args.products is not None:
+        chainer_kernels.set_products(args.products)
 
     # Every rank loads the same data, but only the first stage reads the images and only
     # the last one the classes. Every rank builds the same model, and will make its own
@@ -204,6 +207,7 @@ def make_parser() -> Parser:
     add("--optimizer", choices=OPTIMIZERS, help="default: by model")
     add("--learning-rate", type=float, help="default: by model")
     add("--float16", action="store_true", help="train in mixed precision")
+    add("--products", choices=("float32", "bfloat16"), help="numbers of products")
     add("--out", default="result", help="folder for the log and snapshots")
     add("--snapshots", type=int, default=0, help="number to keep; one each epoch")
     add("--resume", help="snapshot to resume; auto: the newest in --out, if any")
