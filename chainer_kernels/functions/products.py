@@ -11,7 +11,7 @@ import numpy as np
 from chainer_kernels import providers, threads
 from chainer_kernels.bfloat16 import rounded
 from chainer_kernels.layouts import are_float32
-from chainer_kernels.product_dtype import FLOAT32, record
+from chainer_kernels.product_dtype import BFLOAT16, FLOAT32, record
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -74,9 +74,7 @@ def matmul(function: Any, inputs: Arrays) -> Arrays:
         a, b = b.swapaxes(-1, -2), a.swapaxes(-1, -2)
     dtype = record(function)
     if b.ndim > 2:
-        if dtype != FLOAT32:
-            a, b = rounded(a), rounded(b)
-        return (_products(a, b),)
+        return (_products(a, b) if dtype == FLOAT32 else _narrow_products(a, b),)
     rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
     y = providers.of(dtype).product(_as_matrix(rows), _as_matrix(b))
     return (y.reshape(*a.shape[:-1], b.shape[-1]),)
@@ -101,6 +99,12 @@ def _products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     with threads.one_blas_thread():
         threads.run_ranges(compute, len(y), size=n_multiplications // len(y))
     return y
+
+
+def _narrow_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Returns the products of two stacks of matrices, rounded to bfloat16."""
+    y = providers.of(BFLOAT16).product_of_stacks(a, b)
+    return _products(rounded(a), rounded(b)) if y is None else y
 
 
 def _as_matrix(a: np.ndarray) -> np.ndarray:

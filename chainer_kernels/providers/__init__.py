@@ -16,6 +16,10 @@ A provider is a module with::
     product_with_weights(a, W, is_transposed)   -> a @ W, or a @ W.T
     as_operand(W)                               -> W, ready for several products
 
+In bfloat16 also::
+
+    product_of_stacks(a, b)                     -> a @ b, or None
+
 Arrays are float32. Those that compute in bfloat16 round operands themselves.
 Activations are C contiguous and channels last: x (N, *sizes, C), y (N, *sizes, O). W
 and gW are Chainer's, (O, C / groups, *kernel), and C contiguous. Matrices may be

@@ -19,7 +19,7 @@ from chainer_kernels.bfloat16 import narrowed
 from chainer_kernels.gemm import operand
 from chainer_kernels.geometry import Geometry
 from chainer_kernels.product_dtype import BFLOAT16
-from chainer_kernels.providers import onednn, onednn_convolutions
+from chainer_kernels.providers import onednn, onednn_convolutions, onednn_stacks
 from chainer_kernels.providers import onednn_library as dnnl
 from chainer_kernels.providers.onednn_products import SMALLEST_PRODUCT
 from chainer_kernels.providers.rounded import RoundedOperands
@@ -136,3 +136,10 @@ def product_with_weights(
     """Returns a product with weights that may be kept, turned around or not."""
     codes = kept_weights.kept(W, BFLOAT16, W.nbytes // 2, lambda: narrowed(W))
     return product(a, codes.T if is_transposed else codes)
+
+
+def product_of_stacks(a: np.ndarray, b: np.ndarray) -> np.ndarray | None:
+    """Returns the products of two stacks of matrices; ``None`` if others are better."""
+    if b.shape[-1] * a.size < SMALLEST_PRODUCT or min(a.shape[-2], b.shape[-1]) == 1:
+        return None
+    return onednn_stacks.product(narrowed(a), narrowed(b))

@@ -104,6 +104,9 @@ class RoundedOperands:
         W = _weights(W)
         return self._provider.product(rounded(a), W.T if is_transposed else W)
 
+    def product_of_stacks(self, a: np.ndarray, b: np.ndarray) -> None:
+        """Returns nothing: NumPy multiplies stacks of rounded matrices."""
+
 
 def _weights(W: np.ndarray) -> np.ndarray:
     """Returns weights rounded, perhaps kept."""

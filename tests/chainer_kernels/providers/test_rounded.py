@@ -90,6 +90,35 @@ def test_product_with_weights(m, n, k, is_transposed, seed):
     assert_close(ours, x @ w, np.abs(x) @ np.abs(w))
 
 
+STACKS = [
+    ((3, 2), (3, 2)),
+    ((2, 1), (5,)),
+    ((), (4,)),
+    ((1,), (4, 1)),
+]
+
+
+@pytest.mark.parametrize("leading", STACKS)
+@pytest.mark.parametrize("m, k, n", [(64, 96, 80), (3, 4, 5), (1, 600, 700)])
+@pytest.mark.parametrize("order", ["rows", "columns", "gaps"])
+@in_bfloat16
+def test_product_of_stacks(leading, m, k, n, order):
+    a, b = (
+        kernels.arrays((*ahead, *sizes), i)
+        for i, (ahead, sizes) in enumerate(zip(leading, [(m, k), (k, n)]))
+    )
+    exact = [rounded(each).astype("d") for each in (a, b)]
+    if order == "columns":
+        a, b = (x.swapaxes(-1, -2).copy().swapaxes(-1, -2) for x in (a, b))
+    elif order == "gaps":
+        a, b = (np.repeat(x, 2, axis=-1)[..., ::2] for x in (a, b))
+    y = provider().product_of_stacks(a, b)
+    if y is None:
+        return
+    assert y.shape == (exact[0] @ exact[1]).shape
+    assert_close(y, exact[0] @ exact[1], np.abs(exact[0]) @ np.abs(exact[1]))
+
+
 @in_bfloat16
 def test_infinities_and_what_is_no_number():
     a, b = np.ones((128, 128), "f"), np.ones((128, 128), "f")
