@@ -10,13 +10,15 @@ hook edits a few lines of a few of its modules while they are loaded:
 
 The hook is installed by ``import chainer_compat``, which the file
 ``chainer_compat.pth`` in site-packages does whenever the interpreter starts. So this
-module must stay tiny: it imports nothing, and the modules that do the work are imported
-with Chainer.
+module must stay tiny: it imports only what Python itself has imported, and the modules
+that do the work are imported with Chainer.
 
 Where ``.pth`` files are not read (``python -S``, ``pip install --target``), put
 ``import chainer_compat`` before ``import chainer``.
 
 ``python -m chainer_compat`` prints what was found and what was repaired.
+``python -m chainer_compat run SCRIPT`` runs an old script as it is. So does
+``CHAINER_COMPAT=names,cupy`` in the environment: see ``chainer_compat/_modes.py``.
 
 Files of weights are read without running code that is in them; a file that needs more
 than ``None`` is refused until :func:`chainer_compat.npz.allow_pickle` allows it.
@@ -35,6 +37,7 @@ The hook cannot hide these changes from a user's own script:
   run instead, or those of ``chainer_kernels``.
 """
 
+import os
 import sys
 
 __all__ = [
@@ -168,3 +171,7 @@ def report() -> list:
 
 
 install()
+if os.environ.get("CHAINER_COMPAT"):
+    from chainer_compat import _modes
+
+    _modes.enable_from_environment()

@@ -1,6 +1,7 @@
 """Prints the versions found on this machine, and the repairs of Chainer.
 
 python -m chainer_compat
+python -m chainer_compat run SCRIPT.py ...
 
 The exit status is 1 if a shim that is needed here could not be applied.
 """
@@ -11,7 +12,7 @@ import platform
 import sys
 
 import chainer_compat
-from chainer_compat import _shim
+from chainer_compat import _scripts, _shim
 
 # Uses that C code refuses, by the first version of NumPy that refuses them.
 LIMITS = {
@@ -56,7 +57,8 @@ def print_limits(numpy_version) -> None:
     print(
         f"\"make install NUMPY='<{next(iter(limits))}'\" installs such a NumPy. Removed"
         " names come back\nby chainer_compat.enable_numpy_aliases() and"
-        " enable_python_aliases() in the script."
+        " enable_python_aliases() in the script,\nor by python -m chainer_compat run"
+        " SCRIPT."
     )
 
 
@@ -98,10 +100,19 @@ def chainer_version() -> str:
     return f"{chainer.__version__} ({chainer.__file__})"
 
 
-if __name__ == "__main__":
-    argparse.ArgumentParser(
+def parse() -> argparse.Namespace:
+    """Returns the arguments of the command line."""
+    parser = argparse.ArgumentParser(
         prog="python -m chainer_compat",
         description="Prints what was found on this machine and what was repaired in"
         " Chainer. The exit status is 1 if a repair failed.",
-    ).parse_args()
-    sys.exit(main())
+    )
+    commands = parser.add_subparsers(metavar="COMMAND")
+    _scripts.add_parser(commands)
+    parser.set_defaults(function=lambda args: main())
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    parsed = parse()
+    sys.exit(parsed.function(parsed))

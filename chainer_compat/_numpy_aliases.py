@@ -203,6 +203,11 @@ def catalogue() -> dict[str, Any]:
     return {name: value for name, value in names.items() if value is not None}
 
 
+def modules() -> frozenset[str]:
+    """Returns the names of the removed modules, without ``numpy.``."""
+    return frozenset(_MODULES)
+
+
 def enable() -> list[str]:
     """Adds the names that this NumPy lacks; returns them.
 
@@ -219,14 +224,21 @@ def enable() -> list[str]:
         if path in _MODULES:
             sys.modules[f"numpy.{path}"] = value
         added.append(path)
+    return added + enable_quiet_parts()
+
+
+def enable_quiet_parts() -> list[str]:
+    """Adds what no name of NumPy shows: texts for dtypes, and ``fromstring``.
+
+    Returns:
+        list: ``["fromstring"]`` if that was replaced.
+    """
     for name in _DTYPE_STRINGS:
         numpy.sctypeDict.setdefault(name, _find(_RENAMED[name]))
-    if not _reads_binary(numpy.fromstring):
-        numpy.fromstring = _numpy_functions.fromstring_with_binary_mode(
-            numpy.fromstring
-        )
-        added.append("fromstring")
-    return added
+    if _reads_binary(numpy.fromstring):
+        return []
+    numpy.fromstring = _numpy_functions.fromstring_with_binary_mode(numpy.fromstring)
+    return ["fromstring"]
 
 
 def _has(path):

@@ -109,14 +109,18 @@ def catalogue() -> list[tuple[Any, str, Any]]:
     ]
 
 
-def enable() -> list[str]:
-    """Adds the names that this Python lacks; returns them with their module."""
-    added = []
+def missing() -> list[tuple[Any, str, Any]]:
+    """Returns the entries of the catalogue that this Python lacks."""
     with warnings.catch_warnings():
         # Python warns when a name that it will remove is looked up.
         warnings.simplefilter("ignore")
-        missing = [entry for entry in catalogue() if not hasattr(*entry[:2])]
-    for place, name, value in missing:
+        return [entry for entry in catalogue() if not hasattr(*entry[:2])]
+
+
+def enable() -> list[str]:
+    """Adds the names that this Python lacks; returns them with their module."""
+    added = []
+    for place, name, value in missing():
         setattr(place, name, value)
         if inspect.ismodule(value):
             sys.modules[f"{place.__name__}.{name}"] = value

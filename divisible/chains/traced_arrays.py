@@ -156,7 +156,7 @@ def _apply(tape: Tape | None, function: Callable, args: tuple, kwargs: dict) -> 
     if tape is None:
         return result
     if plain and result is plain[0]:
-        # The function returned its argument: astype(copy=False) to the same dtype.
+        # The array itself, by astype(copy=False) of the same type.
         return args[0]
     arrays: list[Any] = []
     slots = take_out(args, arrays), take_out(kwargs, arrays)

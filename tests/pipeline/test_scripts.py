@@ -93,5 +93,5 @@ def test_the_command_hands_all_arguments_to_the_script(tmp_path):
     path = tmp_path / "script.py"
     path.write_text("import sys\nprint(sys.argv[1:])\nsys.exit(3)")
     arguments = ["--help", "-x", "--", "run"]
-    result = CliRunner().invoke(main, ["run", str(path), *arguments])
+    result = CliRunner().invoke(main, ["run", "--compat", "", str(path), *arguments])
     assert (result.exit_code, result.output) == (3, f"{arguments}\n")

@@ -1,0 +1,262 @@
+"""Arguments, functions and classes of Chainer 1, for scripts that were written for it.
+
+::
+
+    F.dropout(x, train=False)       using_config('train', False): F.dropout(x)
+    bn(x, test=True)                using_config('train', False): bn(x)
+    Variable(x, volatile='on')      functions of it run with enable_backprop False
+    L.Linear(3, 2, wscale=2)        initialW=LeCunNormal(sqrt(2))
+    F.relu(x, use_cudnn=False)      F.relu(x)
+    F.Linear(3, 2)                  L.Linear(3, 2)
+    F.MaxPooling2D(2)(x)            F.max_pooling_2d(x, 2)
+    chainer.FunctionSet(a=...)      a Chain
+    optimizer.zero_grads()          target.cleargrads()
+
+Chainer's modules are changed in memory while they are loaded. One warning is given for
+each kind of change, at its first use.
+"""
+
+import functools
+import inspect
+import sys
+from contextlib import ExitStack
+
+import chainer_compat
+from chainer_compat._warned import tell
+
+# Arguments that Chainer 1 had, of functions and of calls of links.
+_MODES = {"train", "test"}
+_IGNORED = {"use_cudnn", "deterministic"}
+#: Arguments by position, where Chainer has fewer since.
+_POSITIONAL = {
+    "BatchNormalization": ("x", "test", "finetune"),
+    "NStepBiLSTM": ("hx", "cx", "xs", "train"),
+    "NStepLSTM": ("hx", "cx", "xs", "train"),
+    "StatefulZoneoutLSTM": ("x", "train"),
+    "dropout": ("x", "ratio", "train"),
+    "zoneout": ("h", "x", "ratio", "train"),
+}
+
+
+def enable() -> None:
+    """Changes Chainer's modules when they are loaded.
+
+    Raises:
+        RuntimeError: If Chainer was imported before.
+    """
+    name = "chainer_compat._chainer1"
+    if name in chainer_compat._Hook.plugged_in:
+        return
+    if "chainer" in sys.modules:
+        raise RuntimeError(
+            "chainer_compat: the mode chainer1 changes Chainer while it is imported,"
+            " and Chainer was imported before: set CHAINER_COMPAT=chainer1 in the"
+            " environment, or start the script by python -m chainer_compat run"
+            " --compat chainer1 SCRIPT"
+        )
+    chainer_compat.plug_in(name)
+
+
+def loaded(module) -> None:
+    """Changes a module of Chainer that was loaded."""
+    change = _CHANGES.get(module.__name__)
+    if change is not None:
+        change(module)
+
+
+def _tolerant(function, name):
+    """Returns a function that also accepts the arguments of Chainer 1."""
+    accepted = _named(function)
+    modes, ignored = _MODES - accepted, _IGNORED - accepted
+    places = _POSITIONAL.get(name, ())
+    n_plain = len(places) - len([p for p in places if p in modes or p == "finetune"])
+    is_method = "self" in inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        # A method has its object before the arguments.
+        first = len(args) - 1 if is_method else len(args)
+        if places and n_plain < first <= len(places):
+            start = len(args) - (first - n_plain)
+            kwargs.update(zip(places[n_plain:], args[start:]))
+            args = args[:start]
+        if kwargs.keys().isdisjoint(modes | ignored):
+            return function(*args, **kwargs)
+        with ExitStack() as stack:
+            _enter_modes(stack, name, kwargs, modes)
+            _drop(kwargs, ignored)
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _named(function):
+    """Returns the names of the arguments that a function has itself."""
+    kinds = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if p.kind not in kinds}
+
+
+def _enter_modes(stack, name, kwargs, modes) -> None:
+    import chainer
+
+    for key in modes & kwargs.keys():
+        value = kwargs.pop(key)
+        train = bool(value) if key == "train" else not value
+        stack.enter_context(chainer.using_config("train", train))
+        tell(
+            key,
+            f"{name} is called with {key}={value!r}: chainer_compat calls it within"
+            f" chainer.using_config('train', {train}), as the script may do itself",
+        )
+
+
+def _drop(kwargs, ignored) -> None:
+    for key in ignored & kwargs.keys():
+        value = kwargs.pop(key)
+        tell(
+            key,
+            f"{key}={value!r} is left out: leave it out in the script, too, or call"
+            f" chainer.using_config({_CONFIG[key]!r}, ...)",
+        )
+
+
+_CONFIG = {"use_cudnn": "use_cudnn", "deterministic": "cudnn_deterministic"}
+
+
+def _change_functions(functions) -> None:
+    from chainer_compat import _chainer1_names
+
+    for name, value in list(vars(functions).items()):
+        if inspect.isfunction(value) and value.__module__.startswith("chainer."):
+            setattr(functions, name, _tolerant(value, name))
+    functions.__getattr__ = _chainer1_names.function_class
+
+
+def _change_links(links) -> None:
+    # Chainer itself is still being imported.
+    from chainer.link import Link
+
+    for cls in list(vars(links).values()):
+        if not (isinstance(cls, type) and issubclass(cls, Link)):
+            continue
+        if "__init__" in vars(cls):
+            cls.__init__ = _with_old_sizes(cls.__init__)
+        if "forward" in vars(cls):
+            cls.forward = _tolerant(cls.forward, cls.__name__)
+
+
+def _with_old_sizes(init):
+    """Returns an ``__init__`` of a link that also accepts ``wscale`` and ``bias``."""
+    accepted = _named(init)
+    ignored = _IGNORED - accepted
+    names = {"wscale", "bias"} - accepted
+    # Both links that Chainer made of convolutions take further arguments by name.
+    weights = "conv_init" if "mlp" in init.__module__ else "initialW"
+
+    @functools.wraps(init)
+    def call(self, *args, **kwargs):
+        if not kwargs.keys().isdisjoint(names | ignored):
+            _drop(kwargs, ignored)
+            if "bias" in names & kwargs.keys():
+                value = kwargs.pop("bias")
+                if kwargs.get("initial_bias") is None:
+                    kwargs["initial_bias"] = value
+                tell("bias", "bias= is the initial value: initial_bias= in the script")
+            if "wscale" in names & kwargs.keys():
+                scale = kwargs.pop("wscale")
+                given = kwargs.get(weights)
+                kwargs[weights] = _scaled(given, scale**0.5)
+                tell(
+                    "wscale",
+                    f"wscale={scale!r} is a factor of the initial weights, as in"
+                    f" {weights}=chainer.initializers.LeCunNormal({scale!r} ** 0.5)",
+                )
+        init(self, *args, **kwargs)
+
+    return call
+
+
+def _scaled(initializer, factor):
+    """Returns an initializer whose weights are multiplied by a factor."""
+    import numpy
+    from chainer import initializers
+
+    if initializer is None:
+        return initializers.LeCunNormal(factor)
+    if factor == 1:
+        return initializer
+    if isinstance(initializer, numpy.ndarray) or numpy.isscalar(initializer):
+        return initializer * factor
+
+    def scaled(array):
+        initializer(array)
+        array *= factor
+
+    return scaled
+
+
+def _change_variable(variable) -> None:
+    cls = variable.Variable
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def call(self, *args, **kwargs):
+        volatile = kwargs.pop("volatile", None)
+        init(self, *args, **kwargs)
+        if volatile is not None:
+            _is_on = str(volatile).lower() in ("on", "true")
+            self._is_volatile = _is_on
+            tell(
+                "volatile",
+                f"volatile={volatile!r}: functions of such a variable run within"
+                f" chainer.using_config('enable_backprop', {not _is_on}), as"
+                f" chainer.no_backprop_mode() does in the script",
+            )
+
+    cls.__init__ = call
+    cls._is_volatile = False
+    cls.volatile = property(lambda self: "on" if self._is_volatile else "off")
+
+
+def _change_function_node(function_node) -> None:
+    cls = function_node.FunctionNode
+    apply = cls.apply
+
+    @functools.wraps(apply)
+    def call(self, inputs):
+        if not any(getattr(x, "_is_volatile", False) for x in inputs):
+            return apply(self, inputs)
+        import chainer
+
+        with chainer.using_config("enable_backprop", False):
+            outputs = apply(self, inputs)
+        for y in outputs:
+            y._is_volatile = True
+        return outputs
+
+    cls.apply = call
+
+
+def _change_optimizer(optimizer) -> None:
+    from chainer_compat import _chainer1_names
+
+    for function in _chainer1_names.OPTIMIZER_METHODS:
+        if not hasattr(optimizer.Optimizer, function.__name__):
+            setattr(optimizer.Optimizer, function.__name__, function)
+
+
+def _change_root(chainer) -> None:
+    from chainer_compat import _chainer1_sets
+
+    chainer.FunctionSet = _chainer1_sets.FunctionSet
+
+
+_CHANGES = {
+    "chainer": _change_root,
+    "chainer.function_node": _change_function_node,
+    "chainer.functions": _change_functions,
+    "chainer.links": _change_links,
+    "chainer.optimizer": _change_optimizer,
+    "chainer.variable": _change_variable,
+}

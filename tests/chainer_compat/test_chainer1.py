@@ -1,0 +1,96 @@
+"""Scripts for Chainer 1 compute what they did, with one warning of each kind."""
+
+from tests.chainer_compat.test_scripts import done, run
+
+SCRIPT = """
+    import numpy as np
+    import chainer
+    import chainer.functions as F
+    import chainer.links as L
+
+    x = np.random.RandomState(0).rand(6, 4).astype("f")
+    np.random.seed(0)
+    model = chainer.FunctionSet(
+        l1=F.Linear(4, 50, wscale=4, bias=1),
+        l2=L.Linear(50, 3, initialW=np.ones((3, 50), "f"), wscale=4),
+    )
+    model.bn = L.BatchNormalization(50, use_cudnn=False)
+    assert {path for path, _ in model.namedparams()} >= {"/bn/beta", "/l1/W"}
+    assert abs(model.l1.W.array.std() - 1) < 0.1 and (model.l1.b.array == 1).all()
+    assert (model.l2.W.array == 2).all()
+
+    def forward(x, train):
+        x = chainer.Variable(x, volatile=not train)
+        h = model.bn(model.l1(x), test=not train)
+        h = F.dropout(F.relu(h, use_cudnn=False), 0.5, train)
+        return model.l2(h)
+
+    # Test mode: nothing is dropped, the running averages are used, there is no graph.
+    before = model.bn.avg_mean.copy()
+    y, z = forward(x, False), forward(x, False)
+    assert (y.array == z.array).all() and (model.bn.avg_mean == before).all()
+    assert y.creator is None and y.volatile == "on"
+    assert (F.dropout(x, ratio=0.5, train=False).array == x).all()
+    with chainer.using_config("train", False), chainer.no_backprop_mode():
+        h = F.relu(model.bn(model.l1(x)))
+        assert np.allclose(model.l2(h).array, y.array)
+
+    optimizer = chainer.optimizers.SGD(0.1)
+    optimizer.setup(model.collect_parameters())
+    losses = []
+    t = np.arange(6, dtype=np.int32) % 3
+    for _ in range(15):
+        optimizer.zero_grads()
+        y = forward(x, True)
+        assert y.volatile == "off" and y.creator is not None
+        loss = F.SoftmaxCrossEntropy()(y, t)
+        loss.backward()
+        optimizer.weight_decay(0.0)
+        optimizer.clip_grads(1.0)
+        norm = sum((g ** 2).sum() for g in model.gradients) ** 0.5
+        assert norm < 1.0001
+        optimizer.update()
+        losses.append(float(loss.array))
+    assert losses[-1] < losses[0], losses
+    assert (model.bn.avg_mean != before).any()
+
+    images = np.random.rand(2, 3, 6, 6).astype("f")
+    pooled = F.MaxPooling2D(2, stride=2, use_cudnn=False)(images)
+    assert (pooled.array == F.max_pooling_2d(images, 2).array).all()
+    assert F.Concat(axis=0)(x, x).shape == (12, 4)
+    conv = F.Convolution2D(3, 2, 3, pad=1, wscale=0.25, deterministic=True)
+    assert conv(images).shape == (2, 2, 6, 6)
+    other = chainer.FunctionSet(l1=L.Linear(4, 50), l2=L.Linear(50, 3))
+    other.bn = L.BatchNormalization(50)
+    other.copy_parameters_from(model.parameters)
+    assert (other.l1.W.array == model.l1.W.array).all()
+    try:
+        F.VariationalLoss
+    except AttributeError as error:
+        assert "gaussian_kl_divergence" in str(error)
+    print("done")
+"""
+
+
+def test_a_script_for_chainer_1_runs_as_it_is(tmp_path):
+    command = "-m", "chainer_compat", "run", "--compat", "chainer1"
+    result = done(run(tmp_path, SCRIPT, *command))
+    assert result.stdout == "done\n"
+    told = [line for line in result.stderr.splitlines() if "RuntimeWarning" in line]
+    assert all("script.py:" in line for line in told), told
+    kinds = "train= test= volatile= wscale= bias= use_cudnn= FunctionSet zero_grads"
+    for kind in kinds.split():
+        assert sum(kind in line for line in told) == 1, (kind, told)
+
+
+def test_after_chainer_it_is_too_late(tmp_path):
+    text = """
+        import chainer
+        from chainer_compat import _modes
+        try:
+            _modes.enable("chainer1")
+        except RuntimeError as error:
+            print(error)
+    """
+    result = done(run(tmp_path, text))
+    assert "CHAINER_COMPAT=chainer1" in result.stdout

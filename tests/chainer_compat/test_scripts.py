@@ -1,0 +1,181 @@
+"""Old scripts run as they are, by a command or a variable of the environment."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+HAS_CUPY = subprocess.run(
+    [sys.executable, "-c", "import cupy"], capture_output=True, timeout=100
+).returncode == 0  # fmt: skip
+
+
+def run(tmp_path, text, *options, environment=None, arguments=()):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(text))
+    command = [*options, str(script), *arguments]
+    return subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONWARNINGS": "default", **(environment or {})},
+    )
+
+
+def done(result):
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+OLD_NAMES = """
+    import sys
+    import collections
+    from fractions import gcd
+    import xml.etree.cElementTree
+    import numpy as np
+    import numpy.compat
+    from numpy.lib import pad
+    assert __name__ == "__main__" and sys.path[0] == __file__.rpartition("/")[0]
+    assert isinstance([], collections.Iterable) and gcd(4, 6) == 2
+    assert np.float is float and np.NINF == -np.inf and np.dtype("int0") == np.intp
+    assert pad([1], 1, "constant").tolist() == [0, 1, 0]
+    print(sys.argv[1:])
+"""
+
+
+def test_removed_names_come_back_at_their_first_use(tmp_path):
+    command = "-m", "chainer_compat", "run"
+    result = done(run(tmp_path, OLD_NAMES, *command, arguments=["--gpu", "-1"]))
+    assert result.stdout == "['--gpu', '-1']\n"
+    told = [line for line in result.stderr.splitlines() if "this script uses" in line]
+    assert len(told) == 2 and "script.py:4" in told[0]
+    assert "collections.Iterable" in told[0] or "fractions.gcd" in told[0]
+
+
+def test_the_environment_does_the_same(tmp_path):
+    result = run(tmp_path, OLD_NAMES, environment={"CHAINER_COMPAT": "names"})
+    assert "this script uses" in done(result).stderr
+    assert run(tmp_path, OLD_NAMES).returncode == 1
+
+
+def test_a_script_that_uses_none_of_it_gets_no_warning(tmp_path):
+    text = """
+        import numpy, collections, chainer
+        assert not hasattr(numpy, "never") and not hasattr(collections, "never")
+        assert not chainer.backends.cuda.available
+        print(numpy.zeros(2, float).sum())
+    """
+    command = "-m", "chainer_compat", "run"
+    result = done(run(tmp_path, text, *command))
+    assert result.stdout == "0.0\n" and "chainer_compat" not in result.stderr
+
+
+def test_an_unknown_mode_is_refused(tmp_path):
+    result = run(tmp_path, "", "-m", "chainer_compat", "run", "--compat", "nams")
+    assert result.returncode == 2 and "no mode 'nams'" in result.stderr
+    result = done(run(tmp_path, "import chainer", environment={"CHAINER_COMPAT": "a"}))
+    assert "no mode 'a'" in result.stderr and "Nothing was turned on" in result.stderr
+
+
+def test_errors_of_the_script_are_its_own(tmp_path):
+    result = run(tmp_path, "1 / 0", "-m", "chainer_compat", "run")
+    assert result.returncode == 1 and "ZeroDivisionError" in result.stderr
+
+
+NO_CUPY = """
+    import numpy as np
+    import cupy
+    import cupy as cp
+    from cupy import cuda
+    kernel = cupy.ElementwiseKernel("T x", "T y", "y = x", "name")
+    @cp.fuse()
+    def fused(x): return x
+    import chainer
+    from chainer import links as L
+    assert not chainer.backends.cuda.available and not cuda.is_available()
+    x = np.ones((2, 3), "f")
+    assert cupy.get_array_module(x) is np and not isinstance(x, cupy.ndarray)
+    assert L.Linear(3, 2)(cp.asnumpy(x)).shape == (2, 2)
+    for use in (lambda: cupy.zeros(3), lambda: kernel(x), lambda: fused(x),
+                lambda: cuda.Device(0).use(), lambda: cupy.random.seed(0)):
+        try:
+            use()
+        except RuntimeError as error:
+            assert "no GPU can be used" in str(error), error
+        else:
+            raise AssertionError(use)
+    import cupy.core
+    try:
+        import cupy.cuda.cudnn
+    except ImportError as error:
+        assert "no GPU can be used" in str(error), error
+    else:
+        raise AssertionError
+    print("done")
+"""
+
+
+@pytest.mark.skipif(HAS_CUPY, reason="CuPy is here")
+def test_a_stand_in_for_cupy_names_the_cause(tmp_path):
+    result = done(run(tmp_path, NO_CUPY, "-m", "chainer_compat", "run"))
+    assert result.stdout == "done\n"
+    assert result.stderr.count("gave it a stand-in") == 1
+    assert "script.py:3" in result.stderr
+
+
+GUARDED = """
+    import importlib.util
+    try:
+        import cupy
+    except ImportError:
+        cupy = None
+    assert cupy is None and importlib.util.find_spec("cupy") is None
+    import chainer
+    print(chainer.backends.cuda.available)
+"""
+
+
+@pytest.mark.skipif(HAS_CUPY, reason="CuPy is here")
+def test_a_script_that_expects_no_cupy_gets_none(tmp_path):
+    result = done(run(tmp_path, GUARDED, "-m", "chainer_compat", "run"))
+    assert result.stdout == "False\n" and "stand-in" not in result.stderr
+
+
+CUPY = {
+    "cupy/__init__.py": "__version__ = '{version}'\n",
+    "cupy/_core/__init__.py": "from cupy._core import core\nname = 'core'\n",
+    "cupy/_core/core.py": "ndarray = int\n",
+    "cupy/cuda/__init__.py": "",
+    "cupy_backends/__init__.py": "",
+    "cupy_backends/cuda/__init__.py": "",
+    "cupy_backends/cuda/libs/__init__.py": "",
+}
+RENAMED = """
+    import cupy.core, cupy._core
+    from cupy.core import core
+    import cupy.core.core
+    assert cupy.core is cupy._core and core.ndarray is int
+    assert cupy.core.__spec__.name == "cupy._core"
+    try:
+        from cupy.cuda import cudnn
+        print("cudnn", cudnn.version)
+    except ImportError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("version, said", [("13.1", "cudnn 8\n"), ("14.0", "below 14")])
+def test_former_names_of_cupy(tmp_path, version, said):
+    files = dict(CUPY)
+    if version == "13.1":
+        files["cupy_backends/cuda/libs/cudnn.py"] = "version = 8\n"
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.format(version=version))
+    result = done(run(tmp_path, RENAMED, "-m", "chainer_compat", "run"))
+    assert said in result.stdout
+    assert result.stderr.count("imports cupy.core") == 1
