@@ -98,6 +98,7 @@ class BetweenSteps:
             replicas=self._ranks.n_replicas,
             shares=grid and grid.shares,
             hold_in=start.hold_in,
+            hold_dtype=start.arguments.hold_dtype,
             streamed=start.streamed,
         )
 

@@ -48,6 +48,11 @@ class Internals:
         return self.step.current.trial
 
     @property
+    def hold_dtype(self) -> str:
+        """Dtype in which activations wait for their backward."""
+        return self._pipeline._arguments.hold_dtype
+
+    @property
     def record(self) -> Record | None:
         """The times of the last step on this rank; ``None`` before the first step."""
         return self.step.record

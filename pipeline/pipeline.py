@@ -58,14 +58,13 @@ class Pipeline(BetweenSteps):
             the optimizer exchanges them.
         n_microbatches (int): Number of microbatches to cut a minibatch into. A
             minibatch with fewer samples is cut into single samples. This argument,
-            ``schedule``, ``recompute``, ``hold_in``, ``fuse`` and ``weight_groups``
-            come from the plan unless given, with a warning if they differ.
+            ``schedule``, ``recompute``, ``hold_in``, ``hold_dtype``, ``fuse`` and
+            ``weight_groups`` come from the plan unless given, with a warning.
         schedule (str or Schedule): One of ``divisible.schedules.NAMES``, by default
             ``'1f1b'``; the name determines on which ranks the stages lie. Or
             ``'auto'``, for any placement: the first four minibatches measure the
             stages, and the schedule that is then the fastest by simulation runs the
-            others. No rank holds more microbatches than the first one holds with
-            ``'1f1b'``.
+            others. No rank holds more microbatches than the first one with ``'1f1b'``.
         lossfun: Function of the loss, ``lossfun(*outputs, *targets)``, on the last
             stage. It returns the mean over the samples; or this mean, and the number of
             samples that count.
@@ -101,14 +100,16 @@ class Pipeline(BetweenSteps):
             With a plan, a directory is the place of everything that the plan has on
             disk, weights included. ``'memory'`` and ``'disk'`` take precedence over the
             plan.
+        hold_dtype (str): ``'bfloat16'`` to round float32 activations in host memory
+            while they wait for their backward, which takes half of the memory: see
+            :doc:`/howto/memory`; ``'float32'`` for their own dtype.
         fuse: Chains of pointwise layers, with a batch normalization or behind a
             product, that run as one function: ``'auto'`` for chains that are faster in
             the first minibatch, ``'none'``, or a plan's ``fusion``. Unless it is
             ``'none'``, :meth:`predict` and :meth:`evaluate` fold a batch normalization
             into the convolution or ``Linear`` directly before it, if both are in one
             stage. They do so within layers marked :func:`~chainer_kernels.fusible`,
-            too. Folding rounds differently, so results may differ in the last bits
-            between cuts that separate the two layers and cuts that do not.
+            too. Folding rounds differently, so last bits may depend on the cuts.
         weight_groups (int or 'auto'): Number of microbatches whose weight gradients are
             one product, by default 1; see :mod:`divisible.schedules.groups`. Other
             groups round differently. ``'auto'`` times groups of 1, 2, 4 and so on in
@@ -122,13 +123,12 @@ class Pipeline(BetweenSteps):
             a plan, the path of its file, which rank 0 reads, or ``'auto'``. A plan with
             replicas makes a grid of ``comm``. With ``'auto'``, rank 0 measures the
             layers and chooses by :func:`~divisible.best_plan` among plans that use all
-            ranks and keep the other arguments given. If memory does not suffice,
-            microbatches wait on disk, and so do weights of deferred layers. ``divisible
-            run --plan FILE`` replaces ``'auto'`` by a file. See :doc:`/howto/cut`.
+            ranks and keep the other arguments. If memory does not suffice, microbatches
+            wait on disk, and so do weights of deferred layers. ``divisible run --plan
+            FILE`` replaces ``'auto'`` by a file. See :doc:`/howto/cut`.
         x (array or tuple of arrays): Inputs of a first minibatch, for ``'auto'``; read
             on rank 0.
-        t (array or tuple of arrays): Targets of a first minibatch, for ``'auto'``; read
-            on rank 0.
+        t (array or tuple of arrays): Its targets, for ``'auto'``; read on rank 0.
         machine (Machine): Memory, speeds and links of the ranks, for ``'auto'``. By
             default the ranks measure them: the free memory, shared by the ranks of a
             host, and the times of a product and of messages. Memory of a GPU is not
@@ -196,6 +196,7 @@ class Pipeline(BetweenSteps):
         deferred_batch_norm: bool = True,
         loss_scale: Any = None,
         hold_in: str | os.PathLike | None = None,
+        hold_dtype: str | None = None,
         fuse: str | Sequence[tuple[int, int]] | None = None,
         weight_groups: int | str | None = None,
         overlap_minibatches: bool | str = "auto",
@@ -221,6 +222,7 @@ class Pipeline(BetweenSteps):
             deferred_batch_norm=deferred_batch_norm,
             loss_scale=loss_scale,
             hold_in=hold_in,
+            hold_dtype=hold_dtype,
             fuse=fuse,
             weight_groups=weight_groups,
             overlap_minibatches=overlap_minibatches,
@@ -234,10 +236,8 @@ class Pipeline(BetweenSteps):
         self.grid = comm if isinstance(comm, Grid) else None
         self._ranks = ranks = Ranks(comm, start.stage_ranks, timeout, start.name)
         self.rank, self._calls = ranks.rank, ranks.calls
-        self.is_first, self.is_last = (
-            ranks.rank == ranks.first,
-            ranks.rank == ranks.last,
-        )
+        self.is_first = ranks.rank == ranks.first
+        self.is_last = ranks.rank == ranks.last
         self.fusion = FusedLayers(start.arguments.stages, start.arguments.fuse)
         self._step = Step(start, current, ranks)
         self._lay_out(start)

@@ -16,6 +16,7 @@ from divisible.planning.expected_costs import ExchangePlan, StagePlan
 from divisible.planning.plan_texts import headline_of, title_of
 from divisible.planning.plan_traffic import traffic_of
 from divisible.planning.profile import check_layers
+from divisible.planning.retained_arrays import FULL
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
 from divisible.planning.units import count
 from divisible.records import (
@@ -89,6 +90,8 @@ class Plan:
             ``Pipeline(fuse='auto').fusion``, for ``Pipeline(fuse=plan.fusion)``.
         hold_in: Where the microbatches of each rank of a pipeline wait for their
             backward, ``'memory'`` or ``'disk'``, for ``Pipeline(hold_in=)``.
+        hold_dtype: Dtype in which activations of float32 wait there, ``'float32'`` or
+            ``'bfloat16'``, for ``Pipeline(hold_dtype=)``.
         streamed: Positions of layers whose weights are on disk, for
             ``divisible.streaming.stream(model, plan=plan)``.
         weight_groups: Number of microbatches whose weight gradients are one product.
@@ -132,6 +135,7 @@ class Plan:
     shares: Sequence[float] | None = None
     fusion: Sequence[tuple[int, int]] = ()
     hold_in: Sequence[str] = ()
+    hold_dtype: str = FULL
     streamed: Sequence[int] = ()
     weight_groups: int = 1
     stage_groups: Sequence[int] = ()
@@ -158,6 +162,7 @@ class Plan:
                 f" lie {self.stages_per_rank} on each rank"
             )
         check_recomputation("recompute", self.recompute)
+        fields.check_hold_dtype("hold_dtype", self.hold_dtype)
         fields.check_exchange(self.exchange_dtype, self.error_feedback)
         fields.check_conditions(self.conditions)
         self._set(

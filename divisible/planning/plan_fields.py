@@ -8,6 +8,7 @@ from typing import Any
 from divisible.communication.wire import check_wire_dtype
 from divisible.planning.conditions import Conditions
 from divisible.planning.expected_costs import ExchangePlan, StagePlan
+from divisible.planning.retained_arrays import HOLD_DTYPES
 from divisible.planning.shares import integer_shares
 from divisible.planning.units import count
 from divisible.records import (
@@ -158,6 +159,14 @@ def places(hold_in: Any, n_ranks: int) -> tuple[str, ...]:
             f" pipeline has {n_ranks}"
         )
     return found or ("memory",) * n_ranks
+
+
+def check_hold_dtype(name: str, value: Any) -> None:
+    """Refuses a value that is not a dtype for activations that wait."""
+    if not (isinstance(value, str) and value in HOLD_DTYPES):
+        raise ValueError(
+            f"{name} must be {' or '.join(map(repr, HOLD_DTYPES))}, not {shown(value)}"
+        )
 
 
 def positions(streamed: Any, n_layers: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from divisible.planning.interpolation import sort_profiles
 from divisible.planning.plan import Plan
 from divisible.planning.plan_simulation import modelled
 from divisible.planning.profile import Profile
+from divisible.planning.retained_arrays import FULL
 from divisible.schedules.optimal import FoundSchedule, optimal_schedule
 from divisible.schedules.timeline import Timeline
 
@@ -24,7 +25,7 @@ def shortest_order(
 
     Args:
         plan: Plan with ``n_microbatches`` and ``schedule``, without recomputation,
-            groups or disks.
+            groups, disks or activations held in fewer bits.
         profile: The costs of the model's layers; several profiles at different sizes
             of microbatch are interpolated.
         held: Number of microbatches that a rank may hold at once, one for all ranks or
@@ -53,6 +54,7 @@ def shortest_order(
         ("weight_groups", plan.weight_groups > 1),
         ("stage_groups", max(plan.stage_groups, default=1) > 1),
         ("hold_in", "disk" in plan.hold_in),
+        ("hold_dtype", plan.hold_dtype != FULL),
     ):
         if is_used:
             raise ValueError(

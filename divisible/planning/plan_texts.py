@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from divisible.planning.retained_arrays import FULL
 from divisible.planning.units import count, format_seconds, words_of_groups
 from divisible.records import shown
 from divisible.schedules.lower_bound import above
@@ -45,6 +46,8 @@ def headline_of(plan: Any) -> str:
     if "disk" in plan.hold_in:
         ranks = [i for i, place in enumerate(plan.hold_in) if place == "disk"]
         words.append(f"held on disk by the ranks {', '.join(map(str, ranks))}")
+    if plan.hold_dtype != FULL:
+        words.append(f"held in {plan.hold_dtype}")
     if plan.streamed:
         words.append(f"layers {', '.join(map(str, plan.streamed))} streamed")
     if plan.replicas > 1:

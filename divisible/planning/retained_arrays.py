@@ -1,4 +1,13 @@
-"""Arrays that a computational graph keeps alive, and the memory that they need."""
+"""Arrays that a computational graph keeps alive, and the memory that they need.
+
+Some of them may be rounded to bfloat16 while they wait for the backward, others not::
+
+    float32, 16 KiB or more     rounded
+    smaller                     as it is: the statistics of batch normalization
+    masks of dropout            as they are: a factor of all gradients
+    what F.max and F.min keep   as it is: their backward searches equal numbers
+    other dtypes                as they are
+"""
 
 from __future__ import annotations
 
@@ -6,8 +15,17 @@ from collections.abc import Iterable, Iterator, MutableSet
 from typing import Any
 
 import chainer
+import numpy as np
+from chainer.functions.math.minmax import SelectorBase
 
 from divisible.backward.graph_walk import functions_behind
+
+#: Dtypes in which activations of float32 may wait for their backward.
+HOLD_DTYPES = FULL, HALF = ("float32", "bfloat16")
+#: Bytes from which on an array of float32 is rounded.
+SMALLEST_ROUNDED = 1 << 14
+# Attribute in which Chainer's functions keep factors that are drawn.
+_MASK = "mask"
 
 
 class BufferSet(MutableSet):
@@ -71,6 +89,42 @@ def retained_arrays(outputs: Iterable[Any]) -> Iterator[Any]:
         yield from _attributes(function)
         if isinstance(function, chainer.function.FunctionAdapter):
             yield from _attributes(function.function)
+
+
+def exact_arrays(function: Any) -> Iterator[Any]:
+    """Yields the arrays of a function that rounding would falsify, some of them None.
+
+    Args:
+        function: Function of a graph, a ``FunctionNode``.
+    """
+    own = getattr(function, "function", function)
+    yield from (getattr(each, _MASK, None) for each in (function, own))
+    if isinstance(function, SelectorBase):
+        yield from (x.data for x in function.inputs)
+        yield from function._retained_output_data or ()
+
+
+def rounded_buffers(outputs: Iterable[Any], others: Iterable[Any] = ()) -> BufferSet:
+    """Returns the buffers behind retained arrays that are rounded while they wait.
+
+    Args:
+        outputs: Outputs of a forward, as for :func:`retained_arrays`.
+        others: Arrays that are held besides, such as inputs and outputs of a stage.
+    """
+    outputs, exact = list(outputs), BufferSet()
+    for function in functions_behind(outputs):
+        for array in exact_arrays(function):
+            exact.add(array)
+    arrays = [*retained_arrays(outputs), *others]
+    return (
+        BufferSet(a for a in arrays if a is not None and is_rounded(a.dtype, a.nbytes))
+        - exact
+    )
+
+
+def is_rounded(dtype: np.dtype, n_bytes: int) -> bool:
+    """Returns whether an array that waits is rounded, unless it is an exact one."""
+    return dtype == np.float32 and n_bytes >= SMALLEST_ROUNDED
 
 
 def _attributes(function: Any) -> Iterator[Any]:

@@ -22,6 +22,7 @@
     segments        the number of rows of a segment
     segment_trial   this number, chosen by the first minibatches
     held_store      bytes that leave memory for a while, in a file without a name
+    held_in_half    float32 that waits as bfloat16, in memory or in such a file
     errors          StoreError
 """
 

@@ -190,8 +190,9 @@ class Snapshot:
             of all earlier snapshots in the directory, even if the clock was set back.
         n_ranks (int): Number of ranks in the pipeline that saved it.
         n_steps (int): Number of minibatches that the pipeline had run.
-        schedule (dict): ``'name'``, ``'n_microbatches'`` and the grid as ``'text'``;
-            empty if the stages are no longer those of the schedule.
+        schedule (dict): ``'name'``, ``'n_microbatches'`` and the grid as ``'text'``,
+            ``'hold_dtype'`` if it is not ``'float32'``; empty if the stages are no
+            longer those of the schedule.
         versions (dict): Versions of Python, NumPy, Chainer and this package, and the
             dtype of products if it is not float32.
         values (dict): The ``values`` given to :func:`~pipeline.save_snapshot`.

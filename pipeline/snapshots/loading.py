@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any, Callable, NamedTuple
 
 from divisible.optimizer_hooks import named_hooks
+from divisible.planning.retained_arrays import FULL
+from divisible.user_warnings import warn_user
 from pipeline.pipeline import Pipeline
 from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.background import settle
@@ -125,7 +127,20 @@ def load_snapshot(
         warnings.warn(f"{path} is loaded in part: {differences}", stacklevel=2)
     if pipeline.is_chief:
         warn_of_products(os.fspath(path), snapshot.versions)
+        _warn_of_rounding(snapshot, pipeline)
     return replace(snapshot, differences=differences)
+
+
+def _warn_of_rounding(snapshot: Snapshot, pipeline: Pipeline) -> None:
+    """Warns if activations wait in another dtype than in the run that was saved."""
+    here = pipeline.internals.hold_dtype
+    saved = snapshot.schedule.get("hold_dtype", FULL)
+    if snapshot.schedule and saved != here:
+        warn_user(
+            f"{snapshot.path} was saved by a run whose activations wait in {saved}, and"
+            f" this run's wait in {here}: it does not continue bit for bit. Give"
+            f" hold_dtype={saved!r}, if this is not meant"
+        )
 
 
 def _is_of_exchange(key: str) -> bool:

@@ -20,6 +20,7 @@ import chainer
 import numpy as np
 
 from divisible import __version__
+from divisible.planning.retained_arrays import FULL
 from divisible.schedules import Schedule
 from divisible.streaming.mapped import mapped_array, parts_of
 from pipeline.pipeline import Pipeline
@@ -301,6 +302,8 @@ def _schedule_of(pipeline: Pipeline) -> Mapping[str, Any]:
             "n_microbatches": schedule.n_microbatches,
             "text": str(schedule),
         }
+        if (hold_dtype := pipeline.internals.hold_dtype) != FULL:
+            fields["hold_dtype"] = hold_dtype
         _schedules[pipeline] = schedule, fields
     return fields
 

@@ -1,7 +1,8 @@
-"""Holds microbatches outside memory between forward and backward.
+"""Holds microbatches outside memory, or in bfloat16, between forward and backward.
 
 :mod:`divisible.schedules.absences` determines which microbatches leave, and when each
 is read back: one action before it is needed, so that reading overlaps with that action.
+From bfloat16 it is widened directly before it is needed.
 A microbatch whose input gradients are computed (I) stays in memory until its weight
 gradients are computed (W).
 """
@@ -14,9 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from divisible.schedules.absences import Absences
+from divisible.streaming.held_in_half import HeldInHalf
 from divisible.streaming.held_store import HeldStore
 from pipeline.stages.held import Graph, Inputs
-from pipeline.stages.leaving_arrays import take_out
+from pipeline.stages.leaving_arrays import EVERYTHING, Leaving, take_out
 from pipeline.stages.stage import Stage
 
 
@@ -24,11 +26,15 @@ class HeldElsewhere:
     """Moves microbatches of one rank's stages to a store, and back in time.
 
     Args:
-        store (HeldStore): Store outside memory, such as a file.
+        store (HeldStore or HeldInHalf): Store outside memory, such as a file, or for
+            fewer bits.
+        leaving (Leaving): The arrays that go there.
     """
 
-    def __init__(self, store: HeldStore) -> None:
-        self._store = store
+    def __init__(
+        self, store: HeldStore | HeldInHalf, leaving: Leaving = EVERYTHING
+    ) -> None:
+        self._store, self._leaving_arrays = store, leaving
         self._position = 0
         self._leaving: frozenset[int] = frozenset()
         self._returning: dict[int, int] = {}
@@ -70,9 +76,15 @@ class HeldElsewhere:
             TimeoutError: If the disk does not answer.
         """
         if self._position in self._leaving:
-            away = _Away.of(stage, microbatch, self._store)
+            leaving = self._leaving_arrays
+            away = _Away.of(stage, microbatch, self._store, leaving)
             if away is not None:
                 self._away[self._position] = away
+        self._position += 1
+
+    def skip(self) -> None:
+        """Passes an action that has run before: weight gradients (W)."""
+        self.before()
         self._position += 1
 
     def close(self) -> None:
@@ -96,17 +108,25 @@ class _Away(NamedTuple):
     parts: list[_Part]
 
     @classmethod
-    def of(cls, stage: Stage, microbatch: int, store: HeldStore) -> _Away | None:
+    def of(
+        cls,
+        stage: Stage,
+        microbatch: int,
+        store: HeldStore | HeldInHalf,
+        leaving: Leaving,
+    ) -> _Away | None:
         """Sends a microbatch to the store; returns ``None`` if it is not held."""
         parts, buffers = [], []
         for held in stage.held(microbatch):
-            left = take_out(held.pop(microbatch), stage.links())
+            # The step holds the inputs of the model.
+            is_first = not parts and stage.layers.layer_range[0] == 0
+            left = take_out(held.pop(microbatch), stage.links(), leaving, is_first)
             parts.append(_Part(held, len(left.buffers), left.come_back))
             buffers += left.buffers
             del left
         return cls(microbatch, store.put(buffers), parts) if parts else None
 
-    def come_back(self, store: HeldStore) -> None:
+    def come_back(self, store: HeldStore | HeldInHalf) -> None:
         """Reads the microbatch from the store, and returns it to its segments."""
         buffers = iter(store.take(self.key))
         for held, n_buffers, come_back in self.parts:

@@ -9,8 +9,9 @@
               view a, view b of a new one    <--
 
 Arrays that share memory share it again. Arrays that others hold stay: parameters,
-values computed from parameters alone, and values that links keep. Small arrays stay as
-well, and so does a small part of a larger array, which would not free memory.
+values computed from parameters alone, and values that links keep. So do the inputs of
+the model, which the caller holds. Small arrays stay as well, and so does a small part
+of a larger array, which would not free memory.
 """
 
 from __future__ import annotations
@@ -24,38 +25,75 @@ import numpy as np
 from divisible.backward.graph_walk import functions_behind, weight_functions
 from divisible.backward.tensors import leaves
 from divisible.communication.signatures import Tensor
-from divisible.planning.retained_arrays import BufferSet, buffer_of
+from divisible.planning.retained_arrays import (
+    BufferSet,
+    buffer_of,
+    exact_arrays,
+    is_rounded,
+)
 from pipeline.stages.held import Graph, Inputs
 
 #: Bytes below which a buffer stays in memory.
 SMALLEST = 4096
 
 
-class Left(NamedTuple):
-    """Bytes that were taken out of memory, and the way to put them back.
+class Leaving(NamedTuple):
+    """The arrays that leave a graph or inputs.
 
     Attributes:
-        buffers: One array of bytes for each buffer.
-        come_back: Called with arrays of the same bytes, returns the graph or the
-            inputs.
+        rounds: Whether buffers of float32 that may be rounded come as float32, rather
+            than as bytes.
+        others: Whether buffers that may not be rounded leave as well.
+    """
+
+    rounds: bool = False
+    others: bool = True
+
+
+#: All arrays leave, as they are.
+EVERYTHING = Leaving()
+
+
+class Left(NamedTuple):
+    """Buffers that were taken out of a graph or inputs, and the way to put them back.
+
+    Attributes:
+        buffers: An array with one dimension for each buffer, of bytes or of float32.
+        come_back: Called with arrays of the same dtypes and sizes, returns the graph or
+            the inputs.
     """
 
     buffers: list[np.ndarray]
     come_back: Callable[[list[np.ndarray]], Graph | Inputs]
 
 
-def take_out(held: Graph | Inputs, links: Iterable[chainer.Link]) -> Left:
+def take_out(
+    held: Graph | Inputs,
+    links: Iterable[chainer.Link],
+    leaving: Leaving = EVERYTHING,
+    inputs_stay: bool = False,
+) -> Left:
     """Takes the arrays out of a graph or inputs.
 
     Args:
         held: Graph or inputs of one microbatch, not usable until the arrays are back.
         links: Links of the layers; arrays in their attributes stay.
+        leaving: The arrays that leave.
+        inputs_stay: Whether the inputs of the first layer stay, because somebody else
+            holds them.
 
     Returns:
-        The bytes. The graph has no other reference to the arrays.
+        The buffers. The graph has no other reference to the arrays.
     """
+    staying = _staying(links)
+    if inputs_stay:
+        staying |= _inputs(held)
     opened = _open_graph(held) if isinstance(held, Graph) else _open_inputs(held)
-    groups = list(_groups(opened.places, _staying(links)))
+    groups = []
+    for group in _groups(opened.places, staying):
+        group.is_float32 = leaving.rounds and group.may_be_rounded(opened.exact)
+        if group.is_float32 or leaving.others:
+            groups.append(group)
     buffers = [group.empty() for group in groups]
 
     def come_back(buffers: list[np.ndarray]) -> Graph | Inputs:
@@ -78,10 +116,12 @@ class _Opened(NamedTuple):
 
     Attributes:
         places: The references to its arrays.
+        exact: Arrays among them that must not be rounded.
         close: Called when all arrays are back, returns the graph or the inputs.
     """
 
     places: list[_Place]
+    exact: BufferSet
     close: Callable[[], Graph | Inputs]
 
 
@@ -96,7 +136,13 @@ class _View(NamedTuple):
 
 
 class _Group:
-    """Places whose arrays share one buffer."""
+    """Places whose arrays share one buffer.
+
+    Attributes:
+        is_float32: Whether the buffer leaves as float32, rather than as bytes.
+    """
+
+    is_float32 = False
 
     def __init__(self, places: list[_Place]) -> None:
         arrays = [place.container[place.key] for place in places]
@@ -110,44 +156,57 @@ class _Group:
             for place, array in zip(places, arrays)
         ]
 
+    def may_be_rounded(self, exact: BufferSet) -> bool:
+        """Returns whether all arrays are of float32, and none of them is exact."""
+        first = self._views[0].place
+        return (
+            all(is_rounded(view.dtype, self.n_bytes) for view in self._views)
+            and not (self._start | self.n_bytes) % np.dtype(np.float32).itemsize
+            and first.container[first.key] not in exact
+        )
+
     def empty(self) -> np.ndarray:
-        """Empties the places, and returns the bytes of their arrays."""
+        """Empties the places, and returns the buffer of their arrays."""
         first = self._views[0].place
         array = first.container[first.key]
         for view in self._views:
             view.place.container[view.place.key] = None
-        return np.asarray(_Bytes(buffer_of(array), self._start, self.n_bytes))
+        dtype = np.dtype(np.float32 if self.is_float32 else np.uint8)
+        return np.asarray(_Memory(buffer_of(array), self._start, self.n_bytes, dtype))
 
     def fill(self, buffer: np.ndarray) -> None:
-        """Puts the arrays back, out of a buffer with these bytes."""
+        """Puts the arrays back, out of such a buffer."""
         for place, address, shape, dtype, strides in self._views:
             offset = address - self._start
             array = np.ndarray(shape, dtype, buffer, offset, strides)
             place.container[place.key] = array
 
 
-class _Bytes:
+class _Memory:
     """Memory by its address, with its owner."""
 
-    def __init__(self, owner: np.ndarray, address: int, n_bytes: int) -> None:
+    def __init__(
+        self, owner: np.ndarray, address: int, n_bytes: int, dtype: np.dtype
+    ) -> None:
         self._owner = owner
         self.__array_interface__ = {
-            "data": (address, True),
-            "shape": (n_bytes,),
-            "typestr": "|u1",
+            # Compiled loops take arrays that can be written to.
+            "data": (address, False),
+            "shape": (n_bytes // dtype.itemsize,),
+            "typestr": dtype.str,
             "version": 3,
         }
 
 
 def _open_graph(graph: Graph) -> _Opened:
-    places, tuples = _places(graph)
+    places, exact, tuples = _places(graph)
 
     def close() -> Graph:
         for attributes, name, items in tuples:
             attributes[name] = tuple(items)
         return graph
 
-    return _Opened(places, close)
+    return _Opened(places, exact, close)
 
 
 def _open_inputs(held: Inputs) -> _Opened:
@@ -172,11 +231,18 @@ def _open_inputs(held: Inputs) -> _Opened:
         return Inputs(inputs, dict(zip(names, skipped)), persistents)
 
     places = [_Place(each, i) for each in arrays for i in range(len(each))]
-    return _Opened(places, close)
+    return _Opened(places, BufferSet(), close)
 
 
-def _places(graph: Graph) -> tuple[list[_Place], list[tuple[dict, str, list]]]:
-    """Returns the references to arrays, and the tuples that are lists meanwhile."""
+def _places(
+    graph: Graph,
+) -> tuple[list[_Place], BufferSet, list[tuple[dict, str, list]]]:
+    """Finds the references to arrays.
+
+    Returns:
+        The references; the arrays that must not be rounded; and the tuples that are
+        lists meanwhile.
+    """
     ends = [graph.inputs, graph.outputs]
     ends += [*graph.skipped.values(), *graph.handed_over.values()]
     variables = [x for x in leaves(ends) if isinstance(x, chainer.Variable)]
@@ -187,11 +253,13 @@ def _places(graph: Graph) -> tuple[list[_Place], list[tuple[dict, str, list]]]:
         for x in leaves([graph.outputs, *graph.handed_over.values()])
         if isinstance(x, chainer.Variable)
     ]
-    tuples: list[tuple[dict, str, list]] = []
+    exact, tuples = BufferSet(), []
     weights = weight_functions(outputs)
     for function in functions_behind(outputs):
         if function in weights:
             continue
+        for array in filter(_can_leave, exact_arrays(function)):
+            exact.add(array)
         ends_of_function = [*function.inputs, *(y() for y in function.outputs)]
         nodes.update((id(node), node) for node in ends_of_function if node is not None)
         places += _attributes(function, tuples)
@@ -202,7 +270,7 @@ def _places(graph: Graph) -> tuple[list[_Place], list[tuple[dict, str, list]]]:
         for node in nodes.values()
         if node.creator_node not in weights and "_data" in vars(node)
     ]
-    return places, tuples
+    return places, exact, tuples
 
 
 def _attributes(
@@ -245,6 +313,12 @@ def _staying(links: Iterable[chainer.Link]) -> BufferSet:
             if isinstance(value, np.ndarray):
                 staying.add(value)
     return staying
+
+
+def _inputs(held: Graph | Inputs) -> BufferSet:
+    """Returns the arrays of the inputs of a graph's first layer, or of held inputs."""
+    arrays = (getattr(x, "array", x) for x in leaves(held.inputs))
+    return BufferSet(filter(_can_leave, arrays))
 
 
 def _bounds(array: np.ndarray) -> tuple[int, int]:

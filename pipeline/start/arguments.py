@@ -19,7 +19,8 @@ from divisible.communication.narrowing import Pair, pair_of
 from divisible.communication.wire import WIRE
 from divisible.dtypes import floating_dtypes
 from divisible.number_lists import as_list
-from divisible.planning.plan_fields import HOLD_IN
+from divisible.planning.plan_fields import HOLD_IN, check_hold_dtype
+from divisible.planning.retained_arrays import HALF
 from divisible.schedules.recomputation import check_recomputation
 from divisible.schedules.schedule import Schedule
 from divisible.streaming.held_store import check_directory
@@ -49,6 +50,7 @@ class Arguments(NamedTuple):
     deferred_batch_norm: bool
     loss_scale: Any
     hold_in: str | os.PathLike
+    hold_dtype: str
     fuse: str | Sequence[Span]
     weight_groups: int | str
     stage_groups: Sequence[int] = ()
@@ -73,6 +75,7 @@ class Arguments(NamedTuple):
         check_loss_scale(self.loss_scale)
         check_recomputation("recompute", self.recompute)
         check_hold(self.hold_in, stages[0].device)
+        check_hold_on(self.hold_dtype, stages[0].device)
         check_timeout(self.timeout)
         return self._replace(
             stages=stages,
@@ -108,6 +111,7 @@ class Arguments(NamedTuple):
             "transport": self.transport,
             "message_dtype": str(self.message_dtype),
             "edge_dtypes": str(self.edge_dtypes),
+            "hold_dtype": self.hold_dtype,
             "seed": str(self.seed),
             "deferred_batch_norm": str(bool(self.deferred_batch_norm)),
             "what lossfun and accfun give": ", ".join(loss_names),
@@ -214,6 +218,16 @@ def check_hold(hold_in: str | os.PathLike, device: chainer.backend.Device) -> No
             f" host memory only: use 'memory'"
         )
     check_directory(directory_of(hold_in))
+
+
+def check_hold_on(hold_dtype: str, device: chainer.backend.Device) -> None:
+    """Refuses dtypes of held activations that do not exist, or not on a device."""
+    check_hold_dtype("hold_dtype", hold_dtype)
+    if hold_dtype == HALF and device.xp is not np:
+        raise ValueError(
+            f"the stage is on {device}, but hold_dtype={hold_dtype!r} is for stages in"
+            f" host memory: leave it out"
+        )
 
 
 def _names_a_place(hold_in: str) -> bool:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from chainer_kernels.text_table import text_table
 from divisible.layer_texts import title
 from divisible.planning.plan import Plan
+from divisible.planning.retained_arrays import FULL
 from divisible.planning.units import count, format_bytes, format_seconds
 from divisible.schedules.schedule import Schedule
 from divisible.terminal_text import printable
@@ -149,6 +150,8 @@ def _besides(plan: Plan | None, changes: Sequence[str]) -> list[str]:
     if "disk" in plan.hold_in:
         holding = [str(i) for i, place in enumerate(plan.hold_in) if place == "disk"]
         words.append(f"microbatches wait on disk on the ranks {', '.join(holding)}")
+    if plan.hold_dtype != FULL:
+        words.append(f"activations wait in {plan.hold_dtype}")
     if plan.streamed:
         words.append(f"weights on disk: layers {', '.join(map(str, plan.streamed))}")
     if plan.fusion:

@@ -22,6 +22,7 @@ import numpy as np
 
 from data_parallel import Grid
 from divisible import Divisible, Machine, Plan
+from divisible.planning.retained_arrays import FULL
 from divisible.planning.units import count
 from divisible.user_warnings import warn_user
 from pipeline.calls.replicas import world_of
@@ -60,6 +61,7 @@ DEFAULTS = {
     "recompute": "never",
     "fuse": "none",
     "hold_in": "memory",
+    "hold_dtype": FULL,
     "weight_groups": 1,
 }
 
@@ -133,6 +135,7 @@ def open_plan(comm: Any, arguments: Arguments, wish: PlanWish) -> Opening:
         arguments.fuse,
         arguments.weight_groups,
         arguments.overlap_minibatches,
+        arguments.hold_dtype,
     )
     if not wish.is_auto and VARIABLE in os.environ and world_of(comm).rank == 0:
         warn_user(
@@ -223,6 +226,7 @@ def _options(
         overlap_minibatches=found.overlap_minibatches,
         stage_groups=plan.stage_groups,
         hold_in=hold_in,
+        hold_dtype=plan.hold_dtype,
     )
 
 

@@ -43,6 +43,7 @@ class Given(NamedTuple):
         weight_groups: Number of microbatches in a group of weight gradients, or the way
             to find it.
         overlap_minibatches: Whether minibatches overlap; ``'auto'`` for where they can.
+        hold_dtype: Dtype in which activations wait for their backward.
     """
 
     n_microbatches: int | None = None
@@ -51,6 +52,7 @@ class Given(NamedTuple):
     fuse: Any = None
     weight_groups: int | str | None = None
     overlap_minibatches: bool | str = AUTO
+    hold_dtype: str | None = None
 
 
 class InForce(NamedTuple):
@@ -134,6 +136,7 @@ def put_together(
         "schedule": schedule if isinstance(schedule, str) else schedule.name,
         "recompute": given.recompute or plan.recompute,
         "hold_in": tuple(there or says for there, says in zip(held, plan.hold_in)),
+        "hold_dtype": given.hold_dtype or plan.hold_dtype,
         "weight_groups": 1 if weight_groups == AUTO else weight_groups,
         "stage_groups": _stage_groups(plan, schedule),
     }

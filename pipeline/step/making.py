@@ -16,6 +16,8 @@ from collections.abc import Mapping
 
 from divisible.communication.collectives import all_gather
 from divisible.communication.transport import Transport
+from divisible.planning.retained_arrays import HALF
+from divisible.streaming.held_in_half import HeldInHalf
 from divisible.streaming.held_store import HeldStore
 from divisible.user_warnings import warn_user
 from pipeline.calls.ranks import Ranks
@@ -23,6 +25,7 @@ from pipeline.calls.tie_exchange import TieExchange
 from pipeline.hooks.global_hooks import GlobalHooks
 from pipeline.hooks.update_agreement import UpdateAgreement
 from pipeline.stages.held_elsewhere import HeldElsewhere
+from pipeline.stages.leaving_arrays import Leaving
 from pipeline.stages.stage import Stage
 from pipeline.start.agreement import Start
 from pipeline.start.arguments import Arguments, directory_of
@@ -124,9 +127,15 @@ def make_runner(start: Start, stages: Mapping[int, Stage], ranks: Ranks) -> Runn
 
 def _make_elsewhere(arguments: Arguments) -> HeldElsewhere | None:
     """Returns the store for microbatches between forward and backward, if wanted."""
-    if arguments.hold_in == "memory":
+    on_disk, in_half = arguments.hold_in != "memory", arguments.hold_dtype == HALF
+    if not (on_disk or in_half):
         return None
-    return HeldElsewhere(HeldStore(directory_of(arguments.hold_in), arguments.timeout))
+    store: HeldStore | HeldInHalf | None = None
+    if on_disk:
+        store = HeldStore(directory_of(arguments.hold_in), arguments.timeout)
+    if in_half:
+        store = HeldInHalf(store)
+    return HeldElsewhere(store, Leaving(rounds=in_half, others=on_disk))
 
 
 def warn_of_early_draws(stage: Stage, ranks: Ranks) -> None:

@@ -112,10 +112,9 @@ class Runner:
         self.waits_for_device = self.measures_pending = False
         self._pending: dict[int, float] = {}
         self._groups: dict[int, StageGroups] = {}
-        # A GPU starts functions before the ones before them have ended. The positions
-        # of actions determine which microbatches leave memory.
+        # A GPU starts functions before the ones before them have ended.
         on_cpu = all(stage.layers.device.xp is np for stage in stages.values())
-        self.fills_waits = on_cpu and elsewhere is None and not transport.rendezvous
+        self.fills_waits = on_cpu and not transport.rendezvous
         self._early_weights = EarlyWeights(stages)
 
     @property
@@ -177,6 +176,8 @@ class Runner:
                 start = clock()
                 if isinstance(operation, Action):
                     if early and operation.kind == "W" and early.has_run(position):
+                        if self._elsewhere is not None:
+                            self._elsewhere.skip()
                         continue
                     own_flight_record.write(ACTION, BEGIN, task.name)
                     self._compute(task, results, early)

@@ -34,6 +34,7 @@ from divisible.schedules.groups import group_weights, weight_group_sizes
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.stage_groups import group_stages, stage_group_sizes
 from divisible.streaming import Streamed
+from divisible.streaming.held_in_half import HeldInHalf
 from pipeline import Pipeline
 from pipeline.start.plan_agreement import from_rank_0
 from tests.support.equivalence import assert_close
@@ -207,7 +208,14 @@ def _fusion(pipe, plan, *_):
 
 def _hold_in(pipe, plan, *_):
     holds = pipe.internals.step.runner._elsewhere is not None
-    assert holds == (plan.hold_in[pipe.rank] == "disk")
+    is_half = plan.hold_dtype == "bfloat16"
+    assert holds == (is_half or plan.hold_in[pipe.rank] == "disk")
+
+
+def _hold_dtype(pipe, plan, *_):
+    if plan.hold_dtype == "bfloat16":
+        store = pipe.internals.step.runner._elsewhere._store
+        assert isinstance(store, HeldInHalf)
 
 
 def _streamed(pipe, plan, *_):
@@ -235,6 +243,7 @@ ANSWERS = {
     "shares": _shares,
     "fusion": _fusion,
     "hold_in": _hold_in,
+    "hold_dtype": _hold_dtype,
     "streamed": _streamed,
     "weight_groups": _weight_groups,
     "stage_groups": _stage_groups,

@@ -97,6 +97,11 @@ def different_widths(comm):
     )
 
 
+def different_bits_while_waiting(comm):
+    dtype = ["float32", "bfloat16"][comm.rank]
+    Pipeline(stage_of(comm), comm, n_microbatches=2, hold_dtype=dtype)
+
+
 def different_accuracies(comm):
     Pipeline(
         stage_of(comm), comm, n_microbatches=2, accfun=[None, F.accuracy][comm.rank]
@@ -411,6 +416,7 @@ def wrong_width(comm):
         (2, different_schedules, ["schedule differs between rank 0 and rank 1"]),
         (2, different_transports, ["transport differs", "chainermn"]),
         (2, different_widths, ["message_dtype differs"]),
+        (2, different_bits_while_waiting, ["hold_dtype differs"]),
         (2, different_accuracies, ["lossfun and accfun give differs"]),
         (2, unknown_schedule, ["2f2b", "1f1b"]),
         (2, no_microbatches, ["n_microbatches"]),

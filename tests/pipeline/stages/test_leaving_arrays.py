@@ -9,7 +9,7 @@ import numpy as np
 
 from divisible.communication.signatures import Tensor
 from pipeline.stages.held import Graph, Inputs, Persistents
-from pipeline.stages.leaving_arrays import take_out
+from pipeline.stages.leaving_arrays import EVERYTHING, Leaving, take_out
 
 
 def away_and_back(held, links=()):
@@ -75,3 +75,50 @@ def test_inputs_come_back():
     assert found.inputs[0].requires_grad and found.inputs[1:] == tensors[1:]
     for tensor in (found.inputs[0], *found.skipped["a"]):
         np.testing.assert_array_equal(tensor.array, array)
+
+
+def test_what_may_be_rounded_leaves_as_float32():
+    link = L.BatchNormalization(50)
+    x = chainer.Variable(np.random.RandomState(0).randn(120, 50).astype(np.float32))
+    wide = chainer.Variable(x.array.astype(np.float64))
+    half = chainer.Variable(np.ones((200, 50), np.float16))
+    masked = F.dropout(F.tanh(link(x)), 0.3)
+    largest = F.max(masked * masked, axis=0)
+    y = F.concat([F.exp(masked).reshape(-1), largest], axis=0)
+    held = Graph((x, wide, half), {}, (y,), {})
+    mask = y.creator.inputs[0].creator.inputs[0].creator.inputs[0].creator.mask
+    left = take_out(held, [link], Leaving(rounds=True, others=False))
+    assert {buffer.dtype.name for buffer in left.buffers} == {"float32"}
+    # x, the output of tanh, of dropout, of exp, and of concat; neither what max
+    # compares nor statistics.
+    assert sorted(b.nbytes for b in left.buffers) == [24000] * 4 + [24200]
+    assert wide.array.dtype == np.float64 and half.array.dtype == np.float16
+    kept = y.creator.inputs[1].creator
+    assert kept.inputs[0].data is not None and kept.inputs[0].data.size == 6000
+    assert mask is not None and set(np.unique(mask)) == {0, np.float32(1 / 0.7)}
+    for buffer in left.buffers:
+        buffer *= 2
+    left.come_back(left.buffers)
+    np.testing.assert_allclose(y.array[-50:], 2 * largest.array, rtol=1e-6)
+
+
+def test_everything_leaves_and_only_some_may_be_rounded():
+    x = chainer.Variable(np.ones((200, 50), np.float32))
+    ids = chainer.Variable(np.ones((200, 50), np.int32))
+    viewed = np.ones((200, 50), np.float32)
+    bits = chainer.Variable(viewed.view(np.int32))
+    held = Graph((x, ids, bits), {}, (chainer.Variable(viewed),), {})
+    left = take_out(held, (), Leaving(rounds=True))
+    names = sorted(buffer.dtype.name for buffer in left.buffers)
+    assert names == ["float32", "uint8", "uint8"]
+    left.come_back(left.buffers)
+    np.testing.assert_array_equal(ids.array, 1)
+
+
+def test_the_inputs_of_the_model_stay():
+    array = np.ones((200, 50), np.float32)
+    for held in (
+        Graph((chainer.Variable(array.copy()), array.copy()), {}, (), {}),
+        Inputs((Tensor(array.copy(), True),), {}, Persistents([])),
+    ):
+        assert take_out(held, (), EVERYTHING, inputs_stay=True).buffers == []

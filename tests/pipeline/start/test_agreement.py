@@ -33,6 +33,7 @@ DEFAULTS = Arguments(
     deferred_batch_norm=True,
     loss_scale=None,
     hold_in="memory",
+    hold_dtype="float32",
     fuse="none",
     weight_groups=1,
 )
@@ -169,6 +170,7 @@ def test_stages_that_do_not_make_up_one_model(said, message):
         ("transport", "chainermn"),
         ("message_dtype", "fp16"),
         ("recompute", "always"),
+        ("hold_dtype", "bfloat16"),
         ("seed", 1),
         ("deferred_batch_norm", False),
         ("loss_scale", 8),

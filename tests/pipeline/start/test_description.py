@@ -18,6 +18,7 @@ PLAN = Plan(
     exchange_dtype="int8",
     error_feedback=True,
     hold_in=["disk", "memory"],
+    hold_dtype="bfloat16",
     streamed=[0],
     fusion=[(0, 2)],
     stages=[StagePlan(0.5, 0.0, 20, 40), StagePlan(0.25, 0.0, 20)],
@@ -45,6 +46,7 @@ stage  rank  layers                               in flight  microbatch  memory 
 2 replicas with shares 1:3, which exchange gradients in int8, with error feedback
 microbatches are recomputed: always
 microbatches wait on disk on the ranks 0
+activations wait in bfloat16
 weights on disk: layers 0
 layers that run as one function: 0..1
 predicted: 2 s a step, bubble 25.0%

@@ -29,7 +29,7 @@ class Programs:
 def arguments(schedule, recompute="never"):
     stage = Divisible(L.Linear(2, 2))
     given = [stage], 4, schedule, F.softmax_cross_entropy, None, "mpi", None, 300.0
-    return Arguments(*given, recompute, 0, True, None, "memory", "none", 1)
+    return Arguments(*given, recompute, 0, True, None, "memory", "float32", "none", 1)
 
 
 def uneven(schedule):

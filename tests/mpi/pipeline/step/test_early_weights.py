@@ -81,6 +81,7 @@ def same_bits(comm):
         ("zb_h1", {"weight_groups": 2}),
         ("zb_h1", {"recompute": "always"}),
         ("zb_h1", {"message_dtype": "fp16"}),
+        ("zb_h2", {"hold_dtype": "bfloat16", "hold_in": "disk"}),
     ):
         expected, in_order = train(comm, schedule, fills_waits=False, **options)
         gradients, timeline = train(comm, schedule, fills_waits=True, **options)
