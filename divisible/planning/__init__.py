@@ -20,6 +20,7 @@
     conditions         the machine, samples and profiles that a plan was made for
     joint_weights      costs of weight gradients in groups
     disk               a disk, and the costs of layers with weights on it
+    rounding           activations that wait as bfloat16: bytes, seconds
     gradient_exchange  the exchange between replicas: bytes, start, seconds
     unequal_replicas   parts of a minibatch for replicas of unequal speed
 

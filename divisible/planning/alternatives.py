@@ -107,6 +107,7 @@ def _kinds(uncut: UncutPlan) -> list[tuple[str, object]]:
         (name, getattr(uncut, name))
         for name in ("replicas", "n_ranks", "schedule", "recompute", "hold_in")
     ] + [
+        ("hold_dtype", uncut.hold_dtype),
         ("streams", bool(uncut.streamed)),
         ("has groups", uncut.weight_groups > 1),
     ]

@@ -37,6 +37,7 @@ from divisible.planning.gradient_exchange import GradientExchange, Spans
 from divisible.planning.layer_sums import LayerSums, StageSums
 from divisible.planning.network import Links
 from divisible.planning.profile import Profile
+from divisible.planning.rounding import Rounding
 from divisible.schedules.costs import Costs, Values
 from divisible.schedules.held import Moments, moments, peaks
 from divisible.schedules.lower_bound import lower_bound
@@ -73,6 +74,7 @@ class CostModel:
             not count.
         overlaps: Whether a rank begins the next minibatch while others are still in
             this one.
+        rounding: Rounding of activations while they wait; ``None`` without.
 
     Example:
         >>> from divisible.planning.layer_cost import LayerCost
@@ -95,6 +97,7 @@ class CostModel:
     together: Mapping[int, Profile] = field(default_factory=dict)
     spares_none: bool = False
     overlaps: bool = False
+    rounding: Rounding | None = None
 
     @classmethod
     def of(
@@ -142,9 +145,9 @@ class CostModel:
     @functools.cached_property
     def moments(self) -> Moments:
         """The moments at which the stages hold most."""
-        if self.on_disk is None:
+        if self.on_disk is None and self.rounding is None:
             return self.schedule.moments
-        return moments(self.schedule, self.on_disk)
+        return moments(self.schedule, self.on_disk, self.rounding is not None)
 
     @functools.cached_property
     def recomputed(self) -> np.ndarray:
@@ -210,6 +213,7 @@ class CostModel:
             sums.pending_bytes,
             sums.input_bytes,
             self.on_disk,
+            None if self.rounding is None else self.rounding.saved_bytes(sums),
         )
         return memory.round().astype(np.int64) + np.array(held)
 
@@ -271,6 +275,8 @@ class CostModel:
         if self.on_disk is None:
             return 0.0, 0.0
         sums = self.largest.sums.stages(cuts)
+        if self.rounding is not None:
+            sums = self.rounding.rounded(sums)
         share = 1 - recomputed_share(self.schedule)
         held = self.on_disk * (sums.input_bytes + share * sums.graph_bytes)
         return held / self.disk.write, held / self.disk.read
@@ -284,7 +290,9 @@ class CostModel:
         """
         sums = self.largest.sums.stages(cuts)
         write, read = self.disk_seconds(cuts)
-        saved = dict(zip(_SAVED, self.saved_seconds(cuts))) if self.together else {}
+        others = dict(zip(_SAVED, self.saved_seconds(cuts))) if self.together else {}
+        if self.rounding is not None:
+            others.update(self.rounding.costs(sums, self.schedule, self.speeds))
         return Costs(
             *self.phase_seconds(cuts),
             transfer=self.transfer_seconds(cuts),
@@ -294,7 +302,7 @@ class CostModel:
             pending_bytes=sums.pending_bytes,
             write=write,
             read=read,
-            **saved,
+            **others,
         )
 
     def simulate(self, cuts: Sequence[int], n_minibatches: int = 1) -> Timeline:
@@ -376,9 +384,10 @@ def held_bytes(sums: StageSums, moments: Moments) -> np.ndarray:
         moments: The moments at which stages hold most; of shape (n_moments, n_stages),
             or with more axes.
     """
-    in_flight, graphs, pending = moments
+    in_flight, graphs, pending, waiting, waiting_graphs = moments
     held = in_flight * sums.input_bytes + graphs * sums.graph_bytes
     held = held + pending * sums.pending_bytes
+    held = held - waiting * sums.input_saved - waiting_graphs * sums.graph_saved
     return held.max(axis=0) + sums.fixed_bytes + _passing_bytes(sums)
 
 

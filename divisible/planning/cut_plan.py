@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from divisible.planning.expected_costs import ExchangePlan
+from divisible.planning.retained_arrays import FULL
 from divisible.planning.units import count, words_of_groups
 
 
@@ -23,6 +24,7 @@ class UncutPlan(NamedTuple):
             ``'never'``, ``'except_last'`` or ``'always'``.
         hold_in: Where microbatches wait for their backward, ``'memory'`` or ``'disk'``,
             on ranks that have no room for them.
+        hold_dtype: Dtype in which activations of float32 wait for their backward.
         streamed: Positions of layers whose weights are on disk.
         weight_groups: Number of microbatches whose weight gradients are one product.
         stage_groups: Number of microbatches that each stage takes as one; none for 1.
@@ -35,6 +37,7 @@ class UncutPlan(NamedTuple):
     n_microbatches: int
     recompute: str
     hold_in: str = "memory"
+    hold_dtype: str = FULL
     streamed: tuple[int, ...] = ()
     weight_groups: int = 1
     stage_groups: tuple[int, ...] = ()
@@ -61,6 +64,8 @@ class UncutPlan(NamedTuple):
         words += words_of_groups(self.weight_groups, self.stage_groups)
         if self.hold_in != "memory":
             words.append(f"held on {self.hold_in}")
+        if self.hold_dtype != FULL:
+            words.append(f"held in {self.hold_dtype}")
         if self.streamed:
             words.append(f"{count(len(self.streamed), 'layer')} streamed")
         return ", ".join(words)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from divisible.planning.layer_cost import SAMPLE_BYTES, SECONDS, LayerCost
+from divisible.planning.layer_cost import PARTS, SAMPLE_BYTES, SECONDS, LayerCost
 from divisible.planning.profile import Profile
 
 
@@ -64,7 +64,9 @@ def interpolate(profiles: Sequence[Profile], n_samples: int) -> Profile:
                     value = max(value, y[-1])
             values[name] = value if name in SECONDS else round(value)
         # Extrapolated values may exceed the whole that they are a part of.
-        values["passing_bytes"] = min(values["passing_bytes"], values["output_bytes"])
+        for part, whole in PARTS:
+            if part in values:
+                values[part] = min(values[part], values[whole])
         return dataclasses.replace(costs[profiles.index(nearest)], **values)
 
     layers = [estimate(costs) for costs in zip(*(p.layers for p in profiles))]

@@ -15,6 +15,8 @@ SAMPLE_BYTES = (
     "passing_bytes",
     "skip_bytes",
     "activation_bytes",
+    "activation_saved_bytes",
+    "output_saved_bytes",
     "boundary_output_bytes",
     "pending_bytes",
     "workspace_bytes",
@@ -27,8 +29,11 @@ FIXED_BYTES = (
     "gathered_bytes",
     "prepared_bytes",
 )
-_PARTS = (
+#: Sizes that are a part of another one.
+PARTS = (
     ("passing_bytes", "output_bytes"),
+    ("activation_saved_bytes", "activation_bytes"),
+    ("output_saved_bytes", "output_bytes"),
     ("streamable_bytes", "parameter_bytes"),
     ("gathered_bytes", "streamable_bytes"),
 )
@@ -74,6 +79,11 @@ class LayerCost:
             carries no state, and its inputs and outputs have the samples along the
             first axis. ``False`` if that is not known.
         name: One line or more that describes the layer.
+        activation_saved_bytes: The part of ``activation_bytes`` that is saved where
+            activations wait in bfloat16 (``Pipeline(hold_dtype=)``): half of the arrays
+            that are rounded.
+        output_saved_bytes: The part of ``output_bytes`` that is saved in the same way,
+            where they are inputs of a stage.
         place: The file and the line of a lambda, which has no name.
 
     Raises:
@@ -101,6 +111,8 @@ class LayerCost:
     takes_groups: bool = False
     name: str = ""
     place: str = ""
+    activation_saved_bytes: int = 0
+    output_saved_bytes: int = 0
 
     def __post_init__(self) -> None:
         plain_text("name of a layer", self.name)
@@ -114,7 +126,7 @@ class LayerCost:
                 f"takes_groups of a layer {self.title!r} must be true or false, not"
                 f" {self.takes_groups!r}"
             )
-        for part, whole in _PARTS:
+        for part, whole in PARTS:
             if getattr(self, part) > getattr(self, whole):
                 raise ValueError(
                     f"{part} of a layer {self.title!r} are {getattr(self, part)}, but"

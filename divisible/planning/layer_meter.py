@@ -16,7 +16,7 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import chainer
 
@@ -30,7 +30,12 @@ from divisible.model import Divisible
 from divisible.planning.disk import GATHERED, streamable_bytes
 from divisible.planning.layer_cost import LayerCost
 from divisible.planning.optimizer_state import state_bytes
-from divisible.planning.retained_arrays import BufferSet, retained_arrays
+from divisible.planning.retained_arrays import (
+    BufferSet,
+    is_rounded,
+    retained_arrays,
+    rounded_buffers,
+)
 from divisible.planning.timed_phases import Phases
 
 
@@ -91,8 +96,11 @@ class LayerMeter:
         name = self._model.model_layers[position]
         source = f"layer {position} ({title(name)}) returned"
         outputs = tuple(to_tensor(y, source) for y in runs.outputs)
-        own, loose = self._count(part, position, inputs, runs.outputs)
-        handed_over = self._skips.hand_over(position, outputs, self._counted)
+        rounded = rounded_buffers(runs.outputs, [x.array for x in (*inputs, *outputs)])
+        own, loose = self._count(part, position, inputs, runs.outputs, rounded)
+        uncounted = self._skips.hand_over(position, outputs, self._counted)
+        handed_over = _Size.of(uncounted, rounded)
+        del rounded, uncounted
         runs.backward_input()
         pending = BufferSet(runs.pending.arrays()) - _persistents(part)
         runs.backward_weight()
@@ -102,10 +110,12 @@ class LayerMeter:
             # makes.
             list(part.params(include_uninit=False)),
             output_bytes=_nbytes([outputs]) + self._skips.nbytes,
+            output_saved_bytes=_saved([outputs]) + self._skips.saved,
             passing_bytes=self._skips.nbytes,
             skip_bytes=_nbytes(skipped.values()),
-            activation_bytes=own + handed_over,
-            boundary_output_bytes=max(0, loose - handed_over),
+            activation_bytes=own.n_bytes + handed_over.n_bytes,
+            activation_saved_bytes=own.saved + handed_over.saved,
+            boundary_output_bytes=max(0, loose - handed_over.n_bytes),
             pending_bytes=pending.nbytes,
             streamable_bytes=streamable_bytes(part.links()),
             gathered_bytes=streamable_bytes(part.links(), GATHERED),
@@ -154,10 +164,18 @@ class LayerMeter:
         # does not.
         held = BufferSet(retained_arrays(runs.outputs)) - BufferSet(targets)
         held -= self._counted | BufferSet(param.array for param in made)
+        size = _Size.of(held, rounded_buffers(runs.outputs))
+        del held
         runs.backward_input()
         runs.backward_weight()
         name = getattr(lossfun, "__qualname__", type(lossfun).__name__)
-        return self._cost(runs, made, activation_bytes=held.nbytes, name=name)
+        return self._cost(
+            runs,
+            made,
+            activation_bytes=size.n_bytes,
+            activation_saved_bytes=size.saved,
+            name=name,
+        )
 
     def costs(self) -> list[LayerCost]:
         """Returns the costs of all layers, including second forwards.
@@ -194,12 +212,24 @@ class LayerMeter:
         )
 
     def _count(
-        self, part: Divisible, position: int, inputs: Tensors, results: tuple
-    ) -> tuple[int, int]:
+        self,
+        part: Divisible,
+        position: int,
+        inputs: Tensors,
+        results: tuple,
+        rounded: BufferSet,
+    ) -> tuple[_Size, int]:
         """Counts the arrays of a layer that were not counted before.
 
+        Args:
+            part: The layer.
+            position: Position of the layer.
+            inputs: Its inputs, with those over skip connections.
+            results: Its outputs.
+            rounded: Buffers that may wait in bfloat16.
+
         Returns:
-            The bytes that the layer holds between forward and backward, and the bytes
+            The size of what the layer holds between forward and backward, and the bytes
             of outputs that it does not hold.
         """
         before = BufferSet(tensor.array for tensor in inputs)
@@ -213,20 +243,39 @@ class LayerMeter:
             held = before if begins else BufferSet()
         if self._costs:
             # Arrays that the layer before returned and did not hold, but this one does.
-            late = ((held & before) - self._counted).nbytes
+            late = _Size.of((held & before) - self._counted, rounded)
             last = self._costs[-1]
+            unheld = last.boundary_output_bytes - late.n_bytes
             self._costs[-1] = dataclasses.replace(
                 last,
-                activation_bytes=last.activation_bytes + late,
-                boundary_output_bytes=max(0, last.boundary_output_bytes - late),
+                activation_bytes=last.activation_bytes + late.n_bytes,
+                activation_saved_bytes=last.activation_saved_bytes + late.saved,
+                boundary_output_bytes=max(0, unheld),
             )
-        own = held - before
+        own = _Size.of(held - before, rounded)
         self._counted |= held
         # Inputs that are passed on, if they were not counted before: views of them, for
         # example.
         loose = BufferSet() if is_recomputed else returned - self._counted
         self._counted &= returned
-        return own.nbytes, loose.nbytes
+        return own, loose.nbytes
+
+
+class _Size(NamedTuple):
+    """The size of some arrays.
+
+    Attributes:
+        n_bytes: Their bytes.
+        saved: Bytes that are saved where those that may be rounded wait in bfloat16.
+    """
+
+    n_bytes: int
+    saved: int
+
+    @classmethod
+    def of(cls, buffers: BufferSet, rounded: BufferSet) -> _Size:
+        """Returns the size of buffers, some of which may be rounded."""
+        return cls(buffers.nbytes, (buffers & rounded).nbytes // 2)
 
 
 class _Skips:
@@ -249,8 +298,10 @@ class _Skips:
                 counted |= counted_before
         return taken
 
-    def hand_over(self, position: int, outputs: Tensors, counted: BufferSet) -> int:
-        """Stores the values that a layer stashes, and returns how many bytes are new.
+    def hand_over(
+        self, position: int, outputs: Tensors, counted: BufferSet
+    ) -> BufferSet:
+        """Stores the values that a layer stashes, and returns the arrays that are new.
 
         Args:
             position: Position of the layer.
@@ -258,8 +309,8 @@ class _Skips:
             counted: Arrays among them that were counted before; changed to all of them.
 
         Returns:
-            The bytes of arrays that were not counted before. A stage holds them from
-            forward to backward, whether a function of its own retains them or not.
+            The arrays that were not counted before. A stage holds them from forward to
+            backward, whether a function of its own retains them or not.
         """
         uncounted = BufferSet()
         for skip in self._ends:
@@ -267,12 +318,17 @@ class _Skips:
                 uncounted |= BufferSet(tensor.array for tensor in outputs) - counted
                 counted |= uncounted
                 self._carried[skip.name] = outputs, counted & counted
-        return uncounted.nbytes
+        return uncounted
 
     @property
     def nbytes(self) -> int:
         """The bytes that cross a cut here besides the layer's output."""
         return _nbytes(tensors for tensors, _ in self._carried.values())
+
+    @property
+    def saved(self) -> int:
+        """The part of these bytes that is saved where they wait in bfloat16."""
+        return _saved(tensors for tensors, _ in self._carried.values())
 
 
 def _as_function(part: Divisible, skipped: dict[str, Tensors]) -> Callable:
@@ -293,6 +349,11 @@ def _as_function(part: Divisible, skipped: dict[str, Tensors]) -> Callable:
 
 def _nbytes(messages: Iterable[Tensors]) -> int:
     return sum(tensor.array.nbytes for tensors in messages for tensor in tensors)
+
+
+def _saved(messages: Iterable[Tensors]) -> int:
+    arrays = (tensor.array for tensors in messages for tensor in tensors)
+    return sum(a.nbytes // 2 for a in arrays if is_rounded(a.dtype, a.nbytes))
 
 
 def _persistents(part: Divisible) -> BufferSet:

@@ -32,6 +32,10 @@ class StageSums(NamedTuple):
             of skip connections that end in the stage.
         output_bytes: Bytes of the outputs to the next stage and over skip connections.
         own_output_bytes: Bytes of the outputs without skip connections that pass by.
+        graph_saved: The part of ``graph_bytes`` that is saved where it waits in
+            bfloat16.
+        input_saved: The part of ``input_bytes`` that is saved in the same way, without
+            skip connections.
     """
 
     forward: np.ndarray
@@ -46,6 +50,8 @@ class StageSums(NamedTuple):
     input_bytes: np.ndarray
     output_bytes: np.ndarray
     own_output_bytes: np.ndarray
+    graph_saved: np.ndarray
+    input_saved: np.ndarray
 
 
 class LayerSums:
@@ -69,6 +75,9 @@ class LayerSums:
         own_input: Equal to ``own_output``, except for the input of the model at the
             beginning.
         boundary: Additional bytes held if a stage ends at the position.
+        activations_saved, own_input_saved, boundary_saved: The parts of
+            ``activations``, ``own_input`` and ``boundary`` that are saved where they
+            wait in bfloat16.
         workspace: Bytes that a layer needs while it runs, of shape (n_layers,).
     """
 
@@ -91,6 +100,13 @@ class LayerSums:
         self.own_input = self.own_output.copy()
         self.own_input[0] = input_bytes
         self.boundary = _behind(column("boundary_output_bytes"))
+        self.activations_saved = _before(column("activation_saved_bytes"))
+        saved = _behind(column("output_saved_bytes"))
+        there = self.crossing > 0
+        share = np.divide(saved, self.crossing, np.zeros_like(saved), where=there)
+        # The caller holds the inputs of the model.
+        self.own_input_saved = share * self.own_output
+        self.boundary_saved = share * self.boundary
         self.workspace = column("workspace_bytes")
 
     def stages(self, cuts: Sequence[int]) -> StageSums:
@@ -122,6 +138,9 @@ class LayerSums:
             input_bytes=self.own_input[start] + skips,
             output_bytes=self.crossing[end],
             own_output_bytes=self.own_output[end],
+            graph_saved=np.diff(self.activations_saved[cuts])
+            + self.boundary_saved[end],
+            input_saved=self.own_input_saved[start],
         )
 
 

@@ -132,6 +132,7 @@ def modelled(
         plan.schedule,
         plan.n_microbatches,
         plan.recompute,
+        hold_dtype=plan.hold_dtype,
         streamed=plan.streamed,
         weight_groups=plan.weight_groups,
         stage_groups=plan.stage_groups,

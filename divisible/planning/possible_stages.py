@@ -42,11 +42,16 @@ def memory_table(model: CostModel) -> MemoryTable:
     """Returns the memory of every possible stage."""
     layers, buffers = model.largest.sums, model.stage_exchange_bytes
     # Each stage has its own number of microbatches: columns against rows.
-    in_flight, graphs, pending = (m[..., None] for m in model.moments)
+    in_flight, graphs, pending, waiting, waiting_graphs = (
+        m[..., None] for m in model.moments
+    )
     grows = layers.fixed + graphs * layers.activations + pending * layers.pending
+    grows = grows - waiting_graphs * layers.activations_saved
+    behind = graphs * layers.boundary - waiting_graphs * layers.boundary_saved
+    before = (in_flight + 1) * layers.own_input - waiting * layers.own_input_saved
     return MemoryTable(
-        ends=grows + layers.own_output + graphs * layers.boundary + buffers,
-        starts=grows - (in_flight + 1) * layers.own_input,
+        ends=grows + layers.own_output + behind + buffers,
+        starts=grows - before,
         inputs=model.moments.in_flight + 1.0,
         at_least=grows[0],
     )

@@ -31,6 +31,7 @@ from divisible.planning.machine import Machine, check_machine
 from divisible.planning.moves import SAME, grouped, moved, simulated
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile
+from divisible.planning.retained_arrays import FULL
 from divisible.planning.search_space import SearchSpace
 from divisible.planning.workload import Workload
 from divisible.schedules.catalogue import NAMES, TRIED_BY_DEFAULT
@@ -55,6 +56,7 @@ def best_plan(
     pipeline_ranks: Sequence[int] | None = None,
     replicas: tuple[int, int] = (1, 1),
     weight_groups: Sequence[int] | None = None,
+    hold_dtypes: Sequence[str] = (FULL,),
     exchange_dtype: str = "fp32",
     error_feedback: bool = False,
     coding: CodingRate | None = None,
@@ -104,6 +106,10 @@ def best_plan(
         weight_groups: The numbers of microbatches whose weight gradients are one
             product to try. By default 1, 4 and all, if there are profiles at several
             sizes, which show what groups gain.
+        hold_dtypes: The dtypes to try in which activations of float32 wait for their
+            backward (``plan.hold_dtype``). ``('float32', 'bfloat16')`` allows plans
+            that round them, where that makes a step shorter: there is room for a
+            schedule, or for fewer microbatches, without recomputation.
         exchange_dtype: The dtype in which replicas exchange gradients, such as
             ``'fp32'`` or ``'int8'``: a name in `divisible.communication.wire.WIRE`.
         error_feedback: Whether replicas keep the losses of encodings, which takes
@@ -151,6 +157,7 @@ def best_plan(
         pipeline_ranks,
         replicas,
         _groups(profiles, batch) if weight_groups is None else weight_groups,
+        hold_dtypes,
     )
     check_wire_dtype("exchange_dtype", exchange_dtype)
     _check_size(profiles[-1], batch)
@@ -237,6 +244,7 @@ def _thrift(refused: RefusedPlan) -> tuple:
         -uncut.stages_per_rank,
         uncut.n_microbatches,
         uncut.weight_groups,
+        uncut.hold_dtype != FULL,
         RECOMPUTATIONS.index(uncut.recompute),
         -NAMES.index(uncut.schedule),
     )
@@ -289,6 +297,7 @@ def _frugality(plan: CutPlan) -> tuple:
     uncut, step = plan.uncut, plan.step
     return (
         uncut.replicas * uncut.n_ranks,
+        uncut.hold_dtype != FULL,
         RECOMPUTATIONS.index(uncut.recompute),
         uncut.hold_in != "memory",
         len(uncut.streamed),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from divisible.planning.cut_plan import UncutPlan
+from divisible.planning.retained_arrays import FULL, HOLD_DTYPES
 from divisible.records import shown
 from divisible.schedules.catalogue import CATALOGUE, NAMES, ONE_PER_RANK, create
 from divisible.schedules.recomputation import RECOMPUTATIONS
@@ -38,6 +39,7 @@ class SearchSpace:
         replicas: The fewest and the most replicas to try.
         weight_groups: The numbers of microbatches in a group of weight gradients to
             try.
+        hold_dtypes: The dtypes to try in which activations wait.
 
     Raises:
         TypeError: If numbers of something are not integers.
@@ -53,10 +55,15 @@ class SearchSpace:
     pipeline_ranks: Sequence[int] | None
     replicas: tuple[int, int]
     weight_groups: Sequence[int] = (1,)
+    hold_dtypes: Sequence[str] = (FULL,)
 
     def __post_init__(self) -> None:
         _check_numbers(self.ranks, self.batch, self.replicas)
-        for name, known in (("schedules", NAMES), ("recompute", RECOMPUTATIONS)):
+        for name, known in (
+            ("schedules", NAMES),
+            ("recompute", RECOMPUTATIONS),
+            ("hold_dtypes", HOLD_DTYPES),
+        ):
             values = tuple(getattr(self, name))
             unknown = [value for value in values if value not in known]
             if unknown or not values:
@@ -112,18 +119,21 @@ class SearchSpace:
         fewest, most = self.replicas
         for replicas in range(fewest, min(most, self.ranks) + 1):
             most_ranks = min(self.ranks // replicas, self.n_layers)
-            for n_ranks, m, name, recompute, size in itertools.product(
+            for n_ranks, m, name, recompute, size, hold in itertools.product(
                 range(1, most_ranks + 1),
                 numbers(-(-self.batch // replicas)),
                 self.schedules,
                 self.recompute,
                 self.weight_groups,
+                self.hold_dtypes,
             ):
                 per_rank = CATALOGUE[name].stages_per_rank
                 if n_ranks == 1 and name != serial:
                     continue
                 is_another = recompute != "except_last" or m > 1
                 is_another &= self._is_another_group(size, m)
+                # A single microbatch does not wait.
+                is_another &= hold == self.hold_dtypes[0] or m > 1
                 if is_another and n_ranks * per_rank <= self.n_layers:
                     yield UncutPlan(
                         replicas,
@@ -132,6 +142,7 @@ class SearchSpace:
                         name,
                         m,
                         recompute,
+                        hold_dtype=hold,
                         weight_groups=min(size, m),
                     )
 

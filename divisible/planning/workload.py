@@ -28,6 +28,8 @@ from divisible.planning.machine import Machine
 from divisible.planning.network import Links
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, named_files
+from divisible.planning.retained_arrays import FULL
+from divisible.planning.rounding import Rounding
 from divisible.planning.unequal_replicas import microbatches_of_largest, relative_loads
 from divisible.schedules.catalogue import create
 from divisible.schedules.groups import group_weights
@@ -120,12 +122,18 @@ class Workload:
             {size: together(size) for size in {*groups} - {1}},
         )
         model = replace(model, overlaps=self.overlaps and uncut.may_overlap)
+        if uncut.hold_dtype != FULL:
+            model = replace(model, rounding=self._rounding)
         holds = uncut.hold_in == "disk"
         return model.waiting_on((True,) * n_ranks) if holds else model
 
     def cost_model_of(self, cut: CutPlan) -> CostModel:
         """Returns the costs of a plan that is cut."""
         return self.cost_model(cut.uncut, cut.parts).waiting_on(cut.on_disk)
+
+    @functools.cached_property
+    def _rounding(self) -> Rounding:
+        return Rounding.of(self.profiles[-1])
 
     def plan(self, cut: CutPlan) -> Plan:
         """Returns the plan with the costs of its stages, and its conditions."""
@@ -152,6 +160,7 @@ class Workload:
             hold_in=tuple(
                 "disk" if is_there else "memory" for is_there in cut.on_disk or ()
             ),
+            hold_dtype=uncut.hold_dtype,
             streamed=uncut.streamed,
             weight_groups=uncut.weight_groups,
             stage_groups=uncut.stage_groups,

@@ -10,6 +10,9 @@ one action earlier, so that reading overlaps with that action::
 A microbatch whose backward is the next action on its rank stays in memory. Only one
 microbatch is written at a time: a second one waits for the first. A rank's disk does
 one thing at a time, in the order of the requests.
+
+Microbatches that wait in fewer bits leave and return at the same actions. The forward
+then ends with rounding, and the action that needs the microbatch begins with widening.
 """
 
 from __future__ import annotations
@@ -94,6 +97,32 @@ def away(schedule: Table, stages: np.ndarray) -> Absences:
     leaves, returns = absences(schedule, stages)
     long = returns - leaves > 3
     return Absences(leaves[long] + 2, returns[long] - 1)
+
+
+def conversions(schedule: Table, narrow: np.ndarray, widen: np.ndarray) -> np.ndarray:
+    """Returns the seconds that each action takes for numbers of fewer bits.
+
+    Args:
+        schedule: A valid schedule.
+        narrow: Seconds to round what a microbatch holds, for each stage.
+        widen: Seconds to widen it again, for each stage.
+
+    Returns:
+        Seconds of shape (n_actions,).
+
+    Example:
+        >>> from divisible.schedules import one_f_one_b
+        >>> schedule = one_f_one_b(n_stages=2, n_microbatches=2)
+        >>> [[str(action) for action in row] for row in schedule.actions]
+        [['0F0', '0F1', '0B0', '0B1'], ['1F0', '1B0', '1F1', '1B1']]
+        >>> conversions(schedule, np.array([0.1, 0.1]), np.array([0.2, 0.2])).tolist()
+        [0.1, 0.1, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0]
+    """
+    seconds = np.zeros(schedule.stage.size)
+    leaves, returns = absences(schedule, narrow + widen > 0)
+    np.add.at(seconds, leaves, narrow[schedule.stage[leaves]])
+    np.add.at(seconds, returns, widen[schedule.stage[returns]])
+    return seconds
 
 
 class Disks:

@@ -53,6 +53,12 @@ class Costs:
         weight_saved: Time of W that they save, at most ``backward_weight``.
         update: Time of the update of a stage's parameters, once in each minibatch, per
             stage.
+        narrow: Time to round what a microbatch holds to fewer bits, at the end of F,
+            per stage. A microbatch whose backward is the next action is not rounded.
+        widen: Time to widen it again, at the begin of B, I or R, per stage.
+        activation_saved: Bytes of ``activation_bytes`` that are saved between these
+            times, per stage.
+        checkpoint_saved: Bytes of ``checkpoint_bytes`` that are saved, per stage.
 
     Raises:
         TypeError: If a value is no number.
@@ -82,6 +88,10 @@ class Costs:
     input_saved: Values = 0.0
     weight_saved: Values = 0.0
     update: Values = 0.0
+    narrow: Values = 0.0
+    widen: Values = 0.0
+    activation_saved: Values = 0
+    checkpoint_saved: Values = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -210,6 +220,28 @@ class Costs:
         write, read = (self._spread(name, (n_stages,)) for name in _PER_STAGE[6:8])
         return write, read
 
+    def conversion(self, n_stages: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the times of rounding and widening for each stage.
+
+        Args:
+            n_stages: Number of stages.
+
+        Returns:
+            ``narrow`` and ``widen`` in seconds, of shape ``(n_stages,)``.
+        """
+        return tuple(self._spread(name, (n_stages,)) for name in _PER_STAGE[12:14])
+
+    def saved_bytes(self, n_stages: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the bytes that fewer bits save for each stage.
+
+        Args:
+            n_stages: Number of stages.
+
+        Returns:
+            ``activation_saved`` and ``checkpoint_saved``, of shape ``(n_stages,)``.
+        """
+        return tuple(self._spread(name, (n_stages,)) for name in _PER_STAGE[14:16])
+
     def update_seconds(self, n_stages: int) -> np.ndarray:
         """Returns the time of the update of each stage.
 
@@ -270,5 +302,9 @@ _PER_STAGE = (
     "input_saved",
     "weight_saved",
     "update",
+    "narrow",
+    "widen",
+    "activation_saved",
+    "checkpoint_saved",
 )
 _PER_EDGE = ("transfer", "latency")

@@ -10,7 +10,8 @@ backward. From I to W it holds the arrays that weight gradients need, the *pendi
     pending                       ========
 
 While a microbatch waits on a disk, nothing of it counts
-(`divisible.schedules.absences`).
+(`divisible.schedules.absences`). While it waits in fewer bits, between two actions of
+its own, it takes a part of its bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from divisible.schedules.absences import away
+from divisible.schedules.absences import absences, away
 from divisible.schedules.actions import FORWARD, RECOMPUTE
 from divisible.schedules.dependencies import NONE
 from divisible.schedules.table import Table
@@ -61,18 +62,24 @@ class Moments(NamedTuple):
 
     Whatever the sizes of an input, a graph and a pending W, a stage never holds more
     than at the worst of these moments. A moment is left out if another one has at
-    least as many of all three. Stages with fewer moments than others have zeros in
-    the last rows.
+    least as many of all kinds, those that wait in fewer bits counted by themselves.
+    Stages with fewer moments than others have zeros in the last rows.
 
     Attributes:
         in_flight: Microbatches from F to B or I, of shape (n_moments, n_stages).
         graphs: Microbatches in flight whose activations are held, of that shape.
         pending: Microbatches from I to W, of that shape.
+        waiting: Microbatches among those in flight that wait in fewer bits, of that
+            shape.
+        waiting_graphs: Microbatches among them whose activations are held, of that
+            shape.
     """
 
     in_flight: np.ndarray
     graphs: np.ndarray
     pending: np.ndarray
+    waiting: np.ndarray
+    waiting_graphs: np.ndarray
 
 
 def report(schedule: Table) -> Report:
@@ -121,6 +128,7 @@ def peaks(
     pending: np.ndarray,
     checkpoint: np.ndarray,
     on_disk: np.ndarray | None = None,
+    saved: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[int, ...]:
     """Returns the sizes that each rank holds at its peak.
 
@@ -130,6 +138,9 @@ def peaks(
         pending: For each stage the size of the arrays that a pending W keeps.
         checkpoint: For each stage the size of the input alone.
         on_disk: For each stage whether its microbatches wait on a disk.
+        saved: For each stage the part of ``activation``, and that of ``checkpoint``,
+            that is saved while a microbatch waits in fewer bits. Those on a disk count
+            with all.
 
     Returns:
         For each rank the peak, rounded to an integer.
@@ -141,23 +152,39 @@ def peaks(
         size = (absent.counts * sizes[:2, absent.stage]).sum(axis=0)
         np.subtract.at(change, absent.gone, size)
         np.add.at(change, absent.back, size)
-    return _peaks(change, schedule.action_ranks, schedule.n_ranks)
+    if saved is None or not np.any(saved):
+        return _peaks(change, schedule.action_ranks, schedule.n_ranks)
+    activation_saved, checkpoint_saved = saved
+    sizes = np.stack([checkpoint_saved, activation_saved - checkpoint_saved])
+    waiting = _waiting(schedule, on_disk)
+    size = (waiting.counts * sizes[:, waiting.stage]).sum(axis=0)
+    fewer = np.zeros_like(change)
+    np.add.at(fewer, waiting.gone, size)
+    np.subtract.at(fewer, waiting.back, size)
+    during = np.cumsum(change) - np.minimum(change, 0.0) - np.cumsum(fewer)
+    return _largest_of(during, schedule.action_ranks, schedule.n_ranks)
 
 
-def moments(schedule: Table, on_disk: np.ndarray | None = None) -> Moments:
+def moments(
+    schedule: Table,
+    on_disk: np.ndarray | None = None,
+    in_half: bool = False,
+) -> Moments:
     """Finds when the stages of a schedule may hold most.
 
     Args:
         schedule: A valid schedule.
         on_disk: For each stage whether its microbatches wait on a disk.
+        in_half: Whether microbatches wait in fewer bits; on a disk they count with all.
 
     Returns:
         For each stage the moments at which it may hold most.
 
     Example:
         >>> from divisible.schedules import zero_bubble_h1
-        >>> for counts in moments(zero_bubble_h1(n_stages=3, n_microbatches=4)):
-        ...     print(counts.tolist())
+        >>> counts = moments(zero_bubble_h1(n_stages=3, n_microbatches=4))
+        >>> for each in counts[:3]:
+        ...     print(each.tolist())
         [[2, 1, 0], [3, 2, 1]]
         [[2, 1, 0], [3, 2, 1]]
         [[1, 2, 3], [0, 1, 2]]
@@ -165,28 +192,43 @@ def moments(schedule: Table, on_disk: np.ndarray | None = None) -> Moments:
     # A stage's actions are all on one rank, so a stable sort keeps their order.
     order = np.argsort(schedule.stage, kind="stable")
     stage, change = schedule.stage[order], _changes(schedule)[:, order]
-    if on_disk is not None and np.any(on_disk):
-        absent = _absent(schedule, on_disk)
+    places = stage * order.size + order
+
+    def add(changes: np.ndarray, absent: _Absent, sign: int) -> None:
         # A change counts from the first action of the same stage that comes after it.
-        places = stage * order.size + order
-        for sign, action in ((-1, absent.gone), (1, absent.back)):
+        for sign_, action in ((sign, absent.gone), (-sign, absent.back)):
             at = np.searchsorted(places, absent.stage * order.size + action)
             for row, count in enumerate(absent.counts):
-                np.add.at(change[row], at, sign * count)
-    # Between two actions that free something, a stage only holds more and more.
-    full = np.flatnonzero((change < 0).any(axis=0)) - 1
-    rows = np.stack([stage[full], *np.cumsum(change, axis=1)[:, full]], axis=1)
-    rows = np.unique(rows, axis=0)
+                np.add.at(changes[row], at, sign_ * count)
+
+    if on_disk is not None and np.any(on_disk):
+        add(change, _absent(schedule, on_disk), -1)
+    held, fewer = np.cumsum(change, axis=1), np.zeros((2, order.size), np.int64)
+    if in_half:
+        add(fewer, _waiting(schedule, on_disk), 1)
+        fewer = np.tile(np.cumsum(fewer, axis=1), 2)
+        # An action widens its microbatch first, and rounds it or frees it last.
+        held = np.concatenate([held - change, held], axis=1)
+        stage = np.tile(stage, 2)
+        # Microbatches with all bits are compared with each other.
+        held[:2] -= fewer
+        held = np.concatenate([held, fewer])
+    else:
+        # Between two actions that free something, a stage only holds more and more.
+        full = np.flatnonzero((change < 0).any(axis=0)) - 1
+        held, stage = np.concatenate([held, fewer])[:, full], stage[full]
+    rows = np.unique(np.stack([stage, *held], axis=1), axis=0)
     starts = np.searchsorted(rows[:, 0], np.arange(1, schedule.n_stages))
     each = [_largest(part[:, 1:]) for part in np.split(rows, starts)]
-    table = np.zeros((3, max(1, *map(len, each)), schedule.n_stages), np.int64)
+    table = np.zeros((5, max(1, *map(len, each)), schedule.n_stages), np.int64)
     for number, part in enumerate(each):
         table[:, : len(part), number] = part.T
+    table[:2] += table[3:]
     return Moments(*table)
 
 
 class _Absent(NamedTuple):
-    """Microbatches that are on disk, each between two actions.
+    """Microbatches that are on disk, or wait in fewer bits, each between two actions.
 
     Attributes:
         stage: The stage of each microbatch.
@@ -204,10 +246,23 @@ class _Absent(NamedTuple):
 
 def _absent(schedule: Table, on_disk: np.ndarray) -> _Absent:
     gone, back = away(schedule, on_disk)
+    return _counted(schedule, gone, back, back + 1)
+
+
+def _waiting(schedule: Table, on_disk: np.ndarray | None) -> _Absent:
+    """Returns the microbatches that wait in fewer bits, in memory."""
+    in_memory = None if on_disk is None else ~np.asarray(on_disk, bool)
+    leaves, returns = absences(schedule, in_memory)
+    return _counted(schedule, leaves + 1, returns, returns)
+
+
+def _counted(
+    schedule: Table, gone: np.ndarray, back: np.ndarray, returns: np.ndarray
+) -> _Absent:
     # Only the input of a microbatch is held until its forward runs again.
-    has_graph = schedule.kind[back + 1] != RECOMPUTE
+    has_graph = schedule.kind[returns] != RECOMPUTE
     counts = np.stack([np.ones_like(gone), has_graph.astype(gone.dtype)])
-    return _Absent(schedule.stage[back + 1], gone, back, counts)
+    return _Absent(schedule.stage[returns], gone, back, counts)
 
 
 def _changes(schedule: Table) -> np.ndarray:
@@ -226,10 +281,17 @@ def _changes(schedule: Table) -> np.ndarray:
 
 def _peaks(change: np.ndarray, owner: np.ndarray, n_owners: int) -> tuple[int, ...]:
     """Returns the peak of each owner, whose changes are adjacent and sum up to zero."""
+    return _largest_of(np.cumsum(change), owner, n_owners)
+
+
+def _largest_of(
+    amount: np.ndarray, owner: np.ndarray, n_owners: int
+) -> tuple[int, ...]:
+    """Returns the largest amount of each owner, whose amounts are adjacent."""
     first = np.flatnonzero(np.diff(owner, prepend=NONE))
     peak = np.zeros(n_owners)
     if first.size:
-        peak[owner[first]] = np.maximum.reduceat(np.cumsum(change), first)
+        peak[owner[first]] = np.maximum.reduceat(amount, first)
     return tuple(np.rint(peak).astype(np.int64).tolist())
 
 

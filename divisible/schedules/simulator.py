@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from divisible.schedules.absences import Disks
+from divisible.schedules.absences import Disks, conversions
 from divisible.schedules.actions import FORWARD
 from divisible.schedules.costs import Costs
 from divisible.schedules.dependencies import (
@@ -105,6 +105,7 @@ def simulate(
     schedule.validate()
     update = updates(schedule, costs, n_minibatches)
     duration = costs.durations_of(schedule)
+    duration += conversions(schedule, *costs.conversion(schedule.n_stages))
     receiver = receivers(schedule)
     # Going back, the edge of a result lies before its stage; going forward, behind it.
     edge = schedule.stage - (schedule.kind != FORWARD)
@@ -146,7 +147,8 @@ def simulate(
     )
     timeline.n_minibatches = n_minibatches
     units = costs.units(schedule.n_stages)
-    timeline.peak_memory = np.array(peaks(schedule, *units, on_disk))
+    saved = costs.saved_bytes(schedule.n_stages)
+    timeline.peak_memory = np.array(peaks(schedule, *units, on_disk, saved))
     timeline.find_bound = partial(lower_bound, schedule, costs, overlap, links)
     return timeline
 

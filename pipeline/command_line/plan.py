@@ -14,6 +14,7 @@ from divisible.planning.network import Network
 from divisible.planning.partition import partition
 from divisible.planning.plan import Alternative, Plan
 from divisible.planning.plan_simulation import simulate_plan
+from divisible.planning.retained_arrays import HOLD_DTYPES
 from divisible.planning.search import best_plan
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
 from divisible.planning.units import format_seconds, parse_bytes
@@ -32,6 +33,7 @@ _OF_A_CUT = {
 _OF_A_CHOICE = {
     "disk": "--disk",
     "weight_groups": "--weight-groups",
+    "hold_dtypes": "--hold-dtype",
     "waits": "--no-overlap-minibatches",
 }
 # Number of alternatives shown without --all.
@@ -86,6 +88,14 @@ _OF_A_MACHINE = ("memory", "network", "speeds", "disk")
     type=options.NUMBERS,
     help="With --ranks, the numbers of microbatches whose weight gradients are one"
     " product to try.  [default: 1, 4 and all, with several profiles]",
+)
+@click.option(
+    "--hold-dtype",
+    "hold_dtypes",
+    type=click.Choice(HOLD_DTYPES),
+    multiple=True,
+    help="With --ranks, the dtypes to try in which activations wait for their backward:"
+    " give both to allow bfloat16.  [default: float32]",
 )
 @click.option(
     "--replicas",

@@ -18,6 +18,7 @@ from divisible.planning.plan_simulation import (
     simulate_plan,
 )
 from divisible.planning.profile import Profile
+from divisible.planning.retained_arrays import HOLD_DTYPES
 from divisible.planning.units import count, format_bytes, format_seconds
 from divisible.records import shown
 from divisible.schedules.catalogue import NAMES
@@ -56,6 +57,11 @@ _ROUNDING = 1e-6
     type=options.NUMBER,
     help="Number of microbatches whose weight gradients are one product instead of the"
     " plan's.",
+)
+@click.option(
+    "--hold-dtype",
+    type=click.Choice(HOLD_DTYPES),
+    help="Dtype in which activations wait for their backward instead of the plan's.",
 )
 @click.option(
     "--exchange-dtype",

@@ -37,6 +37,7 @@ from divisible import (
 )
 from divisible.dtypes import floating_dtypes
 from divisible.minibatch import as_arrays
+from divisible.planning.retained_arrays import FULL
 from divisible.planning.units import count, format_seconds
 from divisible.schedules.automatic import AUTO as AUTO_SCHEDULE
 from divisible.schedules.catalogue import TRIED_BY_DEFAULT
@@ -331,6 +332,7 @@ def _constraints(given: Given) -> dict[str, Any]:
         "recompute": RECOMPUTATIONS if recompute is None else (recompute,),
         "microbatches": None if m is None else [m],
         "weight_groups": [groups] if isinstance(groups, int) else None,
+        "hold_dtypes": (given.hold_dtype or FULL,),
     }
 
 

@@ -90,7 +90,7 @@ def test_memory_has_no_more_than_what_is_not_away(schedule, on_disk, seed):
         most[rank] = wanted[rank]
     assert list(found) == [round(each) for each in wanted]
     # What a search reckons with is the same.
-    in_flight, graph, late = moments(schedule, on_disk)
+    in_flight, graph, late, *_ = moments(schedule, on_disk)
     worst = (in_flight * inputs + graph * graphs + late * pending).max(axis=0)
     assert worst.tolist() == most.tolist()
 
