@@ -28,8 +28,7 @@ from chainer_kernels.prepared_weights import scope_for
 from divisible.communication.late_numbers import Filling, LateNumbers
 from divisible.communication.signatures import Tensors
 from divisible.communication.tags import RESULT_TAG
-from divisible.dtypes import as_trainable, trainable_dtypes
-from divisible.minibatch import as_arrays, as_tensors, split, split_unequally
+from divisible.minibatch import split_unequally
 from divisible.random_streams import restored_random_state
 from divisible.schedules.rank_program import RankProgram, Record
 from divisible.user_warnings import warn_user
@@ -44,6 +43,7 @@ from pipeline.start.agreement import Start
 from pipeline.step import results
 from pipeline.step.carried_counts import CarriedCounts
 from pipeline.step.current_schedule import CurrentSchedule
+from pipeline.step.cutting import Cutting
 from pipeline.step.early_exchanges import EarlyExchanges
 from pipeline.step.early_updates import EarlyUpdates
 from pipeline.step.empty_replicas import sample_from_elsewhere
@@ -101,15 +101,9 @@ class Step:
         given = start.arguments
         self._start, self._ranks, self._loss = start, ranks, start.loss
         self._loss_scale, self._device = given.loss_scale, given.stages[0].device
-        self._reads_x, self._reads_t = (
-            f" on rank {ranks.rank}, which has the {which} stage and reads it"
-            for which in ("first", "last")
-        )
+        self._cutting = Cutting(start, ranks)
         self._is_first = ranks.rank == ranks.first
         self._is_last = ranks.rank == ranks.last
-        self._input_dtypes = () if given.stages[0].casts_inputs else start.dtypes
-        # Inputs of these dtypes need no conversion.
-        self._plain_dtypes = trainable_dtypes(self._input_dtypes)
         self.current = current
         self.early_exchanges = EarlyExchanges(ranks)
         self._early_updates: EarlyUpdates | None = None
@@ -181,7 +175,7 @@ class Step:
             alike = self.updates.say(self.n_steps)
             if self.updates.clips:
                 self.overlap.wait_for("GradientClipping")
-            inputs, counts = self._read(program.n_microbatches, x, t)
+            inputs, counts = self._cutting.cut(program.n_microbatches, x, t)
             vote, refusal = 0, ""
             if self._ranks.n_replicas > 1 and self.are_unsized:
                 vote = UNSIZED
@@ -232,7 +226,7 @@ class Step:
         """Runs a forward and the loss; returns the means of reports, and the end."""
         program = self.current.evaluation
         with evaluating():
-            inputs, counts = self._read(program.n_microbatches, x, t)
+            inputs, counts = self._cutting.cut(program.n_microbatches, x, t)
             self._begin_call(counts)
             self._run(program, inputs)
             reported = self._end("the result of an evaluation")
@@ -242,7 +236,8 @@ class Step:
         """Runs a forward; returns the outputs, which may be under way."""
         program = self.current.evaluation
         with evaluating():
-            inputs, n_inputs = self._inputs(x, program.n_microbatches, split_unequally)
+            n = program.n_microbatches
+            inputs, n_inputs = self._cutting.inputs(x, n, split_unequally)
             if self._is_last:
                 self._loss.start(None, self._device)
             # Values that layers report are not returned.
@@ -274,61 +269,13 @@ class Step:
             self.ties.close()
         self.updates.close()
 
-    def _read(
-        self, n_microbatches: int, x: Any, t: Any
-    ) -> tuple[list[Tensors], tuple[int, int, int]]:
-        """Cuts a minibatch into microbatches, and gives the targets to the loss.
-
-        Returns:
-            The first stage's inputs of each microbatch, empty on other ranks. And three
-            numbers of samples: in ``x``, in ``t``, and counted by the loss; each -1
-            where it is not read, or not known beforehand.
-
-        Raises:
-            TypeError: If an array is missing where it is read, or its dtype cannot be
-                trained.
-            ValueError: If an array has no samples.
-        """
-        inputs, n_inputs = self._inputs(x, n_microbatches, split)
-        n_targets = n_counted = -1
-        if self._is_last:
-            if self._ranks.n_replicas > 1 and isinstance(t, tuple) and not t:
-                targets, n_targets = [], 0
-            elif t is None and not self._loss.needs_targets:
-                targets = [()] * n_microbatches
-            else:
-                arrays = as_arrays("t", t, self._reads_t)
-                targets, n_targets = split(arrays, n_microbatches), len(arrays[0])
-            self._loss.start(targets, self._device)
-            n_known = self._loss.n_known
-            n_counted = -1 if n_known is None else n_known
-        return inputs, (n_inputs, n_targets, n_counted)
-
-    def _inputs(
-        self, x: Any, n_microbatches: int, cut: Any
-    ) -> tuple[list[Tensors], int]:
-        """Returns the inputs of each microbatch, and the number of samples in all."""
-        if not self._is_first:
-            return [], -1
-        if self._ranks.n_replicas > 1 and isinstance(x, tuple) and not x:
-            return [()] * n_microbatches, 0
-        arrays = as_arrays("x", x, self._reads_x)
-        for array in arrays:
-            if array.dtype not in self._plain_dtypes:
-                arrays = [as_trainable(each, self._input_dtypes) for each in arrays]
-                break
-        inputs = []
-        for part in cut(arrays, n_microbatches):
-            inputs.append(as_tensors(part, self._device))
-        return inputs, len(arrays[0])
-
     def _begin_call(
         self, counts: tuple[int, int, int], reports: bool = True, **said: Any
     ) -> None:
         """Begins to compare the call.
 
         Args:
-            counts: Numbers of samples, as from :meth:`_read`.
+            counts: Numbers of samples, as from :meth:`.Cutting.cut`.
             reports (bool): Whether the values that layers report are wanted.
             said: Further arguments of :meth:`.CallAgreement.start`.
         """
