@@ -48,7 +48,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "pipeline.pipeline": ["Pipeline"],
         "pipeline.rebalancing.extension": ["Rebalance"],
         "pipeline.rebalancing.moving": ["rebalance"],
-        "pipeline.step.runner": ["ActionError"],
+        "pipeline.step.action_error": ["ActionError"],
         "pipeline.snapshots.background": ["wait_for_snapshot"],
         "pipeline.snapshots.finding": ["latest_snapshot"],
         "pipeline.snapshots.errors": ["SnapshotError"],

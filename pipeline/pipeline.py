@@ -25,9 +25,9 @@ from pipeline.start.arguments import Arguments
 from pipeline.start.opening import PlanWish, open_plan
 from pipeline.start.replicas import begin_alike
 from pipeline.start.starting import agree_on_start
+from pipeline.step.action_error import ActionError
 from pipeline.step.current_schedule import CurrentSchedule
 from pipeline.step.fused_layers import FusedLayers
-from pipeline.step.runner import ActionError
 from pipeline.step.step import Step
 
 # Errors whose message has the number of the step: ranks may be in different ones.

@@ -5,6 +5,7 @@
     step             a minibatch, from x and t to means and gradients
     runner           runs the schedule, on stages and over a transport
     cutting          cuts x and t into microbatches
+    action_error     the error of an action, with its place
     making           makes stages, runner and exchanges for the layers of this rank
     current_schedule the schedule that runs now, and the trial of others
     step_end         the means, which the last stage's rank sends to the others

@@ -23,31 +23,17 @@ from divisible.communication.flight_record import (
 from divisible.communication.narrowing import Pair, over
 from divisible.communication.signatures import Tensors
 from divisible.communication.transport import Receiver, Sender, Transport
-from divisible.layer_texts import title
 from divisible.schedules.actions import Action, Route
 from divisible.schedules.rank_program import Channel, RankProgram, Record, Slot, Task
 from divisible.schedules.schedule import Schedule
 from pipeline.stages.held_elsewhere import HeldElsewhere
 from pipeline.stages.stage import Stage
 from pipeline.stages.stage_groups import StageGroups
+from pipeline.step.action_error import ActionError
 from pipeline.step.early_weights import EarlyWeights
 
 # Number of receives that a channel has posted ahead of the one it waits for.
 RECEIVES_AHEAD = 2
-
-# Marks errors that have no position, because no layer or loss raised them.
-_NOWHERE = object()
-_WORDS = {
-    "F": "forward",
-    "B": "backward",
-    "I": "input gradients",
-    "W": "weights",
-    "R": "recomputed forward",
-}
-
-
-class ActionError(RuntimeError):
-    """An action failed; the message has the place, ``__cause__`` the error."""
 
 
 class Runner:
@@ -314,30 +300,8 @@ class Runner:
         if isinstance(error, (DisagreementError, StallError)):
             # An error of another rank, received while this one computed.
             raise error
-        raise ActionError(self._where(action, error)) from error
-
-    def _where(self, action: Action, error: Exception) -> str:
         stage = self._stages[action.stage]
-        layers, loss = stage.layers, stage.loss
-        start, end = layers.layer_range
-        # Errors of disks and of other ranks have no position.
-        position = getattr(error, "layer_position", _NOWHERE)
-        layer = ""
-        if position is None and loss is not None and loss.is_wanted:
-            layer = ", after the last layer, in lossfun or accfun"
-        elif position not in (None, _NOWHERE):
-            layer = f", in layer {position}, {title(layers.model_layers[position])}"
-        each = action.microbatches
-        which = (
-            f"microbatch {each[0]}"
-            if len(each) == 1
-            else f"microbatches {each[0]} to {each[-1]}"
-        )
-        return (
-            f"{action} failed on {self._title} ({_WORDS[action.kind]} of {which},"
-            f" stage {action.stage} with the layers {start} to"
-            f" {end - 1}){layer}: {type(error).__name__}: {error}"
-        )
+        raise ActionError.of(action, stage, error, self._title) from error
 
 
 def _n_bytes(tensors: Tensors) -> int:

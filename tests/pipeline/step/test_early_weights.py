@@ -10,7 +10,7 @@ from divisible import Divisible
 from divisible.schedules import Schedule
 from divisible.schedules.actions import Action
 from divisible.schedules.rank_program import RankProgram
-from pipeline.step.runner import ActionError
+from pipeline.step.action_error import ActionError
 from tests.pipeline.step.test_runner import INPUTS, N_MICROBATCHES, first_rank
 
 LATE = [False] * 1000

@@ -13,7 +13,8 @@ from divisible.schedules import interleaved, one_f_one_b, zero_bubble_h1, zero_b
 from divisible.schedules.rank_program import RankProgram
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage
-from pipeline.step.runner import RECEIVES_AHEAD, ActionError, Runner
+from pipeline.step.action_error import ActionError
+from pipeline.step.runner import RECEIVES_AHEAD, Runner
 
 N_MICROBATCHES = 4
 
