@@ -36,6 +36,56 @@ class Reduced(NamedTuple):
     sums: np.ndarray
 
 
+class Reduction:
+    """The maxima over all ranks, on their way.
+
+    Args:
+        mine (numpy.ndarray): Numbers of this rank, int64.
+        n_alike (int): Number of those that must be equal.
+        comm: Communicator of the ranks; ``None`` for one process alone.
+
+    Attributes:
+        numbers (numpy.ndarray): The largest numbers, when the reduction is complete.
+    """
+
+    def __init__(self, mine: np.ndarray, n_alike: int, comm: Any) -> None:
+        self._n_alike, self._comm, self.numbers = n_alike, comm, mine
+        if comm is not None:
+            # Imported here and below, because one process needs no MPI.
+            from mpi4py import MPI
+
+            self.numbers = np.empty_like(mine)
+            self._request = comm.Iallreduce(mine, self.numbers, MPI.MAX)
+
+    def test(self) -> bool:
+        """Returns whether the reduction is complete."""
+        return self._comm is None or self._request.Test()
+
+    def finish(self, timeout: float, watch: Callable[[], None] | None = None) -> None:
+        """Waits until the reduction is complete.
+
+        Args:
+            timeout (float): Seconds to wait for the other ranks.
+            watch: Called while waiting; may raise an error to end the wait.
+
+        Raises:
+            StallError: If another rank does not begin it in time.
+        """
+        if self._comm is not None:
+            from divisible.communication.collectives import wait_for_all
+
+            wait_for_all(self._comm, self._request, timeout, "to update", watch)
+
+    def result(self) -> Reduced:
+        """Returns the maxima; to be called when the reduction is complete."""
+        largest, n = self.numbers, self._n_alike
+        return Reduced(
+            (-largest[n : 2 * n]).view(np.float64),
+            largest[:n].view(np.float64),
+            largest[2 * n :].view(np.float64),
+        )
+
+
 class ParameterSums:
     """The ranks of a communicator, and the parameters they hold together.
 
@@ -70,7 +120,6 @@ class ParameterSums:
         self._users_comm = None
         self.rank = 0
         if comm is not None:
-            # Imported here and below, because one process needs no MPI.
             from divisible.communication.collectives import as_mpi
 
             users_comm = as_mpi(comm)
@@ -146,14 +195,28 @@ class ParameterSums:
     ) -> Reduced:
         """Returns the maxima over all ranks; the same on every rank.
 
+        The arguments are those of :meth:`begin`.
+
+        Raises:
+            StallError: If another rank does not call this in time.
+        """
+        reduction = self.begin(positions, sums, alike)
+        reduction.finish(self._timeout, self._watch)
+        return reduction.result()
+
+    def begin(
+        self,
+        positions: np.ndarray,
+        sums: Sequence[float],
+        alike: Sequence[float] = (),
+    ) -> Reduction:
+        """Begins to compute the maxima over all ranks.
+
         Args:
             positions: The positions of this rank's parameters; see :meth:`positions`.
             sums: Numbers of these parameters, in the same order, 0 at least, or NaN. If
                 two are of one parameter, the larger one counts.
             alike: Numbers that must be equal on all ranks, 0 at least.
-
-        Raises:
-            StallError: If another rank does not call this in time.
         """
         # The bits of non-negative floats, read as integers, have the floats' order,
         # with NaN behind infinity. MPI does not specify the maximum of a NaN.
@@ -162,22 +225,5 @@ class ParameterSums:
         mine[np.isnan(mine)] = np.nan
         values = np.zeros(len(self.paths), dtype=np.int64)
         np.maximum.at(values, positions, mine.view(np.int64))
-        largest = self._largest(np.concatenate([bits, -bits, values]))
-        n = len(bits)
-        return Reduced(
-            (-largest[n : 2 * n]).view(np.float64),
-            largest[:n].view(np.float64),
-            largest[2 * n :].view(np.float64),
-        )
-
-    def _largest(self, mine: np.ndarray) -> np.ndarray:
-        if self._users_comm is None:
-            return mine
-        from mpi4py import MPI
-
-        from divisible.communication.collectives import wait_for_all
-
-        largest = np.empty_like(mine)
-        request = self._comm.Iallreduce(mine, largest, MPI.MAX)
-        wait_for_all(self._comm, request, self._timeout, "to update", self._watch)
-        return largest
+        mine = np.concatenate([bits, -bits, values])
+        return Reduction(mine, len(bits), self._comm)

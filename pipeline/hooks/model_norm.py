@@ -9,7 +9,7 @@ import chainer
 import numpy as np
 
 from divisible import Divisible
-from divisible.communication.parameter_sums import ParameterSums
+from divisible.communication.parameter_sums import ParameterSums, Reduced, Reduction
 from pipeline.calls.ranks import Ranks
 from pipeline.hooks.parameter_paths import ParameterPaths
 
@@ -35,7 +35,8 @@ class ModelNorm:
         self, stages: Mapping[int, Divisible], paths: ParameterPaths, ranks: Ranks
     ) -> None:
         self._stages, self._paths, self._rank = stages, paths, ranks.rank
-        self._sums = ParameterSums(ranks.comm, ranks.timeout, ranks.calls.check)
+        self._timeout, self._watch = ranks.timeout, ranks.calls.check
+        self._sums = ParameterSums(ranks.comm, self._timeout, self._watch)
 
     def squared(self, params: Sequence[chainer.Parameter]) -> Any:
         """Returns the sum of the squares of all gradients; all ranks must call it.
@@ -50,6 +51,15 @@ class ModelNorm:
             ValueError: If there are parameters that the first call did not have.
             StallError: If another rank does not call this in time.
         """
+        reduction = self.begin(params)
+        reduction.finish(self._timeout, self._watch)
+        return self.squared_of(reduction.result())
+
+    def begin(self, params: Sequence[chainer.Parameter]) -> Reduction:
+        """Begins to add up the squares; the arguments and errors of :meth:`squared`.
+
+        The first call waits for all ranks.
+        """
         paths = [self._path(i, param) for i, param in enumerate(params)]
         if self._sums.paths is None:
             self._gather(params, paths)
@@ -60,8 +70,12 @@ class ModelNorm:
                 f"{', '.join(error.args)} came after the ranks had agreed on the"
                 f" model's parameters: make a new Pipeline on all ranks"
             ) from None
-        sums = self._sums.reduce(positions, _squares(params)).sums[self._order]
-        return sum(make(number) for make, number in zip(self._scalars, sums.tolist()))
+        return self._sums.begin(positions, _squares(params))
+
+    def squared_of(self, reduced: Reduced) -> Any:
+        """Returns the sum of the squares from the outcome of :meth:`begin`."""
+        sums = reduced.sums[self._order].tolist()
+        return sum(make(number) for make, number in zip(self._scalars, sums))
 
     def _path(self, i: int, param: chainer.Parameter) -> str:
         path = self._paths.of(param)
