@@ -21,6 +21,7 @@ The modules::
     loss_scale      the factor of the loss
     agreement       one decision on all ranks: step, or skip the step
     step            one step, from gradients to weights, with the hooks between
+    update_ahead    an update before the decision of all ranks has come
     masters         float32 masters, in flat buffers or waiting for them
     fused           update rules that have a kernel
     flat            parameters of one dtype in flat buffers

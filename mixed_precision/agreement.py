@@ -8,18 +8,40 @@ so learn which gradients overflowed on any rank:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from divisible.communication.errors import DisagreementError
-from divisible.communication.parameter_sums import ParameterSums
+from divisible.communication.parameter_sums import ParameterSums, Reduced, Reduction
+from divisible.optimizer_hooks import clipping_rate, is_clipping
 
 # A sum of squares from here on counts as not finite, so that all of them can be added
 # up. No sum of float32 gradients is as large; sums of float64 gradients are from 2**500
 # on.
 _TOO_LARGE = 2.0**1000
+
+
+class Decision(NamedTuple):
+    """The decision of all ranks about the gradients of a step.
+
+    Attributes:
+        squared_norm: Sum of squares of the gradients of all parameters of the model;
+            infinite if one is not finite.
+        overflown: Paths of the parameters whose gradients are not finite.
+    """
+
+    squared_norm: float
+    overflown: list[str]
+
+    def changes_nothing(self, hooks: Iterable[Any]) -> bool:
+        """Returns whether the step is not skipped, and no hook clips its gradients."""
+        return not self.overflown and all(
+            clipping_rate(hook, self.squared_norm) == 1
+            for hook in hooks
+            if is_clipping(hook)
+        )
 
 
 class Agreement:
@@ -80,8 +102,8 @@ class Agreement:
             ) from None
         self._placed = [*paths]
 
-    def reduce(self, sums: np.ndarray, t: int, scale: float) -> tuple[float, list[str]]:
-        """Returns the squared norm of all ranks' gradients; the same on every rank.
+    def reduce(self, sums: np.ndarray, t: int, scale: float) -> Decision:
+        """Returns the decision of all ranks; the same on every rank.
 
         Args:
             sums: Sums of squares of this rank's gradients, in the order given to
@@ -89,20 +111,32 @@ class Agreement:
             t (int): Number of updates so far.
             scale (float): The loss scale.
 
-        Returns:
-            The sum of squares over all parameters of the model, and the paths of those
-            whose gradients are not finite.
-
         Raises:
             DisagreementError: If the ranks' numbers of updates or scales differ.
             StallError: If another rank does not come.
         """
         reduced = self._sums.reduce(self._positions, sums, (t, scale))
+        return self.decision(reduced, t, scale)
+
+    def begin(self, sums: np.ndarray, t: int, scale: float) -> Reduction:
+        """Begins to reduce what the ranks decide by; see :meth:`reduce`."""
+        return self._sums.begin(self._positions, sums, (t, scale))
+
+    def overflown(self, sums: np.ndarray) -> np.ndarray:
+        """Returns the positions of the sums that are not finite."""
+        return np.flatnonzero(~(sums < _TOO_LARGE))
+
+    def decision(self, reduced: Reduced, t: int, scale: float) -> Decision:
+        """Returns the decision from the outcome of :meth:`begin`.
+
+        Raises:
+            DisagreementError: If the ranks' numbers of updates or scales differ.
+        """
         self._compare(reduced.least, reduced.most, t, scale)
-        overflown = np.flatnonzero(~(reduced.sums < _TOO_LARGE))
+        overflown = self.overflown(reduced.sums)
         # Rounded once, so that the order of the parameters is of no account.
         total = math.inf if overflown.size else math.fsum(reduced.sums)
-        return total, [self._sums.paths[i] for i in overflown]
+        return Decision(total, [self._sums.paths[i] for i in overflown])
 
     def _compare(
         self, least: np.ndarray, most: np.ndarray, t: int, scale: float

@@ -303,6 +303,10 @@ class FlatBuffers:
         """Returns the masters by path."""
         return {k: v for group in self.groups for k, v in group.masters().items()}
 
+    def flat_masters(self) -> list[Array]:
+        """Returns the buffers of the masters, one of each group that has some."""
+        return [group.master for group in self.groups if group.has_master]
+
     def gather(self) -> list[Gathered]:
         """Returns the gradients of every group."""
         return [group.gather() for group in self.groups]

@@ -13,7 +13,8 @@ import chainer_kernels
 from divisible.communication.errors import TIMEOUT, check_timeout
 from divisible.optimizer_hooks import Hooks
 from divisible.optimizer_wrapper import OptimizerWrapper
-from mixed_precision.agreement import Agreement
+from divisible.unconfirmed_update import Confirmation
+from mixed_precision.agreement import Agreement, Decision
 from mixed_precision.loss_scale import (
     DynamicLossScale,
     LossScale,
@@ -32,6 +33,7 @@ from mixed_precision.parameters import (
     unique_parameters,
 )
 from mixed_precision.step import Step
+from mixed_precision.update_ahead import decided, update_ahead
 
 
 class MixedPrecision(OptimizerWrapper):
@@ -121,8 +123,8 @@ class MixedPrecision(OptimizerWrapper):
     """
 
     # Named here because other public names are set in the wrapped optimizer.
-    n_skipped = 0
-    gradient_norm = math.nan
+    n_skipped, gradient_norm = decided("_n_skipped"), decided("_gradient_norm")
+    t = decided("actual_optimizer.t")
 
     def __init__(
         self,
@@ -143,10 +145,13 @@ class MixedPrecision(OptimizerWrapper):
         self._comm = comm
         self._agreement = Agreement(comm, timeout)
         self._masters = Masters()
+        self._later: Confirmation | None = None
+        self._n_skipped, self._gradient_norm = 0, math.nan
 
     @property
     def loss_scale(self) -> LossScale:
         """The scale of the loss."""
+        self._finish()
         return self._scale
 
     @loss_scale.setter
@@ -162,7 +167,7 @@ class MixedPrecision(OptimizerWrapper):
     def _loss_scale(self) -> float:
         # ChainerMN's and other optimizers around this one scale the loss by this
         # attribute.
-        return float(self.loss_scale)
+        return float(self._scale)
 
     def loss_scaling(self, interval: int = 1000, scale: float | None = None) -> None:
         """Replaces the loss scale; see :meth:`chainer.Optimizer.loss_scaling`."""
@@ -227,6 +232,7 @@ class MixedPrecision(OptimizerWrapper):
         Parameters without a master, such as those of float32, are left out; before the
         first update all are.
         """
+        self._finish()
         return self._masters.by_path()
 
     def change_masters(self, change: Callable[[str, Any], Any]) -> None:
@@ -236,6 +242,7 @@ class MixedPrecision(OptimizerWrapper):
             change: Takes the path of a parameter and its float32 master, and returns
                 the new master, of the shape that the parameter has in the next update.
         """
+        self._finish()
         self._masters.change(change)
 
     def backward(self, loss: chainer.Variable) -> None:
@@ -274,20 +281,46 @@ class MixedPrecision(OptimizerWrapper):
             StallError: If another rank does not come.
         """
         self._check_set_up()
+        self._finish()
         if lossfun is not None:
             loss = lossfun(*args, **kwds)
             self.target.cleargrads()
             self.backward(loss)
             del loss
         step = self._next_step()
-        squared_norm, overflown = self._reduce(step.sum_squares())
-        self.gradient_norm = math.sqrt(squared_norm)
-        if overflown:
-            self.n_skipped += 1
-            self.loss_scale.overflowed(overflown)
+        later = self._later
+        if later is not None and later.is_wanted:
+            place = self.actual_optimizer, self._masters.buffers, self._scale
+            update_ahead(step, *place, self._agreement, later, self._take)
             return
-        step.take(squared_norm)
-        self.loss_scale.stepped()
+        decision = self._reduce(step.sum_squares())
+        if later is not None:
+            later.note(decision.changes_nothing(Hooks.of(self).before))
+        self._take(decision, step)
+
+    def _take(
+        self, decision: Decision, step: Step | None = None, is_made: bool = False
+    ) -> None:
+        """Updates or skips by a decision, unless the update is made already."""
+        self._gradient_norm = math.sqrt(decision.squared_norm)
+        if is_made:
+            return
+        if decision.overflown:
+            self._n_skipped += 1
+            self._scale.overflowed(decision.overflown)
+            return
+        step = self._next_step() if step is None else step
+        step.take(decision.squared_norm)
+        self._scale.stepped()
+
+    def _finish(self) -> None:
+        """Waits for the outcome of an update that has not waited for it."""
+        if self._later is not None:
+            self._later.finish()
+
+    def confirm_late(self, later: Confirmation) -> None:
+        """Allows updates ahead of other ranks, which ``later`` confirms."""
+        self._later = later
 
     def _next_step(self) -> Step:
         """Returns the step of the present gradients."""
@@ -296,18 +329,19 @@ class MixedPrecision(OptimizerWrapper):
             self._agreement.gather([path for path, _ in self.target.namedparams()])
         buffers = self._masters.laid_out(named)
         self._agreement.place(buffers.paths)
-        parameters, scale = [param for _, param in named], float(self.loss_scale)
+        parameters, scale = [param for _, param in named], float(self._scale)
         check_scale(parameters, scale)
         return Step(
             self.actual_optimizer,
             parameters,
             buffers,
             scale,
-            lambda sums: self._reduce(sums)[0],
+            lambda sums: self._reduce(sums).squared_norm,
         )
 
-    def _reduce(self, sums: np.ndarray) -> tuple[float, list[str]]:
-        return self._agreement.reduce(sums, self.t, float(self.loss_scale))
+    def _reduce(self, sums: np.ndarray) -> Decision:
+        t = self.actual_optimizer.t
+        return self._agreement.reduce(sums, t, float(self._scale))
 
     def close(self) -> None:
         """Frees the communicator of this optimizer; call it on every rank.
@@ -351,12 +385,13 @@ class MixedPrecision(OptimizerWrapper):
         the parameters, and the state of the loss scale. As with every optimizer, the
         model serializes the parameters themselves.
         """
+        self._finish()
         self.actual_optimizer.serialize(serializer)
         self._masters.serialize(
             serializer, unique_parameters(self.target, include_uninit=True)
         )
-        self.loss_scale.serialize(serializer["loss_scale"])
-        self.n_skipped = int(serializer("n_skipped", self.n_skipped))
+        self._scale.serialize(serializer["loss_scale"])
+        self._n_skipped = int(serializer("n_skipped", self._n_skipped))
 
     def loaded_parts(self) -> list[Any]:
         """Returns the other objects whose attributes :meth:`serialize` sets."""

@@ -207,6 +207,31 @@ class BetweenSteps:
                 f" their gradients: call optimizer = pipe.setup(optimizer)"
             )
 
+    def confirm_update(self) -> None:
+        """Waits until the last update of the optimizers is the right one.
+
+        With ``overlap_minibatches=True``, an update that is clipped by the norm of all
+        gradients, or has a loss scale, may be corrected in the next :meth:`step`. Call
+        this before the script reads or changes parameters between the two, or states of
+        optimizers. Calls of all ranks, such as ``evaluate``, :func:`snapshot` and
+        ``close``, do it themselves. Ranks need not call it together.
+
+        Raises:
+            FloatingPointError: If gradients were not finite, and no smaller loss scale
+                is left to try.
+            StallError: If another rank does not update in time.
+
+        Example:
+            >>> import chainer
+            >>> from mpi4py import MPI
+            >>> from pipeline import Pipeline
+            >>> stage = Divisible(chainer.links.Linear(4, 3))
+            >>> pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=1)
+            >>> pipe.confirm_update()
+        """
+        if (confirming := self._step.confirming) is not None:
+            confirming.late.finish()
+
     @contextmanager
     def recorded_update(self) -> Iterator[None]:
         """Returns a context that puts an optimizer's update on the timeline.
@@ -311,7 +336,7 @@ class BetweenSteps:
         ]
         layers = next(iter(self.stages.values())).model_layers
         plan, changes = self.plan, self._changes
-        waits_for = self._step.overlap.feature
-        return describe(
-            plan, self.cuts, self.schedule, layers, ranks, changes, waits_for
-        )
+        waits_for, confirming = self._step.overlap.feature, self._step.confirming
+        confirmed = "" if confirming is None else str(confirming.late)
+        place = plan, self.cuts, self.schedule, layers, ranks, changes
+        return describe(*place, waits_for, confirmed)

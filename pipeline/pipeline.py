@@ -14,7 +14,6 @@ from data_parallel import Grid
 from divisible import Divisible, Machine, Plan
 from divisible.communication.aborting import abort_on_error
 from divisible.communication.errors import TIMEOUT, DisagreementError, StallError
-from divisible.communication.late_numbers import read_all, under_way
 from divisible.communication.waiting import never_free
 from divisible.keywords import names_keywords
 from divisible.schedules.schedule import Schedule
@@ -117,8 +116,9 @@ class Pipeline(BetweenSteps):
         overlap_minibatches (bool or 'auto'): Whether :meth:`step` returns while other
             ranks are still in the minibatch. Its result then waits for them when it is
             read. Parameters and results have the same bits. ``'auto'`` waits as the
-            plan predicts, or if a feature needs the whole model. ``True`` refuses such
-            features. See :mod:`pipeline.step.overlap`.
+            plan predicts, or if a feature needs the whole model. ``True`` corrects an
+            update later, or refuses the feature: :mod:`pipeline.step.overlap`,
+            :meth:`confirm_update`.
         plan (Plan, path or 'auto'): Cuts of the model and all other choices for a run:
             a plan, the path of its file, which rank 0 reads, or ``'auto'``. A plan with
             replicas makes a grid of ``comm``. With ``'auto'``, rank 0 measures the
@@ -385,8 +385,8 @@ class Pipeline(BetweenSteps):
         The stages' device is the current one in it; a script may use another one. A
         call that ``goes_on`` with others leaves their numbers under way.
         """
-        if name != "step" and under_way and not goes_on:
-            read_all(self._calls)
+        if name != "step" and not goes_on:
+            self._step.settle()
         with self._calls.made(name):
             try:
                 with chainer.using_device(self._device):

@@ -26,6 +26,7 @@
     recomputation       a schedule in which forwards run again
     lowering            the sends and receives between the actions
     rank_program        the actions and messages of one rank
+    first_forwards      the forwards that need no backward on any rank
     costs               what stages and edges cost
     lower_bound         seconds that no order of the actions goes below
     simulator           how long a schedule takes

@@ -4,6 +4,7 @@
 
     global_hooks     hooks for the whole model, on the optimizers of all ranks
     model_norm       the norm of all ranks' gradients
+    late_confirmation confirms updates when numbers of all ranks come after them
     keyed_noise      noise on gradients that does not depend on the cut
     update_agreement compares hooks, and copies of a parameter, over all ranks
     optimizers       a rank's optimizers, and the links that they update

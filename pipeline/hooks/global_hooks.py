@@ -13,6 +13,8 @@ rank, call their hooks together and agree on the norm in between::
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from copy import copy
 from itertools import chain
 from typing import Any
 
@@ -21,11 +23,15 @@ from chainer.optimizer import _OptimizerHookable
 from chainer.optimizer_hooks import GradientNoise
 
 from divisible import Divisible, RandomKey
+from divisible.communication.parameter_sums import Reduced
 from divisible.number_lists import as_list
 from divisible.optimizer_hooks import Hooks, clipping_rate, is_clipping, named_hooks
+from divisible.unconfirmed_update import UnconfirmedUpdate
 from divisible.user_warnings import warn_user
+from mixed_precision import MixedPrecision
 from pipeline.calls.ranks import Ranks
 from pipeline.hooks.keyed_noise import KeyedNoise
+from pipeline.hooks.late_confirmation import LateConfirmation, changes_gradients
 from pipeline.hooks.model_norm import ModelNorm
 from pipeline.hooks.optimizers import (
     OptimizerOfRank,
@@ -50,6 +56,7 @@ class GlobalHooks:
 
     Attributes:
         given (list): Optimizers passed to :meth:`add`.
+        late (LateConfirmation or None): Confirms updates late; ``None`` if they wait.
         has_looked (bool): Whether no search for other optimizers is needed any more.
     """
 
@@ -68,6 +75,11 @@ class GlobalHooks:
         self.given: list[OptimizerOfRank] = []
         # Optimizers whose hooks were called together with those of another one.
         self._called: list[chainer.Optimizer] = []
+        self.late: LateConfirmation | None = None
+        # Optimizers in the order of their updates, while these are unconfirmed; and the
+        # outcome of the reduction, while they are made again.
+        self._unconfirmed: list[chainer.Optimizer] = []
+        self._outcome: Reduced | None = None
         # With one stage, an optimizer has the whole model.
         self.has_looked = n_stages == 1
         # Names of the hooks that users have been warned about.
@@ -85,6 +97,8 @@ class GlobalHooks:
             TypeError: If an object is not an optimizer.
             ValueError: If an optimizer is not set up, or would skip steps on its own.
         """
+        if self.late is not None:
+            self.late.finish()
         for optimizer in as_list(optimizers):
             new = OptimizerOfRank.of(optimizer, self._stages.values())
             self.given = [
@@ -108,6 +122,8 @@ class GlobalHooks:
         is_ours = isinstance(hookable, _CalledTogether) and hookable.hooks is self
         if not (is_ours or is_mixed(optimizer)):
             optimizer._hookable = _CalledTogether(optimizer, self)
+        if self.late is not None and isinstance(optimizer, MixedPrecision):
+            optimizer.confirm_late(self.late)
 
     def begin(self, step: int) -> None:
         """Examines the hooks that are there now; to be called for each minibatch.
@@ -226,6 +242,7 @@ class GlobalHooks:
         """
         if any(each is optimizer for each in self._called):
             self._called = [each for each in self._called if each is not optimizer]
+            self._unconfirmed.append(optimizer)
             return True
         clippings = [hook for hook in Hooks.of(optimizer).before if is_clipping(hook)]
         given = self._together()
@@ -240,18 +257,56 @@ class GlobalHooks:
                 each.wrapper.average_gradients()
         parts = [_parts(each) for each in together]
         params = unique_params(together)
-        with self._ranks.calls.made("update"):
+        self._unconfirmed = [optimizer]
+        is_again = self._outcome is not None
+        with nullcontext() if is_again else self._ranks.calls.made("update"):
             for each in together:
                 if hasattr(each, "reallocate_cleared_grads"):
                     each.reallocate_cleared_grads()
+            if self._is_ahead():
+                self.late.copies.take(together, changes_gradients(together))
             for i, hook in enumerate([*clippings, None]):
                 for each, hooks in zip(together, parts):
                     for before in hooks[i]:
                         each.call_hook(before)
                 if hook is not None:
-                    _multiply(params, clipping_rate(hook, self._norm.squared(params)))
+                    _multiply(params, self._rate(hook, params))
         self._called = [each for each in together if each is not optimizer]
         return True
+
+    def _is_ahead(self) -> bool:
+        """Whether the updates that begin now do not wait for other ranks."""
+        late = self.late
+        return late is not None and late.is_wanted and self._outcome is None
+
+    def _rate(self, hook: Any, params: list[chainer.Parameter]) -> Any:
+        """Returns the factor by which a clipping multiplies gradients."""
+        if self._outcome is not None:
+            return clipping_rate(hook, self._norm.squared_of(self._outcome))
+        if not self._is_ahead():
+            rate = clipping_rate(hook, self._norm.squared(params))
+            if self.late is not None:
+                self.late.note(rate == 1)
+            return rate
+        # The threshold may change meanwhile.
+        of_now, squared_of = copy(hook), self._norm.squared_of
+        update = UnconfirmedUpdate(
+            self._norm.begin(params),
+            lambda outcome: clipping_rate(of_now, squared_of(outcome)) == 1,
+            self._update_again,
+        )
+        self.late.begin(update)
+        return 1.0
+
+    def _update_again(self, outcome: Reduced) -> None:
+        """Makes the updates since the last norm again, with its right value."""
+        optimizers, self._unconfirmed = self._unconfirmed, []
+        called, self._called, self._outcome = self._called, [], outcome
+        try:
+            for optimizer in optimizers:
+                optimizer.update()
+        finally:
+            self._called, self._outcome = called, None
 
     def _together(self) -> list[OptimizerOfRank]:
         """Returns the optimizers that clip by one norm, the loss's too if alike."""

@@ -7,10 +7,23 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import chainer
+from chainer import optimizer_hooks
 
 from divisible import Divisible
 from divisible.number_lists import as_list
 from divisible.optimizer_wrapper import each_within
+from mixed_precision import LARSHook
+
+#: Types of hooks that change nothing but gradients and parameters, and do the same if
+#: their attributes are equal.
+KNOWN_HOOKS = (
+    LARSHook,
+    optimizer_hooks.GradientHardClipping,
+    optimizer_hooks.GradientLARS,
+    optimizer_hooks.GradientNoise,
+    optimizer_hooks.Lasso,
+    optimizer_hooks.WeightDecay,
+)
 
 
 class OptimizerOfRank(NamedTuple):

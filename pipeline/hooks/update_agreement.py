@@ -23,18 +23,17 @@ from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
-from chainer import optimizer_hooks
 
 from divisible import Divisible
 from divisible.communication.errors import DisagreementError, in_words
 from divisible.optimizer_hooks import Hooks
 from divisible.optimizer_wrapper import innermost
 from divisible.user_warnings import warn_user
-from mixed_precision import LARSHook
 from pipeline.calls.call_agreement import UNSAID
 from pipeline.calls.ranks import Ranks
 from pipeline.calls.tie_exchange import SharedParameter
 from pipeline.hooks.global_hooks import GlobalHooks
+from pipeline.hooks.optimizers import KNOWN_HOOKS
 
 _HOST = chainer.get_device("@numpy")
 # The weights' bits are compared in the first steps, and later at this interval, because
@@ -42,15 +41,6 @@ _HOST = chainer.get_device("@numpy")
 _FIRST_STEPS, _INTERVAL = 4, 64
 # Numbers of the values that are compared.
 _CLIPPINGS, _OPTIMIZERS, _FIRST_COPIES = range(3)
-# Types of hooks that do the same if their attributes are equal.
-_KNOWN_HOOKS = (
-    LARSHook,
-    optimizer_hooks.GradientHardClipping,
-    optimizer_hooks.GradientLARS,
-    optimizer_hooks.GradientNoise,
-    optimizer_hooks.Lasso,
-    optimizer_hooks.WeightDecay,
-)
 
 
 class _Copy(NamedTuple):
@@ -222,7 +212,7 @@ class UpdateAgreement:
         hooks = [
             f" after {type(hook).__name__}({_words(vars(hook))})"
             for hook in self._hooks_of(param)
-            if type(hook) in _KNOWN_HOOKS
+            if type(hook) in KNOWN_HOOKS
         ]
         in_fp32 = " in float32" if rule._use_fp32_update else ""
         return f"{name}({options}){in_fp32}{''.join(hooks)}, updated {rule.t} times"

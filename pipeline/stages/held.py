@@ -75,11 +75,11 @@ class Persistents:
         """Returns a context in which links have the copied values."""
         # One copy per link, however many values it has.
         present = Persistents({id(link): link for link, _, _ in self._values}.values())
-        self._restore()
+        self.restore()
         try:
             yield
         finally:
-            present._restore()
+            present.restore()
 
     def are_there(self) -> bool:
         """Returns whether the links have the copied values."""
@@ -89,7 +89,8 @@ class Persistents:
             for link, name, value in self._values
         )
 
-    def _restore(self) -> None:
+    def restore(self) -> None:
+        """Gives the links the copied values."""
         for link, name, value in self._values:
             there = vars(link)[name]
             if isinstance(there, chainer.get_array_types()) and value is not None:

@@ -74,8 +74,7 @@ class Stage:
         n_microbatches_before: int = 0,
         gather: Callable[[Any], list] | None = None,
     ) -> None:
-        self.layers = layers
-        self.loss = loss
+        self.layers, self.loss = layers, loss
         self._seed, self._n_microbatches_before = seed, n_microbatches_before
         self._step = 0
         of_loss = loss.links.values() if loss is not None else ()
@@ -246,6 +245,11 @@ class Stage:
     def is_unsized(self) -> bool:
         """Whether a layer or the loss gets its size at a first call still to come."""
         return self._uncalled.are_unsized
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a layer may keep a state in an attribute."""
+        return bool(self._undeclared.slots)
 
     def links(self) -> Iterator[chainer.Link]:
         """Returns the links of the layers and of the loss."""

@@ -59,6 +59,7 @@ def describe(
     ranks: Sequence[Sequence[int]],
     changes: Sequence[str] = (),
     waits_for: str = "",
+    confirmed: str = "",
 ) -> Description:
     """Returns the description of a pipeline.
 
@@ -70,6 +71,7 @@ def describe(
         ranks: Ranks of each stage, one of each replica.
         changes: Texts about arguments that differ from the plan.
         waits_for: The feature for which minibatches do not overlap; empty if they do.
+        confirmed: A text about updates that were confirmed late; empty without them.
 
     Example:
         >>> from divisible.schedules import one_f_one_b
@@ -112,6 +114,8 @@ def describe(
         if made_for is not None and made_for.overlap_minibatches:
             words += ". The predicted step is of minibatches that do"
         besides.append(words)
+    if confirmed:
+        besides.append(confirmed)
     return Description([head, *besides], columns, rows)
 
 

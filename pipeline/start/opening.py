@@ -379,6 +379,9 @@ def _chosen(
 def _may_overlap(arguments: Arguments) -> bool:
     """Returns whether minibatches may overlap, as far as known at the start."""
     model, known = arguments.stages, Loss(arguments.lossfun, None)
-    waits = waiting_features(model, arguments.loss_scale, known.knows_count)
-    is_wanted = arguments.overlap_minibatches is not False
+    is_wanted, scale = arguments.overlap_minibatches is not False, arguments.loss_scale
+    if arguments.overlap_minibatches is True:
+        # Updates are confirmed later.
+        scale = None
+    waits = waiting_features(model, scale, known.knows_count)
     return is_wanted and not model.ties and not any(waits.values())

@@ -23,4 +23,6 @@ and features that only some runs use::
     early_exchanges  gradients that replicas exchange while a step computes
     early_updates    streamed layers that are updated while a step computes
     early_weights    weight gradients that run while a message is late
+    confirming       updates that are confirmed after they have been made
+    unconfirmed_forwards  forwards that run before the update is confirmed
 """

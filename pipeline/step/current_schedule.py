@@ -18,6 +18,7 @@ from typing import Callable
 from divisible.free_memory import claims, refusal
 from divisible.schedules.automatic import AUTO, ScheduleTrial, first_schedule
 from divisible.schedules.catalogue import create
+from divisible.schedules.first_forwards import FirstForwards
 from divisible.schedules.group_trial import GroupTrial
 from divisible.schedules.groups import group_weights, weight_group_sizes
 from divisible.schedules.rank_program import RankProgram
@@ -53,6 +54,7 @@ class CurrentSchedule:
 
     training: RankProgram
     evaluation: RankProgram
+    _first: FirstForwards | None = None
 
     def __init__(self, arguments: Arguments, stage_ranks: Sequence[int]) -> None:
         n_microbatches, when = arguments.n_microbatches, arguments.recompute
@@ -90,6 +92,16 @@ class CurrentSchedule:
         self._prepare_training(runner)
         self.evaluation = runner.program(self.schedule.forward_only())
 
+    def first_forwards(self, runner: Runner) -> FirstForwards:
+        """Returns this rank's first forwards of a training minibatch.
+
+        Args:
+            runner (Runner): Runner of the schedule.
+        """
+        if self._first is None:
+            self._first = runner.first_forwards(self.schedule)
+        return self._first
+
     def note(
         self, timeline: Callable[[], Timeline], ranks: Ranks, runner: Runner
     ) -> None:
@@ -120,7 +132,7 @@ class CurrentSchedule:
     def _prepare_training(self, runner: Runner) -> None:
         runner.waits_for_device = self.trial is not None
         runner.measures_pending = isinstance(self.trial, GroupTrial)
-        self.training = runner.program(self.schedule)
+        self.training, self._first = runner.program(self.schedule), None
 
     def _try_groups(self) -> None:
         """Begins the trial of sizes of groups, if the schedule has no groups yet."""

@@ -12,8 +12,11 @@ They need the whole model between two minibatches::
     GradientClipping     the norm of all gradients
     Rebalance            the times of all stages
 
-With one of these, ``overlap_minibatches='auto'`` waits at the end of each step, and
-``True`` refuses the feature. Three kinds of steps wait with ``True`` as well:
+With one of these, ``overlap_minibatches='auto'`` waits at the end of each step.
+``True`` refuses the feature. Of ``loss_scale`` and ``GradientClipping`` it refuses only
+what :mod:`pipeline.hooks.late_confirmation` cannot confirm later.
+
+Three kinds of steps wait with ``True`` as well:
 
 * steps in which layers report values;
 * the trials of ``schedule='auto'`` and ``weight_groups='auto'``;
@@ -69,7 +72,8 @@ class Overlap:
             "streamed layers": bool(start.streamed),
             **waiting_features(
                 start.arguments.stages[0],
-                start.arguments.loss_scale,
+                # With True, updates are confirmed later.
+                None if self._wish is True else start.arguments.loss_scale,
                 start.knows_count,
             ),
         }
@@ -79,18 +83,20 @@ class Overlap:
         if len({*start.stage_ranks}) == 1:
             self.feature = self.feature or "one rank"
 
-    def wait_for(self, feature: str) -> None:
+    def wait_for(self, feature: str, obstacle: str = "") -> None:
         """Makes steps wait from now on.
 
         Args:
             feature (str): The feature that needs it, one of those of this module.
+            obstacle (str): Reason why its updates cannot be confirmed late.
 
         Raises:
             ValueError: With ``overlap_minibatches=True``.
         """
         if self._wish is True:
             raise ValueError(
-                f"overlap_minibatches=True does not go together with {feature}:"
+                f"overlap_minibatches=True does not go together with {feature}"
+                f"{obstacle and f' and {obstacle}'}:"
                 f" {feature} {_NEEDS[feature]}, so a stage must wait for the others"
                 f" before it updates. With overlap_minibatches='auto' it does"
             )

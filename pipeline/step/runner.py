@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Callable, NoReturn
+from typing import Any, Callable, NamedTuple, NoReturn
 
 import chainer
 import numpy as np
@@ -24,6 +26,8 @@ from divisible.communication.narrowing import Pair, over
 from divisible.communication.signatures import Tensors
 from divisible.communication.transport import Receiver, Sender, Transport
 from divisible.schedules.actions import Action, Route
+from divisible.schedules.first_forwards import FirstForwards, first_forwards
+from divisible.schedules.lowering import lower
 from divisible.schedules.rank_program import Channel, RankProgram, Record, Slot, Task
 from divisible.schedules.schedule import Schedule
 from pipeline.stages.held_elsewhere import HeldElsewhere
@@ -31,9 +35,19 @@ from pipeline.stages.stage import Stage
 from pipeline.stages.stage_groups import StageGroups
 from pipeline.step.action_error import ActionError
 from pipeline.step.early_weights import EarlyWeights
+from pipeline.step.unconfirmed_forwards import UnconfirmedForwards
 
 # Number of receives that a channel has posted ahead of the one it waits for.
 RECEIVES_AHEAD = 2
+
+
+class _Run(NamedTuple):
+    """Tensors that wait for their use, receives to post, times of tasks, early W."""
+
+    results: dict[Slot, Tensors]
+    posts: dict[Channel, Iterator[int]]
+    times: list[float]
+    early: EarlyWeights | None
 
 
 class Runner:
@@ -113,12 +127,17 @@ class Runner:
         rendezvous = self._transport.rendezvous
         return RankProgram.of(schedule, self._rank, rendezvous, self._routes)
 
+    def first_forwards(self, schedule: Schedule) -> FirstForwards:
+        """Returns this rank's first forwards of a schedule, for :meth:`run`."""
+        return first_forwards(lower(schedule, False, self._routes), self._rank)
+
     def run(
         self,
         program: RankProgram,
         inputs: Sequence[Any],
         look: Callable[[], None] | None = None,
-    ) -> list[Any]:
+        unconfirmed: UnconfirmedForwards | None = None,
+    ) -> list[Any] | None:
         """Runs this rank's part of a schedule.
 
         Args:
@@ -126,10 +145,13 @@ class Runner:
             inputs: Input tensors of the first stage for each microbatch; read on the
                 first stage's rank only.
             look: Called between the functions of layers, forward and backward.
+            unconfirmed (UnconfirmedForwards or None): Decides whether the first
+                forwards count; ``None`` if they do.
 
         Returns:
             Output tensors of the last stage for each microbatch, on its rank; an empty
-            list on the others.
+            list on the others. ``None`` if the first forwards do not count, and the
+            program must be run again.
 
         Raises:
             ActionError: If a layer fails.
@@ -142,13 +164,14 @@ class Runner:
         # The backward begins with the last stage's loss.
         results.update((Slot(n_stages, False, i), ()) for i in microbatches)
         posts = {channel: iter(order) for channel, order in program.receives.items()}
+        if unconfirmed is not None:
+            posts = unconfirmed.posts(program.receives, RECEIVES_AHEAD)
         for channel in posts:
             for _ in range(RECEIVES_AHEAD):
                 self._post_next(channel, posts)
 
         if self._elsewhere is not None:
             self._elsewhere.begin(program.absences)
-        clock = time.perf_counter
         times = [0.0] * (2 * len(program.tasks))
         self.record = Record(program, times, pieces=[])
         early, is_trial = None, self.waits_for_device or self.measures_pending
@@ -156,31 +179,44 @@ class Runner:
             early = self._early_weights
             early.begin(self.record)
         looks = self._looks if look is None else [*self._looks, look]
+        run, tasks = _Run(results, posts, times, early), enumerate(program.tasks)
         with Progress(*looks) if looks else nullcontext():
-            for position, task in enumerate(program.tasks):
-                operation, slot = task.operation, task.slot
-                start = clock()
-                if isinstance(operation, Action):
-                    if early and operation.kind == "W" and early.has_run(position):
-                        if self._elsewhere is not None:
-                            self._elsewhere.skip()
-                        continue
-                    own_flight_record.write(ACTION, BEGIN, task.name)
-                    self._compute(task, results, early)
-                    own_flight_record.write(ACTION, END, task.name)
-                elif operation.direction == "send":
-                    self._send(task, results.pop(slot))
-                else:
-                    if early is not None:
-                        self._fill_wait(early, task.channel, position)
-                        start = clock()
-                    results[slot] = self._receive(task)
-                    self._post_next(task.channel, posts)
-                times[2 * position : 2 * position + 2] = start, clock()
+            if unconfirmed is not None:
+                execute = functools.partial(self._run_tasks, run)
+                ends = self._senders, self._receivers, posts, self._post_next
+                if not unconfirmed.run(program, execute, *ends):
+                    return None
+                tasks = itertools.islice(tasks, unconfirmed.end, None)
+            self._run_tasks(run, tasks)
         if self._senders:
             self._transport.flush()
         outputs = (Slot(n_stages - 1, True, i) for i in microbatches)
         return [results[slot] for slot in outputs if slot in results]
+
+    def _run_tasks(self, run: _Run, tasks: Iterable[tuple[int, Task]]) -> None:
+        """Runs tasks, given with their positions."""
+        clock = time.perf_counter
+        results, posts, times, early = run
+        for position, task in tasks:
+            operation, slot = task.operation, task.slot
+            start = clock()
+            if isinstance(operation, Action):
+                if early and operation.kind == "W" and early.has_run(position):
+                    if self._elsewhere is not None:
+                        self._elsewhere.skip()
+                    continue
+                own_flight_record.write(ACTION, BEGIN, task.name)
+                self._compute(task, results, early)
+                own_flight_record.write(ACTION, END, task.name)
+            elif operation.direction == "send":
+                self._send(task, results.pop(slot))
+            else:
+                if early is not None:
+                    self._fill_wait(early, task.channel, position)
+                    start = clock()
+                results[slot] = self._receive(task)
+                self._post_next(task.channel, posts)
+            times[2 * position : 2 * position + 2] = start, clock()
 
     def close(self) -> None:
         """Frees the buffers of messages."""

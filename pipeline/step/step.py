@@ -25,7 +25,13 @@ import chainer
 import numpy as np
 
 from chainer_kernels.prepared_weights import scope_for
-from divisible.communication.late_numbers import Filling, LateNumbers
+from divisible.backward.tensors import copied
+from divisible.communication.late_numbers import (
+    Filling,
+    LateNumbers,
+    read_all,
+    under_way,
+)
 from divisible.communication.signatures import Tensors
 from divisible.communication.tags import RESULT_TAG
 from divisible.minibatch import split_unequally
@@ -42,6 +48,7 @@ from pipeline.stages.stage import Stage
 from pipeline.start.agreement import Start
 from pipeline.step import results
 from pipeline.step.carried_counts import CarriedCounts
+from pipeline.step.confirming import Confirming
 from pipeline.step.current_schedule import CurrentSchedule
 from pipeline.step.cutting import Cutting
 from pipeline.step.early_exchanges import EarlyExchanges
@@ -61,6 +68,7 @@ from pipeline.step.refusals import REFUSED, check_refusals, refusal_of
 from pipeline.step.results import LateOutputs
 from pipeline.step.runner import Runner
 from pipeline.step.step_end import StepEnd, of_replicas
+from pipeline.step.unconfirmed_forwards import UnconfirmedForwards
 
 #: The vote of a rank on which a parameter has no shape yet.
 UNSIZED = 1
@@ -91,6 +99,8 @@ class Step:
         n_steps (int): Number of minibatches that :meth:`train` has completed.
         end (StepEnd or None): The end of the last call with a loss.
         overlap (Overlap): Whether steps return before other ranks have ended theirs.
+        confirming (Confirming or None): Confirms updates after they have been made;
+            ``None`` if they wait.
     """
 
     runner: Runner
@@ -112,6 +122,9 @@ class Step:
         self._carried = CarriedCounts(ranks.n_replicas)
         self._has_trained = False
         self.overlap = Overlap(given.overlap_minibatches)
+        self.confirming: Confirming | None = None
+        if given.overlap_minibatches is True and ranks.size > 1:
+            self.confirming = Confirming(self.overlap, given, ranks)
         self.record: Record | None = None
         self.n_steps = 0
         self.end: StepEnd | None = None
@@ -140,6 +153,8 @@ class Step:
         self._weights = scope_for(params)
         self.ties = make_ties(start, self.stages, ranks)
         self.updates = make_updates(start, self.stages, ranks, hooks)
+        if self.confirming is not None:
+            self.updates.hooks.late = self.confirming.late
         self.runner = make_runner(start, self.stages, ranks)
         self.current.prepare(self.runner)
         self._early_updates = EarlyUpdates.of(self._several, self.ties, ranks)
@@ -173,7 +188,11 @@ class Step:
             elif optimizer is not None:
                 check_optimizers(optimizer)
             alike = self.updates.say(self.n_steps)
-            if self.updates.clips:
+            confirming, unconfirmed = self.confirming, None
+            if confirming is not None:
+                place = self.updates, self.current, self.runner, self._several
+                unconfirmed = confirming.begin(*place)
+            elif self.updates.clips and not self.overlap.feature:
                 self.overlap.wait_for("GradientClipping")
             inputs, counts = self._cutting.cut(program.n_microbatches, x, t)
             vote, refusal = 0, ""
@@ -181,7 +200,8 @@ class Step:
                 vote = UNSIZED
             if self.vetoes and (refusal := refusal_of(self.vetoes)):
                 vote = REFUSED
-            self._begin_call(counts, loss_scale=scale, alike=alike, vote=vote)
+            said = scale if unconfirmed is None else confirming.loss_scale(scale)
+            self._begin_call(counts, loss_scale=said, alike=alike, vote=vote)
             if not self._has_trained:
                 # The first step is compared before its first message, so refusals come
                 # in time.
@@ -190,7 +210,17 @@ class Step:
                 self._has_trained = True
             if exchanges is not None:
                 exchanges.begin(self.ties)
-            self._run(program, inputs, updates, exchanges)
+            if unconfirmed is None:
+                self._run(program, inputs, updates, exchanges)
+            else:
+                # The first layer may change its inputs in place.
+                copies = [copied(tensors) for tensors in inputs]
+                if self._run(program, copies, unconfirmed=unconfirmed) is None:
+                    inputs, _ = self._cutting.cut(program.n_microbatches, x, t)
+                    if scale is not None:
+                        scale = self._loss.scale = float(self._loss_scale)
+                    self._run(program, inputs)
+                confirming.late.settle()
             self.record = self.runner.record
             for stage in self._several:
                 stage.check_gradients()
@@ -218,9 +248,18 @@ class Step:
             if updates is not None:
                 updates.end()
             self.n_steps += 1
+            if confirming is not None:
+                confirming.end()
             if calls.carriers:
                 self._carried.keep(calls.agreed.n_samples)
         return result
+
+    def settle(self) -> None:
+        """Ends what the last step has left under way; all ranks must call it."""
+        if under_way:
+            read_all(self._ranks.calls)
+        if self.confirming is not None:
+            self.confirming.late.settle()
 
     def evaluate(self, x: Any, t: Any) -> tuple[dict[str, float], StepEnd]:
         """Runs a forward and the loss; returns the means of reports, and the end."""
@@ -296,7 +335,8 @@ class Step:
         inputs: Sequence[Tensors],
         updates: EarlyUpdates | None = None,
         exchanges: EarlyExchanges | None = None,
-    ) -> list[Any]:
+        unconfirmed: UnconfirmedForwards | None = None,
+    ) -> list[Any] | None:
         decide = None if updates is None else updates.decide
         for stage in self._several:
             listener = None if exchanges is None else exchanges.listener(stage)
@@ -305,7 +345,7 @@ class Step:
         # With one microbatch each weight is used once.
         unchanged = self._weights() if program.n_microbatches > 1 else _NOTHING
         with restored_random_state(self._device), unchanged:
-            return self.runner.run(program, inputs, looks)
+            return self.runner.run(program, inputs, looks, unconfirmed)
 
     def _end(self, about: str) -> dict[str, float]:
         """Compares the call, and begins to tell all ranks its means (``about``).
