@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,7 +55,7 @@ class ChainerMNTransport:
     def look(self) -> None:
         """Does nothing, because every send is waited for."""
 
-    def flush(self) -> None:
+    def flush(self, peers: Container[int] | None = None) -> None:
         """Does nothing, because sent messages have been received."""
 
 

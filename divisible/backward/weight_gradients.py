@@ -132,10 +132,18 @@ class WeightGradients:
 
     def begin(self) -> None:
         """Empties all gradients, also those of an unfinished minibatch."""
+        self._empty()
+        self._look_up()
+
+    def _empty(self) -> None:
+        """Drops all sums; their arrays stay."""
         for gradient in self._gradients.values():
             gradient.n_parts, gradient.is_taken = 0, False
             gradient.bring_in_order = None
         self._updated.clear()
+
+    def _look_up(self) -> None:
+        """Finds the parameters of a minibatch, and clears ``param.grad``."""
         params = [*self._parameters()]
         given = self._given = dict(zip(map(id, params), params))
         unknown = self._gradients.keys() - given.keys()

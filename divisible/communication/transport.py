@@ -25,7 +25,7 @@ import pickle
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, Callable
 
 import numpy as np
@@ -102,14 +102,19 @@ class Transport:
             # No message has this tag. The call alone makes MPI continue.
             self.comm.Iprobe(MPI.ANY_SOURCE, UNUSED_TAG)
 
-    def flush(self) -> None:
+    def flush(self, peers: Container[int] | None = None) -> None:
         """Waits until everything sent has left.
+
+        Args:
+            peers: Ranks to which it was sent; by default all.
 
         Raises:
             StallError: If the sends take longer than the timeout.
         """
-        while self._sent:
-            peer, requests = self._sent[-1]
+        for sent in self._sent[::-1]:
+            peer, requests = sent
+            if peers is not None and peer not in peers:
+                continue
             wait(
                 lambda requests=requests: MPI.Request.Testall(requests),
                 self.timeout,
@@ -117,7 +122,7 @@ class Transport:
                 self.watch,
                 WaitPlace(self.comm, peer),
             )
-            self._sent.pop()
+            self._sent.remove(sent)
 
 
 class _Channel:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from divisible.schedules.absences import Absences, absences_on
-from divisible.schedules.actions import Action, Operation, Route
+from divisible.schedules.actions import RECOMPUTE, Action, Operation, Route
 from divisible.schedules.lowering import lower
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
@@ -136,12 +136,29 @@ class RankProgram(NamedTuple):
             routes: The skip connections between stages.
         """
         operations = lower(schedule, rendezvous, routes)[rank]
+        absences = absences_on(schedule, rank)
+        return cls.from_operations(schedule, operations, absences, routes)
+
+    @classmethod
+    def from_operations(
+        cls,
+        schedule: Schedule,
+        operations: Sequence[Operation],
+        absences: Absences,
+        routes: Sequence[Route] = (),
+    ) -> RankProgram:
+        """Returns the program of given operations of one rank.
+
+        Args:
+            schedule (Schedule): The schedule of a minibatch.
+            operations: Actions and messages of the rank, in order.
+            absences: When microbatches may be outside memory.
+            routes: The skip connections between stages.
+        """
         neighbours = [Route("", i, i + 1) for i in range(-1, schedule.n_stages)]
-        again = {
-            (operation.stage, operation.microbatch)
-            for operation in operations
-            if isinstance(operation, Action) and operation.kind == "R"
-        }
+        found = schedule.kind == RECOMPUTE
+        columns = schedule.stage[found], schedule.microbatch[found]
+        again = {*zip(*(column.tolist() for column in columns))}
         receives: dict[Channel, list[int]] = {}
         tasks: list[Task] = []
         next_action = ""
@@ -151,7 +168,7 @@ class RankProgram(NamedTuple):
                 next_action = str(operation)
                 group = _members(operation, [*neighbours, *routes])
                 slot, takes = group[0]
-                place = operation.stage, operation.microbatch
+                place = operation.stage, operation.microbatches[0]
                 is_recomputed = operation.kind == "F" and place in again
             else:
                 takes, is_recomputed = {}, False
@@ -176,7 +193,7 @@ class RankProgram(NamedTuple):
             schedule.n_microbatches,
             tasks[::-1],
             receives,
-            absences_on(schedule, rank),
+            absences,
             _weights(operations),
         )
 

@@ -40,6 +40,7 @@ CALLS = (
     "rebalance",
     "compress",
     "reset",
+    "flush",
     "close",
 )
 
@@ -115,6 +116,7 @@ class CallAgreement:
             ``None`` if it may be used.
         streamed: This rank's parameters on disk, each with a refusal of its own.
         n_alike (int): Number of values, besides the call, that must be alike.
+        excluded: Calls that are refused now, and why, by name.
         carriers: Paths of the links that keep a state from call to call.
         agreed (Agreed): Outcome of the last call that was compared.
     """
@@ -140,6 +142,7 @@ class CallAgreement:
         self.refusal: str | None = None
         self.streamed: Sequence[Any] = ()
         self.n_alike = 0
+        self.excluded: dict[str, str] = {}
         self.carriers: Sequence[str] = ()
         self.agreed = Agreed([0] * n_replicas, [-1] * n_replicas)
         self._comparison: _Comparison | None = None
@@ -156,7 +159,10 @@ class CallAgreement:
 
         Raises:
             RuntimeError: See :meth:`guarded` and :meth:`check_usable`.
+            ValueError: If the call is one of :attr:`excluded`.
         """
+        if call in self.excluded:
+            raise ValueError(self.excluded[call])
         if call in _OF_USABLE_MODELS and (self.refusal is not None or self.streamed):
             self.check_usable()
         with self._guarded(begins=True):

@@ -65,6 +65,8 @@ class Stage:
         statistics (BatchStatistics or None): The deferred running averages, if any.
     """
 
+    make_gradients = WeightGradients
+
     def __init__(
         self,
         layers: Divisible,
@@ -79,7 +81,7 @@ class Stage:
         self._step = 0
         of_loss = loss.links.values() if loss is not None else ()
         self._outermost = [*layers.children(), *of_loss]
-        weights = self._weight_gradients = WeightGradients(self.params)
+        weights = self._weight_gradients = self.make_gradients(self.params)
         self._complete: Callable[[chainer.Parameter], None] = _nothing
         # Whether the caller asks which gradients the last microbatch completes.
         self._is_told = False

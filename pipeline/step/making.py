@@ -32,8 +32,16 @@ from pipeline.start.arguments import Arguments, directory_of
 from pipeline.step.runner import Runner
 
 
-def make_stages(start: Start, ranks: Ranks) -> dict[int, Stage]:
-    """Returns a rank's stages, by their number in the pipeline."""
+def make_stages(
+    start: Start, ranks: Ranks, make: type[Stage] = Stage
+) -> dict[int, Stage]:
+    """Returns a rank's stages, by their number in the pipeline.
+
+    Args:
+        start (Start): Arguments of all ranks.
+        ranks (Ranks): All ranks of the pipeline.
+        make: Class of the stages.
+    """
     arguments, loss, gather = start.arguments, start.loss, None
     if ranks.grid is not None:
         gather = functools.partial(
@@ -49,7 +57,7 @@ def make_stages(start: Start, ranks: Ranks) -> dict[int, Stage]:
         for param in loss.params():
             param.cleargrad()
     return {
-        number: Stage(
+        number: make(
             layers,
             loss if number == last else None,
             arguments.seed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Callable, NamedTuple, NoReturn
 
@@ -72,6 +72,8 @@ class Runner:
         measures_pending (bool): Whether to measure :attr:`pending_bytes`.
         fills_waits (bool): Whether weight gradients run during waits for messages,
             except in steps that are measured to choose a schedule.
+        awaited: Ranks that must have taken what was sent to them when a run ends;
+            ``None`` for all.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class Runner:
         on_cpu = all(stage.layers.device.xp is np for stage in stages.values())
         self.fills_waits = on_cpu and not transport.rendezvous
         self._early_weights = EarlyWeights(stages)
+        self.awaited: Container[int] | None = None
 
     @property
     def pending_bytes(self) -> float:
@@ -189,7 +192,7 @@ class Runner:
                 tasks = itertools.islice(tasks, unconfirmed.end, None)
             self._run_tasks(run, tasks)
         if self._senders:
-            self._transport.flush()
+            self._transport.flush(self.awaited)
         outputs = (Slot(n_stages - 1, True, i) for i in microbatches)
         return [results[slot] for slot in outputs if slot in results]
 

@@ -65,7 +65,6 @@ from pipeline.step.making import (
 )
 from pipeline.step.overlap import Overlap
 from pipeline.step.refusals import REFUSED, check_refusals, refusal_of
-from pipeline.step.results import LateOutputs
 from pipeline.step.runner import Runner
 from pipeline.step.step_end import StepEnd, of_replicas
 from pipeline.step.unconfirmed_forwards import UnconfirmedForwards
@@ -106,6 +105,7 @@ class Step:
     runner: Runner
     ties: TieExchange | None
     updates: UpdateAgreement | None = None
+    make_stage: type[Stage] = Stage
 
     def __init__(self, start: Start, current: CurrentSchedule, ranks: Ranks) -> None:
         given = start.arguments
@@ -140,7 +140,7 @@ class Step:
         """
         ranks, hooks, self._start = self._ranks, None, start
         self.overlap.check(start, ranks.n_replicas)
-        self.stages = make_stages(start, ranks)
+        self.stages = make_stages(start, ranks, self.make_stage)
         if self.updates is not None:
             hooks = self.updates.hooks
             self.close()
@@ -271,7 +271,7 @@ class Step:
             reported = self._end("the result of an evaluation")
             return reported, self.end
 
-    def predict(self, x: Any, axis: int | Sequence[int]) -> LateOutputs:
+    def predict(self, x: Any, axis: int | Sequence[int]) -> results.LateOutputs:
         """Runs a forward; returns the outputs, which may be under way."""
         program = self.current.evaluation
         with evaluating():
@@ -286,7 +286,7 @@ class Step:
             calls.finish()
             if calls.carriers:
                 self._carried.tell(self._several, calls.agreed.n_samples, ranks.replica)
-            return LateOutputs(ranks, outputs, axis, self._device)
+            return results.LateOutputs(ranks, outputs, axis, self._device)
 
     def reset_states(self, of_training: bool = True) -> None:
         """Drops the states of layers, also those of training if wanted."""

@@ -56,7 +56,7 @@ class Notes(list):
 
     receiver = sender
 
-    def flush(self):
+    def flush(self, peers=None):
         self.append(("flush",))
 
 
