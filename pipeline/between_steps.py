@@ -199,6 +199,43 @@ class BetweenSteps:
         parts = tuple(part_of(self._ranks.grid, each) for each in arrays)
         return parts[0] if len(parts) == 1 else parts
 
+    def flush(self) -> bool:
+        """Ends the last minibatch, where gradients come one step late.
+
+        All ranks must call it. With a schedule of two weight versions, such as
+        ``'pipedream_2bw'``, the last gradient of a run waits for another step. After
+        this call ``param.grad`` has it, and ``optimizer.update()`` applies it. The next
+        step is then like the first one. With other schedules nothing is done.
+
+        Returns:
+            bool: Whether there is a gradient to apply. It is the same on all ranks.
+
+        Raises:
+            DisagreementError: If another rank makes a different call.
+            StallError: If another rank does not answer in time.
+
+        Example:
+            >>> import chainer
+            >>> import numpy as np
+            >>> from mpi4py import MPI
+            >>> from pipeline import Pipeline
+            >>> stage = Divisible(chainer.links.Linear(4, 3))
+            >>> pipe = Pipeline(
+            ...     stage, MPI.COMM_SELF, n_microbatches=2, schedule='pipedream_2bw')
+            >>> optimizer = pipe.setup(chainer.optimizers.SGD(0.1))
+            >>> x, t = np.ones((2, 4), np.float32), np.zeros(2, np.int32)
+            >>> for _ in range(3):
+            ...     result = pipe.step(x, t)
+            ...     optimizer.update()      # of the minibatch before; first of none
+            >>> if pipe.flush():
+            ...     optimizer.update()      # of the last minibatch
+        """
+        if self.schedule.weight_versions == 1:
+            return False
+        with self._call("flush"):
+            self._ranks.calls.compare()
+            return self._step.flush()
+
     def _check_set_up(self) -> None:
         """Refuses a step whose gradients would not be averaged."""
         if not self._step.vetoes:

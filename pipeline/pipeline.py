@@ -27,7 +27,7 @@ from pipeline.start.starting import agree_on_start
 from pipeline.step.action_error import ActionError
 from pipeline.step.current_schedule import CurrentSchedule
 from pipeline.step.fused_layers import FusedLayers
-from pipeline.step.step import Step
+from pipeline.step.two_versions import make_step
 
 # Errors whose message has the number of the step: ranks may be in different ones.
 _OF_RANKS = (ActionError, DisagreementError, StallError)
@@ -60,10 +60,11 @@ class Pipeline(BetweenSteps):
             ``schedule``, ``recompute``, ``hold_in``, ``hold_dtype``, ``fuse`` and
             ``weight_groups`` come from the plan unless given, with a warning.
         schedule (str or Schedule): One of ``divisible.schedules.NAMES``, by default
-            ``'1f1b'``; the name determines on which ranks the stages lie. Or
+            ``'1f1b'``; the name determines on which ranks the stages lie. Only
+            ``'pipedream_2bw'`` trains another way, with gradients one step late. Or
             ``'auto'``, for any placement: the first four minibatches measure the
-            stages, and the schedule that is then the fastest by simulation runs the
-            others. No rank holds more microbatches than the first one with ``'1f1b'``.
+            stages, and the schedule that is the fastest by simulation runs the others.
+            No rank holds more microbatches than the first one with ``'1f1b'``.
         lossfun: Function of the loss, ``lossfun(*outputs, *targets)``, on the last
             stage. It returns the mean over the samples; or this mean, and the number of
             samples that count.
@@ -239,7 +240,7 @@ class Pipeline(BetweenSteps):
         self.is_first = ranks.rank == ranks.first
         self.is_last = ranks.rank == ranks.last
         self.fusion = FusedLayers(start.arguments.stages, start.arguments.fuse)
-        self._step = Step(start, current, ranks)
+        self._step = make_step(start, current, ranks)
         self._lay_out(start)
         begin_alike(ranks.grid, self.stages, timeout)
         self._device = start.arguments.stages[0].device
@@ -257,8 +258,8 @@ class Pipeline(BetweenSteps):
         """Runs the forward and backward of one minibatch.
 
         After the call, every ``param.grad`` is the gradient of the minibatch's mean
-        loss, whatever it was before. Update the parameters with ``optimizer.update()``;
-        gradients that are exchanged during the step are available only after that.
+        loss; with two weight versions, of the one before (:meth:`flush`). Update the
+        parameters with ``optimizer.update()``; exchanged gradients come only then.
 
         Args:
             x (array or tuple of arrays): Inputs of the minibatch, with samples along

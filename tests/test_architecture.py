@@ -33,8 +33,8 @@ FACES = {
     "divisible.schedules": """
         Action Costs NAMES Schedule ScheduleError Timeline Transfer create dualpipe_v
         gpipe group_stages group_weights interleaved interleaved_zb list_schedule
-        looped_bfs one_f_one_b optimal_schedule v_half v_min zero_bubble_h1
-        zero_bubble_h2 zero_bubble_v
+        looped_bfs one_f_one_b optimal_schedule pipedream_2bw v_half v_min
+        zero_bubble_h1 zero_bubble_h2 zero_bubble_v
     """,
     "data_parallel": """
         Exchange ExchangeResult Grid MultiNodeOptimizer ReplicaIterator

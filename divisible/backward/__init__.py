@@ -7,6 +7,7 @@
     graph_walk        the traversal of the graph that computes gradients
     joint_weights     gradients of weights, of several microbatches together
     weight_gradients  gradients of weights, summed over the microbatches
+    late_gradients    gradients of weights that are used one minibatch late
     completion        the gradients that are complete during the last backward
 
 The catalogue :mod:`chainer_kernels.catalogue` has the functions that can be split, and

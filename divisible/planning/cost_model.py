@@ -8,7 +8,8 @@
     exchange between replicas ---+        v
                           seconds, bytes, timeline, spans of the exchange
 
-A stage holds its parameters, their gradients and the optimizer's state. For each
+A stage holds its parameters, their gradients and the optimizer's state. With two weight
+versions it holds more copies (`divisible.schedules.weight_versions`). For each
 microbatch in flight it holds the input, and while there is a graph, what the layers
 hold. There are also the arrays for pending weight gradients, the workspace of the
 greediest layer, a message from either side, and the buffers for gradients that replicas
@@ -46,6 +47,7 @@ from divisible.schedules.schedule import Schedule
 from divisible.schedules.simulator import simulate
 from divisible.schedules.stage_groups import stage_group_sizes
 from divisible.schedules.timeline import Timeline
+from divisible.schedules.weight_versions import n_copies
 
 _SAVED = ("forward_saved", "input_saved", "weight_saved")
 
@@ -156,6 +158,11 @@ class CostModel:
         return np.ceil(share) if self.spares_none else share
 
     @functools.cached_property
+    def copies(self) -> np.ndarray:
+        """For each stage the arrays of its weights' size that it holds besides."""
+        return n_copies(self.schedule)
+
+    @functools.cached_property
     def exchange_bytes(self) -> int:
         """Bytes of a rank's buffers for the messages of replicas."""
         if self.exchange is None:
@@ -196,7 +203,8 @@ class CostModel:
     def bytes(self, cuts: Sequence[int]) -> np.ndarray:
         """Returns the bytes that each stage holds at its peak."""
         sums = self.largest.sums.stages(cuts)
-        return held_bytes(sums, self.moments) + self.stage_exchange_bytes
+        copies = self.copies * sums.parameter_bytes
+        return held_bytes(sums, self.moments) + self.stage_exchange_bytes + copies
 
     def rank_bytes(self, cuts: Sequence[int]) -> np.ndarray:
         """Returns the bytes that each rank holds at its peak, for all its stages."""
@@ -206,7 +214,8 @@ class CostModel:
         memory = np.zeros(schedule.n_ranks)
         np.maximum.at(memory, ranks, _passing_bytes(sums))
         memory += self.exchange_bytes
-        np.add.at(memory, ranks, sums.fixed_bytes)
+        fixed = sums.fixed_bytes + self.copies * sums.parameter_bytes
+        np.add.at(memory, ranks, fixed)
         held = peaks(
             schedule,
             sums.input_bytes + sums.graph_bytes,
@@ -300,6 +309,7 @@ class CostModel:
             activation_bytes=sums.input_bytes + sums.graph_bytes,
             checkpoint_bytes=sums.input_bytes,
             pending_bytes=sums.pending_bytes,
+            weight_bytes=sums.parameter_bytes,
             write=write,
             read=read,
             **others,

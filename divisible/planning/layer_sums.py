@@ -24,6 +24,7 @@ class StageSums(NamedTuple):
         backward_weight: Seconds of W.
         n_gradients: Elements that replicas exchange.
         fixed_bytes: Bytes of the parameters, their gradients and the optimizer's state.
+        parameter_bytes: Bytes of the parameters alone.
         graph_bytes: Bytes held from F, or R, to B or I besides the input.
         pending_bytes: Bytes held between I and W.
         prepared_bytes: Bytes of weights in the order of the kernels.
@@ -43,6 +44,7 @@ class StageSums(NamedTuple):
     backward_weight: np.ndarray
     n_gradients: np.ndarray
     fixed_bytes: np.ndarray
+    parameter_bytes: np.ndarray
     graph_bytes: np.ndarray
     pending_bytes: np.ndarray
     prepared_bytes: np.ndarray
@@ -131,6 +133,7 @@ class LayerSums:
             backward_weight=np.diff(self.backward_weight[cuts]),
             n_gradients=np.diff(self.gradients[cuts]).round().astype(np.int64),
             fixed_bytes=np.diff(self.fixed[cuts]),
+            parameter_bytes=np.diff(self.parameters[cuts]),
             graph_bytes=np.diff(self.activations[cuts]) + self.boundary[end],
             pending_bytes=np.diff(self.pending[cuts]),
             prepared_bytes=np.diff(self.prepared[cuts]),

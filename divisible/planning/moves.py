@@ -19,6 +19,7 @@ from divisible.planning.cut_plan import CutPlan, SimulatedStep
 from divisible.planning.cuts import MemoryLimitError
 from divisible.planning.cutting import cut_plan
 from divisible.planning.workload import Workload
+from divisible.schedules.catalogue import CATALOGUE
 from divisible.schedules.steady_state import steady_seconds
 
 #: Predictions of equal time differ by rounding.
@@ -99,7 +100,8 @@ def grouped(workload: Workload, cut: CutPlan) -> CutPlan:
     Returns:
         CutPlan: The best plan found, simulated.
     """
-    if cut.uncut.hold_in == "disk" or len(workload.profiles) == 1:
+    versions = CATALOGUE[cut.uncut.schedule].weight_versions
+    if cut.uncut.hold_in == "disk" or len(workload.profiles) == 1 or versions > 1:
         return cut
     n_stages, m = cut.uncut.n_stages, cut.uncut.n_microbatches
     layers = workload.profiles[0].layers

@@ -47,6 +47,7 @@ def memory_table(model: CostModel) -> MemoryTable:
     )
     grows = layers.fixed + graphs * layers.activations + pending * layers.pending
     grows = grows - waiting_graphs * layers.activations_saved
+    grows = grows + model.copies[:, None] * layers.parameters
     behind = graphs * layers.boundary - waiting_graphs * layers.boundary_saved
     before = (in_flight + 1) * layers.own_input - waiting * layers.own_input_saved
     return MemoryTable(
@@ -65,7 +66,8 @@ def bytes_alone(model: CostModel) -> np.ndarray:
     """
     each = model.largest.sums.stages(range(len(model.largest) + 1))
     moments = Moments(*(m[..., None] for m in model.moments))
-    return held_bytes(each, moments) + model.stage_exchange_bytes
+    copied = model.copies[:, None] * each.parameter_bytes
+    return held_bytes(each, moments) + model.stage_exchange_bytes + copied
 
 
 def busy_seconds(model: CostModel) -> np.ndarray:

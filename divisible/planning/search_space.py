@@ -127,8 +127,11 @@ class SearchSpace:
                 self.weight_groups,
                 self.hold_dtypes,
             ):
-                per_rank = CATALOGUE[name].stages_per_rank
+                entry = CATALOGUE[name]
+                per_rank = entry.stages_per_rank
                 if n_ranks == 1 and name != serial:
+                    continue
+                if entry.weight_versions > 1 and (replicas > 1 or size > 1):
                     continue
                 is_another = recompute != "except_last" or m > 1
                 is_another &= self._is_another_group(size, m)

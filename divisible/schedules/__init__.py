@@ -14,6 +14,8 @@
     zero_bubble         schedules that split the backward, and run W where others wait
     building_blocks     schedules that hold little: one block, repeated
     dual_pipe           DualPipeV
+    weight_versions     two versions of the weights, and no flush
+    pipedream           PipeDream-2BW, which has them
     catalogue           schedules by name, with all that is known of each
     greedy              a schedule made for given costs by one order of preference
     list_scheduling     the best of several such schedules, and of the catalogue's
@@ -27,6 +29,7 @@
     lowering            the sends and receives between the actions
     rank_program        the actions and messages of one rank
     first_forwards      the forwards that need no backward on any rank
+    late_programs       those of one rank, with two weight versions
     costs               what stages and edges cost
     lower_bound         seconds that no order of the actions goes below
     simulator           how long a schedule takes

@@ -23,6 +23,7 @@ from divisible.schedules.generators import (
     looped_bfs,
     one_f_one_b,
 )
+from divisible.schedules.pipedream import pipedream_2bw
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.zero_bubble import (
     interleaved_zb,
@@ -71,6 +72,8 @@ class Entry(NamedTuple):
             one.
         placement: How stages lie on ranks.
         tried_by_default: Whether `divisible.best_plan` tries the schedule by default.
+        weight_versions: Number of versions of the weights; with 2, gradients come one
+            step late (`divisible.schedules.weight_versions`).
     """
 
     name: str
@@ -79,6 +82,7 @@ class Entry(NamedTuple):
     stages_per_rank: int = 1
     placement: Placement = Placement.LINE
     tried_by_default: bool = True
+    weight_versions: int = 1
 
 
 _ENTRIES = (
@@ -155,6 +159,14 @@ _ENTRIES = (
         Placement.V,
         tried_by_default=False,
     ),
+    Entry(
+        "pipedream_2bw",
+        pipedream_2bw,
+        "To wait only once in a whole run, if gradients may be one step late: training "
+        "is then another one than that of the undivided model. Holds weights twice.",
+        tried_by_default=False,
+        weight_versions=2,
+    ),
     Entry("gpipe", gpipe, "To compare with."),
 )
 # Limit of the forwards of a schedule, which takes a gigabyte and seconds to make.
@@ -197,7 +209,8 @@ def create(
         raise ScheduleError(
             f"there is no schedule {name!r}; choose one of {', '.join(NAMES)}"
         )
-    _, make, _, per_rank, placement, _ = CATALOGUE[name]
+    entry = CATALOGUE[name]
+    make, per_rank, placement = entry.make, entry.stages_per_rank, entry.placement
     check_positive(n_stages=n_stages, n_microbatches=n_microbatches)
     if n_stages * n_microbatches > _MOST:
         raise ScheduleError(
@@ -226,6 +239,8 @@ def create(
 def placed(stage_ranks: Sequence[int], n_microbatches: int) -> Iterator[Schedule]:
     """Yields the schedules of the catalogue whose stages lie on given ranks.
 
+    Schedules with two weight versions are left out, because they change the training.
+
     Args:
         stage_ranks: For each stage its rank.
         n_microbatches: Number of microbatches.
@@ -235,7 +250,9 @@ def placed(stage_ranks: Sequence[int], n_microbatches: int) -> Iterator[Schedule
         ['zb_v', 'v_half', 'v_min', 'dualpipe_v']
     """
     n_stages, n_ranks = len(stage_ranks), len(set(stage_ranks))
-    for name in NAMES:
+    for name, entry in CATALOGUE.items():
+        if entry.weight_versions > 1:
+            continue
         # A name that needs another number of stages on each rank does not fit.
         with contextlib.suppress(ScheduleError):
             schedule = create(name, n_stages, n_microbatches, n_ranks)

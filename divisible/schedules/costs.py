@@ -59,6 +59,9 @@ class Costs:
         activation_saved: Bytes of ``activation_bytes`` that are saved between these
             times, per stage.
         checkpoint_saved: Bytes of ``checkpoint_bytes`` that are saved, per stage.
+        weight_bytes: Bytes of a stage's weights, per stage. They count once for each
+            copy that a schedule with two weight versions holds besides
+            (`divisible.schedules.weight_versions`).
 
     Raises:
         TypeError: If a value is no number.
@@ -92,6 +95,7 @@ class Costs:
     widen: Values = 0.0
     activation_saved: Values = 0
     checkpoint_saved: Values = 0
+    weight_bytes: Values = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -256,6 +260,17 @@ class Costs:
         """
         return self._spread("update", (n_stages,))
 
+    def copy_bytes(self, n_stages: int) -> np.ndarray:
+        """Returns ``weight_bytes`` of each stage, as an array of shape ``(n_stages,)``.
+
+        Args:
+            n_stages: Number of stages.
+
+        Raises:
+            ValueError: If the value has another shape.
+        """
+        return self._spread("weight_bytes", (n_stages,))
+
     def repeated(self, n_minibatches: int) -> Costs:
         """Returns the costs of several equal minibatches.
 
@@ -306,5 +321,6 @@ _PER_STAGE = (
     "widen",
     "activation_saved",
     "checkpoint_saved",
+    "weight_bytes",
 )
 _PER_EDGE = ("transfer", "latency")

@@ -1,7 +1,8 @@
 """Generators of pipeline schedules whose backward is whole, and formulas of all.
 
 Other generators are in :mod:`divisible.schedules.zero_bubble`,
-:mod:`divisible.schedules.building_blocks` and :mod:`divisible.schedules.dual_pipe`.
+:mod:`divisible.schedules.building_blocks`, :mod:`divisible.schedules.dual_pipe` and
+:mod:`divisible.schedules.pipedream`.
 
 The formulas use ``d`` for the number of stages, or the number of ranks if a rank has
 several stages. The number of stages on a rank (chunks) is ``v``, and the number of
@@ -22,11 +23,13 @@ schedule          bubble               held on rank ``i`` at most
 `v_half`          13 (d - 1) F / 4     min(m, (d + 2) // 2)
 `v_min`           (4 d - 5) F          min(m, (d + 4) // 3)
 `dualpipe_v`      (d - 1) F            min(m, d + 1 / 2)
+`pipedream_2bw`   (d - 1) (F + B)      min(m, d - i)
 ================  ===================  ======================================
 
 With ``v`` chunks a stage is ``v`` times smaller, and so are its F and B in this table,
 and the bubble. The last column counts microbatches in all layers of a rank, for any
-``v``. The docstrings have the conditions of each formula.
+``v``. The bubble of `pipedream_2bw` comes once in a run, not once in each minibatch.
+The docstrings have the conditions of each formula.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ _MICROBATCHES = "[0-9]{1,6}"
 _HEADER = re.compile(
     rf"(?P<name>.*): (?P<microbatches>{_MICROBATCHES}) microbatch(?:es)?, "
     rf"{NUMBER} stages? on ranks?(?P<ranks>(?: {NUMBER})*)"
+    rf"(?:, (?P<versions>{NUMBER}) weight versions)?"
 )
 _ROW = re.compile(rf"rank\s+(?P<rank>{NUMBER})(?P<cells>(?:\s.*)?)")
 
@@ -59,11 +60,14 @@ def draw(
     numbers = [str(column) for column in range(begin, end)]
     width = max((len(cell) for row in [numbers, *rows] for cell in row), default=1)
     label = len(f"rank {max(shown, default=0)}")
-    m, n = schedule.n_microbatches, schedule.n_stages
+    m, n, versions = schedule.n_microbatches, schedule.n_stages, ""
+    if schedule.weight_versions > 1:
+        versions = f", {schedule.weight_versions} weight versions"
     lines = [
         f"{schedule.name}: {m} microbatch{'es' * (m != 1)}, "
         f"{n} stage{'s' * (n != 1)} on rank{'s' * (n != 1)} "
         + " ".join(map(str, schedule.stage_ranks))
+        + versions
     ]
     for head, row in zip(
         ["step", *(f"rank {rank:>{label - 5}}" for rank in shown)], [numbers, *rows]
@@ -91,7 +95,7 @@ def grid_steps(schedule: Table) -> np.ndarray:
     return step
 
 
-def read(text: str) -> tuple[list[list[str]], list[int], int, str]:
+def read(text: str) -> tuple[list[list[str]], list[int], int, str, int]:
     """Reads what `draw` writes.
 
     Args:
@@ -99,8 +103,8 @@ def read(text: str) -> tuple[list[list[str]], list[int], int, str]:
 
     Returns:
         For each rank its actions as text, for each stage its rank, the number of
-        microbatches, and the name. These are the arguments of
-        `divisible.schedules.schedule.Schedule`.
+        microbatches, the name, and the number of weight versions. These are the
+        arguments of `divisible.schedules.schedule.Schedule`.
 
     Raises:
         ScheduleError: If a line cannot be read.
@@ -124,4 +128,5 @@ def read(text: str) -> tuple[list[list[str]], list[int], int, str]:
         cells = row["cells"].replace("!", "").split()
         rows.append([cell for cell in cells if cell != _IDLE])
     ranks = [int(rank) for rank in header["ranks"].split()]
-    return rows, ranks, int(header["microbatches"]), header["name"]
+    versions = int(header["versions"] or 1)
+    return rows, ranks, int(header["microbatches"]), header["name"], versions

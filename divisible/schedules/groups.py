@@ -23,6 +23,7 @@ from divisible.number_lists import amount, numbers
 from divisible.schedules.actions import BACKWARD, INPUT, WEIGHT, ScheduleError
 from divisible.schedules.dependencies import locate
 from divisible.schedules.schedule import Schedule
+from divisible.schedules.weight_versions import check_one_version
 
 
 def group_weights(schedule: Schedule, size: int | Sequence[int]) -> Schedule:
@@ -43,7 +44,8 @@ def group_weights(schedule: Schedule, size: int | Sequence[int]) -> Schedule:
         groups of W.
 
     Raises:
-        ScheduleError: If a size is less than 1, or the sizes do not fit the stages.
+        ScheduleError: If a size is less than 1, the sizes do not fit the stages, or
+            there are groups and two weight versions.
 
     Example:
         >>> from divisible.schedules import one_f_one_b
@@ -58,6 +60,7 @@ def group_weights(schedule: Schedule, size: int | Sequence[int]) -> Schedule:
     backward = (kind == BACKWARD) | (kind == INPUT)
     if not backward.any() or (sizes.max() == 1 and not _has_groups(schedule)):
         return schedule
+    check_one_version(schedule, "weight_groups")
     # Each backward belongs to the group of its first microbatch. The weight gradients
     # of a group run at the place of the last action with a part of them.
     number = stage.astype(np.int64) * schedule.n_microbatches + first // sizes[stage]

@@ -6,7 +6,9 @@ last action of a minibatch. Its rank goes on with the next one, whatever others 
     rank 0  0F0 0F1   .   . 0B0   . 0B1   U 0F2 0F3   . ...
     rank 1    . 1F0 1B0   . 1F1 1B1   U   .   . 1F2 1B2 ...
 
-The microbatches of the second minibatch go on with the next numbers.
+The microbatches of the second minibatch go on with the next numbers. With two weight
+versions the last backwards of a minibatch run in the next one, and the update by their
+gradient after it (`divisible.schedules.weight_versions`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from divisible.schedules.costs import Costs
 from divisible.schedules.dependencies import NONE
 from divisible.schedules.events import OTHER
 from divisible.schedules.schedule import Schedule
+from divisible.schedules.weight_versions import n_carried, unrolled
 
 
 class Updates(NamedTuple):
@@ -60,39 +63,49 @@ def repeated(schedule: Schedule, n_minibatches: int) -> Schedule:
         raise ValueError(f"n_minibatches must be at least 1, not {n}")
     if n == 1:
         return schedule
-    rows = [np.arange(*pair) for pair in zip(schedule.offsets, schedule.offsets[1:])]
-    action = np.concatenate([np.tile(row, n) for row in rows])
-    minibatch = np.concatenate([np.repeat(np.arange(n), row.size) for row in rows])
-    return Schedule.from_arrays(
-        schedule.stage[action],
-        schedule.kind[action],
-        schedule.microbatch[action] + minibatch * schedule.n_microbatches,
-        n * schedule.offsets,
-        schedule.stage_ranks,
-        n * schedule.n_microbatches,
-        f"{schedule.name}, {n} minibatches",
-        schedule.count[action],
-    )
+    return Schedule.from_arrays(*unrolled(schedule, n))
 
 
-def updates(schedule: Schedule, costs: Costs, n_minibatches: int) -> Updates:
+def updates(
+    schedule: Schedule, costs: Costs, n_minibatches: int, single: Schedule
+) -> Updates:
     """Returns the updates that take time; none in an evaluation.
 
     Args:
         schedule: The schedule of all minibatches.
         costs: Costs of the stages.
         n_minibatches: Number of minibatches.
+        single: The schedule of one minibatch.
     """
     seconds = costs.update_seconds(schedule.n_stages)
     is_evaluation = schedule.kind.max(initial=FORWARD) == FORWARD
     if is_evaluation or not seconds.any():
         return Updates(np.zeros(0, np.int64), np.zeros(0))
+    if single.weight_versions > 1 and n_minibatches > 1:
+        return _late_updates(single, seconds, n_minibatches)
     last = np.zeros((schedule.n_stages, n_minibatches), np.int64)
     size = schedule.n_microbatches // n_minibatches
     number = np.arange(schedule.stage.size)
     np.maximum.at(last, (schedule.stage, schedule.microbatch // size), number)
     chosen = seconds > 0
     return Updates(last[chosen].ravel(), np.repeat(seconds[chosen], n_minibatches))
+
+
+def _late_updates(single: Schedule, seconds: np.ndarray, n_minibatches: int) -> Updates:
+    """Returns the updates where gradients come one step late, each after a turn.
+
+    The last one follows the flush. Where nothing is carried, that is the moment of the
+    one before, and they count as one.
+    """
+    begin, end = single.offsets[:-1], single.offsets[1:]
+    until = n_minibatches * begin + np.arange(2, n_minibatches + 1)[:, None] * (
+        end - begin
+    )
+    action = np.concatenate([until - n_carried(single), [n_minibatches * end]]) - 1
+    each = action[:, list(single.stage_ranks)]
+    action, which = np.unique(each, return_inverse=True)
+    took = np.bincount(which.ravel(), np.broadcast_to(seconds, each.shape).ravel())
+    return Updates(action[took > 0], took[took > 0])
 
 
 def with_updates(

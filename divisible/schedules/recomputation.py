@@ -75,6 +75,7 @@ def recompute(schedule: Schedule, when: str = "always") -> Schedule:
         schedule.n_microbatches,
         schedule.name,
         np.insert(schedule.count, before, schedule.count[before]),
+        schedule.weight_versions,
     )
 
 

@@ -35,9 +35,9 @@ class Schedule(Table):
     """For each rank, the order in which it computes.
 
     A schedule is a value: it never changes. Two schedules are equal if they have the
-    same actions on the same ranks (`name` is only a label). Communication is not part
-    of a schedule; `lower` derives it. The constructor checks each action alone,
-    `validate` checks that they fit together.
+    same actions on the same ranks, and as many weight versions (`name` is a label).
+    Communication is not part of a schedule; `lower` derives it. The constructor checks
+    each action alone, `validate` checks that they fit together.
 
     Args:
         actions: For each rank its actions in order: `Action` objects or text such as
@@ -47,6 +47,9 @@ class Schedule(Table):
         n_microbatches: Number of microbatches of a minibatch. Left out, it is read from
             ``actions``.
         name: Label of the schedule in logs and errors.
+        weight_versions: Number of versions of the weights. With 2, minibatches follow
+            each other without a flush, and gradients come one step late
+            (`divisible.schedules.weight_versions`).
 
     Attributes:
         name (str): The label.
@@ -55,6 +58,7 @@ class Schedule(Table):
         n_stages (int): Number of stages.
         n_microbatches (int): Number of microbatches.
         stage_ranks (tuple of int): For each stage its rank.
+        weight_versions (int): Number of versions of the weights.
         rank, stage, kind, microbatch, count (numpy.ndarray): The actions of all ranks,
             one rank after the other, as read-only integer arrays; ``KINDS[kind[k]]`` is
             the kind of action ``k``, which takes ``count[k]`` microbatches from
@@ -81,6 +85,7 @@ class Schedule(Table):
         stage_ranks: Sequence[int] | None = None,
         n_microbatches: int | None = None,
         name: str = "schedule",
+        weight_versions: int = 1,
     ) -> None:
         stages: list[int] = []
         kinds: list[int] = []
@@ -116,6 +121,7 @@ class Schedule(Table):
             n_microbatches,
             name,
             counts,
+            weight_versions,
         )
 
     @classmethod
@@ -129,6 +135,7 @@ class Schedule(Table):
         n_microbatches: int | None = None,
         name: str = "schedule",
         count: ArrayLike | None = None,
+        weight_versions: int = 1,
     ) -> Schedule:
         """Builds a schedule from integers, without one object per action.
 
@@ -142,6 +149,7 @@ class Schedule(Table):
             n_microbatches: See the class.
             name: See the class.
             count: Number of consecutive microbatches of each action; 1 by default.
+            weight_versions: See the class.
 
         Returns:
             The schedule.
@@ -160,6 +168,7 @@ class Schedule(Table):
             n_microbatches,
             name,
             count,
+            weight_versions,
         )
         return schedule
 
@@ -214,6 +223,7 @@ class Schedule(Table):
         return (
             self.stage_ranks == other.stage_ranks
             and self.n_microbatches == other.n_microbatches
+            and self.weight_versions == other.weight_versions
             and all(
                 np.array_equal(getattr(self, column), getattr(other, column))
                 for column in ("offsets", "stage", "kind", "microbatch", "count")

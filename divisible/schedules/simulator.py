@@ -31,6 +31,7 @@ from divisible.schedules.lowering import rendezvous_order
 from divisible.schedules.minibatches import Updates, repeated, updates, with_updates
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
+from divisible.schedules.weight_versions import n_copies
 
 LINKS = ("parallel", "serial", "shared")
 
@@ -101,9 +102,10 @@ def simulate(
     on_disk = write + read > 0
     if not overlap and on_disk.any():
         raise ValueError("times of a disk need overlap=True: it works meanwhile")
-    schedule, costs = repeated(schedule, n_minibatches), costs.repeated(n_minibatches)
+    single, schedule = schedule, repeated(schedule, n_minibatches)
+    costs = costs.repeated(n_minibatches)
     schedule.validate()
-    update = updates(schedule, costs, n_minibatches)
+    update = updates(schedule, costs, n_minibatches, single)
     duration = costs.durations_of(schedule)
     duration += conversions(schedule, *costs.conversion(schedule.n_stages))
     receiver = receivers(schedule)
@@ -148,7 +150,11 @@ def simulate(
     timeline.n_minibatches = n_minibatches
     units = costs.units(schedule.n_stages)
     saved = costs.saved_bytes(schedule.n_stages)
+    copies = n_copies(single) * costs.copy_bytes(schedule.n_stages)
     timeline.peak_memory = np.array(peaks(schedule, *units, on_disk, saved))
+    np.add.at(
+        timeline.peak_memory, list(schedule.stage_ranks), copies.round().astype(int)
+    )
     timeline.find_bound = partial(lower_bound, schedule, costs, overlap, links)
     return timeline
 

@@ -31,6 +31,7 @@ from divisible.schedules.actions import (
 from divisible.schedules.dependencies import NONE, locate
 from divisible.schedules.groups import group_sizes
 from divisible.schedules.schedule import Schedule
+from divisible.schedules.weight_versions import check_one_version
 
 
 class _Unit(NamedTuple):
@@ -66,7 +67,7 @@ def group_stages(schedule: Schedule, sizes: int | Sequence[int]) -> Schedule:
 
     Raises:
         ScheduleError: If a size is less than 1, the sizes do not fit the stages, or the
-            schedule has groups or recomputation.
+            schedule has groups or recomputation, or two weight versions.
 
     Example:
         >>> from divisible.schedules import one_f_one_b
@@ -79,6 +80,7 @@ def group_stages(schedule: Schedule, sizes: int | Sequence[int]) -> Schedule:
     each = group_sizes(schedule, sizes)
     if each.max() == 1:
         return schedule
+    check_one_version(schedule, "stage_groups")
     if schedule.count.max() > 1 or (schedule.kind == KINDS.index("R")).any():
         raise ScheduleError(
             f"schedule {schedule.name!r} has groups or recomputation already: group"

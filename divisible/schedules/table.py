@@ -74,10 +74,13 @@ class Table:
         n_microbatches: Number of microbatches. Left out, it is read from the actions.
         name: Label of the table in logs and errors.
         count: Number of consecutive microbatches of each action; 1 by default.
+        weight_versions: Number of versions of the weights, 1 or 2; see
+            `divisible.schedules.weight_versions`.
 
     Raises:
         ScheduleError: If an action names a stage, a kind or a microbatch that does not
-            exist, or the ranks of the stages cannot be read from the actions.
+            exist, the ranks of the stages cannot be read from the actions, or the
+            number of versions is another one.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Table:
         n_microbatches: int | None = None,
         name: str = "schedule",
         count: ArrayLike | None = None,
+        weight_versions: int = 1,
     ) -> None:
         self.stage = np.array(stage, np.int32)
         self.kind = np.array(kind, np.int8)
@@ -106,6 +110,11 @@ class Table:
             for begin, end in zip(self.offsets[:-1], self.offsets[1:])
         )
         self.name = str(name)
+        if weight_versions not in (1, 2):
+            raise ScheduleError(
+                f"schedule {name!r} has {weight_versions} weight versions; give 1 or 2"
+            )
+        self.weight_versions = int(weight_versions)
         self.n_ranks = self.offsets.size - 1
         if self.n_ranks < 1:
             raise ScheduleError(f"schedule {name!r} has no ranks; give at least one")

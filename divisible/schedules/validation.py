@@ -26,6 +26,7 @@ from divisible.schedules.dependencies import (
 from divisible.schedules.grid import draw, grid_steps
 from divisible.schedules.held import Report, report
 from divisible.schedules.table import Table
+from divisible.schedules.weight_versions import n_carried, turns, unrolled
 
 # How much of a large grid an error shows around the fault.
 _SHOWN_RANKS = 16
@@ -45,6 +46,8 @@ def validate(schedule: Table) -> Report:
     - On each rank F comes before R, R before B or I, and I before W. If one stage needs
       a result of another stage on the same rank, it runs later.
     - No ranks wait for each other in a circle.
+    - With two weight versions, each rank has one stage and whole backwards (B), and no
+      minibatch waits for a later one.
 
     `divisible.schedules.lowering.lower` then yields messages that cannot deadlock even
     when every send and receive blocks.
@@ -80,6 +83,8 @@ def validate(schedule: Table) -> Report:
     needed = suppliers(schedule, table)
     _check_rank_order(schedule, table, needed)
     _check_progress(schedule, needed)
+    if schedule.weight_versions > 1:
+        _check_versions(schedule, table)
     return report(schedule)
 
 
@@ -248,6 +253,64 @@ def _check_progress(schedule: Table, needed: np.ndarray) -> None:
         f"deadlock: {len(blocked)} ranks stop for ever; these wait for each other in "
         f"a circle:\n  {waits}",
     )
+
+
+def _check_versions(schedule: Table, table: np.ndarray) -> None:
+    """Checks a schedule with two weight versions, as one that follows itself."""
+    kinds = np.flatnonzero((schedule.kind == INPUT) | (schedule.kind == WEIGHT))
+    if kinds.size or schedule.count.max(initial=1) > 1:
+        raise _fault(
+            schedule,
+            kinds[:1],
+            "two weight versions need whole backwards (B), without groups of"
+            " microbatches; use B, or one weight version",
+        )
+    if len(set(schedule.stage_ranks)) < schedule.n_stages:
+        raise _fault(
+            schedule,
+            [],
+            f"two weight versions need one stage on each rank, but {schedule.n_stages}"
+            f" stages lie on {schedule.n_ranks} ranks",
+        )
+    first_carried = schedule.offsets[1:] - n_carried(schedule)
+    is_carried = table[1] >= first_carried[list(schedule.stage_ranks), None]
+    if is_carried[-1].any():
+        late = table[1, -1, is_carried[-1]]
+        raise _fault(
+            schedule,
+            late,
+            f"the last stage runs {schedule.action(late[0])} behind another backward at"
+            f" its end, where it is carried into the next minibatch; run it after its"
+            f" forward",
+        )
+    wrong = np.argwhere(is_carried[1:] & ~is_carried[:-1])
+    if wrong.size:
+        stage, microbatch = wrong[0]
+        one, two = table[1, stage, microbatch], table[1, stage + 1, microbatch]
+        raise _fault(
+            schedule,
+            [one, two],
+            f"rank {schedule.stage_ranks[stage]}: {schedule.action(one)} runs in its"
+            f" own minibatch, but needs {schedule.action(two)}, which is carried into"
+            f" the next one",
+        )
+    for rank in range(schedule.n_ranks):
+        _, later, _ = turns(schedule, rank)
+        backwards = later[schedule.kind[later] == BACKWARD]
+        is_late = backwards >= first_carried[rank]
+        wrong = np.flatnonzero(~is_late[:-1] & is_late[1:])
+        if wrong.size:
+            one, two = backwards[wrong[0] : wrong[0] + 2]
+            raise _fault(
+                schedule,
+                [one, two],
+                f"rank {rank}: {schedule.action(one)} runs before"
+                f" {schedule.action(two)} of the minibatch before; run more forwards"
+                f" before the first backward",
+            )
+    two = Table(*unrolled(schedule, 2))
+    _check_rank_order(two, locate(two), suppliers(two))
+    _check_progress(two, suppliers(two))
 
 
 def _fault(schedule: Table, marked: Iterable[int], reason: str) -> ScheduleError:

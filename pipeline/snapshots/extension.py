@@ -140,11 +140,22 @@ class SnapshotExtension(training.Extension):
     default_name = "snapshot"
 
     def initialize(self, trainer: Any) -> None:
-        """Loads the snapshot to resume from."""
+        """Loads the snapshot to resume from.
+
+        Raises:
+            ValueError: If the schedule has two weight versions.
+        """
         self._handled = sys.exc_info()[1]
+        pipe = self._find_pipeline(trainer)
+        if pipe.schedule.weight_versions > 1:
+            raise ValueError(
+                f"snapshot() does not go together with schedule {pipe.schedule.name!r},"
+                f" whose gradients come one step late and wait between two steps. Call"
+                f" save_snapshot() where nothing waits, after pipe.flush() and"
+                f" optimizer.update(), or take another schedule"
+            )
         if self.resume is None:
             return
-        pipe = self._find_pipeline(trainer)
         path = self.resume if self.resume != "auto" else self._latest(trainer, pipe)
         if path is not None:
             found = load_snapshot(

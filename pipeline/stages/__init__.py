@@ -10,6 +10,7 @@
     held_elsewhere    microbatches held outside memory between forward and backward
     leaving_arrays    takes their arrays out of a graph, and puts them back
     batch_statistics  running averages that see the whole minibatch
+    two_versions      a stage that keeps the weights of the minibatch before
     undeclared_states refuses states that layers keep between microbatches
     carried_rows      the declared states, of all samples of a minibatch
     kept_values       values in attributes of layers that last from call to call

@@ -12,6 +12,7 @@ from divisible.planning.plan import Plan
 from divisible.planning.retained_arrays import FULL
 from divisible.planning.units import count, format_bytes, format_seconds
 from divisible.schedules.schedule import Schedule
+from divisible.schedules.weight_versions import n_weights
 from divisible.terminal_text import printable
 
 # Most layers of a stage that are named; longer stages leave some out.
@@ -95,6 +96,10 @@ def describe(
         ]
         for number, (start, end) in enumerate(zip(cuts, cuts[1:]))
     ]
+    if schedule.weight_versions > 1:
+        columns.append("weight versions")
+        for row, held in zip(rows, n_weights(schedule)):
+            row.append(str(held))
     if plan is not None and plan.stages is not None:
         columns += _PREDICTED
         for row, stage in zip(rows, plan.stages):

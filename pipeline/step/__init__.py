@@ -25,4 +25,5 @@ and features that only some runs use::
     early_weights    weight gradients that run while a message is late
     confirming       updates that are confirmed after they have been made
     unconfirmed_forwards  forwards that run before the update is confirmed
+    two_versions     steps whose gradients come one minibatch late
 """

@@ -14,9 +14,14 @@ from pipeline import Pipeline
 
 N_STEPS = 5
 
-#: Every schedule that a pipeline knows by name, and how many stages a rank gets.
+#: Every schedule that a pipeline knows by name, and how many stages a rank gets. Those
+#: with two weight versions are left out, because they train another way.
 STAGES_PER_RANK = {
-    **{name: entry.stages_per_rank for name, entry in CATALOGUE.items()},
+    **{
+        name: entry.stages_per_rank
+        for name, entry in CATALOGUE.items()
+        if entry.weight_versions == 1
+    },
     AUTO: 1,
 }
 

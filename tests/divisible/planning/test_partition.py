@@ -125,6 +125,10 @@ def costs_of(profile, cuts, options):
 
         held = sum(c.activation_bytes for c in layers + loss)
         memory = sum(2 * c.parameter_bytes + c.optimizer_bytes for c in layers)
+        if options["schedule"] == "pipedream_2bw":
+            # The second gradient, and the second version of the weights.
+            copies = 1 + (min(m, n_stages - s) > 1)
+            memory += copies * sum(c.parameter_bytes for c in layers)
         crossing = profile.layers[i - 1].passing_bytes if i else 0
         skips = min(crossing, sum(c.skip_bytes for c in layers))
         incoming += skips - crossing

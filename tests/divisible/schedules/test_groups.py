@@ -15,7 +15,12 @@ from divisible.schedules.recomputation import recompute
 from divisible.schedules.simulator import simulate
 from divisible.schedules.timeline import Timeline
 from tests.support.program_validation import check_programs
-from tests.support.schedules import grouped_schedules, held_moments, named_schedules
+from tests.support.schedules import (
+    ONE_VERSION,
+    grouped_schedules,
+    held_moments,
+    named_schedules,
+)
 
 COSTS = Costs(forward=1.0, backward_input=1.0, backward_weight=1.0)
 
@@ -80,7 +85,7 @@ def test_each_microbatch_has_its_messages(schedule, rendezvous):
     assert all(isinstance(action.microbatch, int) for action in sent)
 
 
-@given(named_schedules(max_chunks=2), st.integers(1, 9))
+@given(named_schedules(max_chunks=2, names=ONE_VERSION), st.integers(1, 9))
 def test_groups_of_weights_leave_the_rest(schedule, size):
     grouped = group_weights(schedule, size)
     grouped.validate()
