@@ -228,8 +228,7 @@ class Pipeline(BetweenSteps):
             weight_groups=weight_groups,
             overlap_minibatches=overlap_minibatches,
         )
-        wish = PlanWish(plan, x, t, machine, directory)
-        opening = open_plan(comm, arguments, wish)
+        opening = open_plan(comm, arguments, PlanWish(plan, x, t, machine, directory))
         comm = opening.comm
         start = agree_on_start(comm, opening.arguments)
         self._loss, self._arguments = start.loss, start.arguments

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from divisible.communication.signatures import Tensor, TensorSpec, signature
+from divisible.communication.signatures import Signature, Tensor, TensorSpec, signature
 from divisible.communication.wire import BLOCK, WIRE, WireDtype, check_wire_dtype
 from divisible.records import shown
 
@@ -111,6 +111,31 @@ def encoded(array: Any, wire: WireDtype) -> Any:
     message = np.empty_like(flat, np.uint8, shape=wire.n_bytes(flat.size, BLOCK))
     is_finite = wire.write(flat, BLOCK, wire.fields(message, flat.size, BLOCK))
     return message if bool(is_finite) else None
+
+
+def narrowed(
+    message: Sequence[Tensor], specs: Signature, wire: WireDtype
+) -> tuple[list[Any], Signature]:
+    """Returns the arrays that travel for a message, and its signature with dtypes.
+
+    Args:
+        message: The tensors of the message.
+        specs: The signature of the message, without dtypes on the wire.
+        wire: The dtype on the wire.
+
+    Raises:
+        TypeError: If an array is complex, or wider than float32.
+    """
+    arrays, found = [], []
+    for (array, _), spec in zip(message, specs):
+        if array is not None:
+            array = spec.in_memory(array)
+            narrow = encoded(array, wire)
+            arrays.append(array if narrow is None else narrow)
+            name = "" if narrow is None else wire.name
+            spec = spec if spec.wire == name else spec._replace(wire=name)
+        found.append(spec)
+    return arrays, tuple(found)
 
 
 def on_wire(spec: TensorSpec) -> tuple[tuple[int, ...], np.dtype]:

@@ -32,7 +32,7 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible.communication.buffers import create_buffers
-from divisible.communication.narrowing import decoded, encoded, on_wire
+from divisible.communication.narrowing import decoded, narrowed, on_wire
 from divisible.communication.signatures import Signature, Tensor, signature
 from divisible.communication.tags import UNUSED_TAG, channel_tags
 from divisible.communication.wait_queries import WaitPlace
@@ -174,7 +174,8 @@ class Sender(_Channel):
                 if array is not None
             ]
         else:
-            buffers, new = self._narrowed(message, new)
+            arrays, new = narrowed(message, new, self._wire)
+            buffers = [*map(transport.memory.outgoing, arrays)]
             is_agreed = new == agreed
         pieces = list(_pieces(buffers))
         transport.note_sizes(pieces)
@@ -188,21 +189,6 @@ class Sender(_Channel):
             requests += [self._isend(piece, self._new_tag) for piece in pieces]
         # A request keeps its buffer alive, and so the array.
         transport.keep(self._peer, requests)
-
-    def _narrowed(
-        self, message: Sequence[Tensor], specs: Signature
-    ) -> tuple[list[Any], Signature]:
-        """Returns the buffers of a message, and its signature with their dtypes."""
-        memory, buffers, found = self._transport.memory, [], []
-        for (array, _), spec in zip(message, specs):
-            if array is not None:
-                array = spec.in_memory(array)
-                narrow = encoded(array, self._wire)
-                buffers.append(memory.outgoing(array if narrow is None else narrow))
-                wire = "" if narrow is None else self._wire.name
-                spec = spec if spec.wire == wire else spec._replace(wire=wire)
-            found.append(spec)
-        return buffers, tuple(found)
 
     def _isend(self, piece: np.ndarray, tag: int) -> MPI.Request:
         return self._comm.Isend([piece, MPI.BYTE], self._peer, tag)

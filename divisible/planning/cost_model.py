@@ -35,7 +35,12 @@ from chainer_kernels.kept_weights import SHARE
 from divisible.planning.disk import Disk
 from divisible.planning.expected_costs import ExchangePlan
 from divisible.planning.gradient_exchange import GradientExchange, Spans
-from divisible.planning.layer_sums import LayerSums, StageSums
+from divisible.planning.layer_sums import (
+    LayerSums,
+    StageSums,
+    held_bytes,
+    passing_bytes,
+)
 from divisible.planning.network import Links
 from divisible.planning.profile import Profile
 from divisible.planning.rounding import Rounding
@@ -212,7 +217,7 @@ class CostModel:
         ranks = np.array(schedule.stage_ranks)
         # Only one stage of a rank computes at a time.
         memory = np.zeros(schedule.n_ranks)
-        np.maximum.at(memory, ranks, _passing_bytes(sums))
+        np.maximum.at(memory, ranks, passing_bytes(sums))
         memory += self.exchange_bytes
         fixed = sums.fixed_bytes + self.copies * sums.parameter_bytes
         np.add.at(memory, ranks, fixed)
@@ -384,23 +389,3 @@ class CostModel:
     def _gradients(self, cuts: Sequence[int]) -> list[int]:
         """Returns the number of elements of each stage that replicas exchange."""
         return self.largest.sums.stages(cuts).n_gradients.tolist()
-
-
-def held_bytes(sums: StageSums, moments: Moments) -> np.ndarray:
-    """Returns the bytes of stages at their peak, without buffers of the exchange.
-
-    Args:
-        sums: Sums over the layers of the stages.
-        moments: The moments at which stages hold most; of shape (n_moments, n_stages),
-            or with more axes.
-    """
-    in_flight, graphs, pending, waiting, waiting_graphs = moments
-    held = in_flight * sums.input_bytes + graphs * sums.graph_bytes
-    held = held + pending * sums.pending_bytes
-    held = held - waiting * sums.input_saved - waiting_graphs * sums.graph_saved
-    return held.max(axis=0) + sums.fixed_bytes + _passing_bytes(sums)
-
-
-def _passing_bytes(sums: StageSums) -> np.ndarray:
-    """Returns the bytes of a stage while it computes: workspace and messages."""
-    return sums.workspace_bytes + sums.input_bytes + sums.own_output_bytes

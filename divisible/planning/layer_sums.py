@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from divisible.schedules.held import Moments
+
 
 class StageSums(NamedTuple):
     """The costs of stages for one microbatch, each an array of shape (n_stages,).
@@ -155,3 +157,23 @@ def _before(values: np.ndarray) -> np.ndarray:
 def _behind(values: np.ndarray) -> np.ndarray:
     """Returns the value of the layer before each position."""
     return np.concatenate([[0.0], values])
+
+
+def held_bytes(sums: StageSums, moments: Moments) -> np.ndarray:
+    """Returns the bytes of stages at their peak, without buffers of the exchange.
+
+    Args:
+        sums: Sums over the layers of the stages.
+        moments: The moments at which stages hold most; of shape (n_moments, n_stages),
+            or with more axes.
+    """
+    in_flight, graphs, pending, waiting, waiting_graphs = moments
+    held = in_flight * sums.input_bytes + graphs * sums.graph_bytes
+    held = held + pending * sums.pending_bytes
+    held = held - waiting * sums.input_saved - waiting_graphs * sums.graph_saved
+    return held.max(axis=0) + sums.fixed_bytes + passing_bytes(sums)
+
+
+def passing_bytes(sums: StageSums) -> np.ndarray:
+    """Returns the bytes of a stage while it computes: workspace and messages."""
+    return sums.workspace_bytes + sums.input_bytes + sums.own_output_bytes
