@@ -44,7 +44,8 @@ def simulated(workload: Workload, cut: CutPlan) -> CutPlan:
     spans = model.spans(cut.cuts, timeline)
     seconds = timeline.makespan
     if model.overlaps:
-        seconds = steady_seconds(timeline, partial(model.simulate, cut.cuts))
+        versions = model.schedule.weight_versions
+        seconds = steady_seconds(timeline, partial(model.simulate, cut.cuts), versions)
     if spans is not None:
         seconds = max(seconds, float(spans.end.max()))
     step = SimulatedStep(

@@ -20,6 +20,7 @@ from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, check_layers
 from divisible.planning.shares import integer_shares
 from divisible.planning.workload import Workload
+from divisible.schedules.catalogue import CATALOGUE
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.steady_state import steady_seconds
 from divisible.schedules.timeline import Timeline
@@ -162,8 +163,10 @@ def predicted_step(
     """
     if plan.conditions is None or not plan.conditions.overlap_minibatches:
         return timeline.makespan
+    known = CATALOGUE.get(plan.schedule)
+    versions = 1 if known is None else known.weight_versions
     run = partial(simulate_plan, plan, profile, **options)
-    return steady_seconds(timeline, lambda n: run(n_minibatches=n))
+    return steady_seconds(timeline, lambda n: run(n_minibatches=n), versions)
 
 
 def conditions_of(plan: Plan, profiles: Sequence[Profile]) -> Conditions:

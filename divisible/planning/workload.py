@@ -31,7 +31,7 @@ from divisible.planning.profile import Profile, named_files
 from divisible.planning.retained_arrays import FULL
 from divisible.planning.rounding import Rounding
 from divisible.planning.unequal_replicas import microbatches_of_largest, relative_loads
-from divisible.schedules.catalogue import create
+from divisible.schedules.catalogue import CATALOGUE, create
 from divisible.schedules.groups import group_weights
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
@@ -121,7 +121,7 @@ class Workload:
             self.machine.disk,
             {size: together(size) for size in {*groups} - {1}},
         )
-        model = replace(model, overlaps=self.overlaps and uncut.may_overlap)
+        model = replace(model, overlaps=self._overlaps(uncut))
         if uncut.hold_dtype != FULL:
             model = replace(model, rounding=self._rounding)
         holds = uncut.hold_in == "disk"
@@ -171,9 +171,16 @@ class Workload:
                 batch=self.batch,
                 profiles=named_files(self.profiles),
                 coding={wire.dtype: model.exchange.coding} if has_replicas else {},
-                overlap_minibatches=self.overlaps if uncut.may_overlap else None,
+                overlap_minibatches=self._overlaps(uncut)
+                if uncut.may_overlap
+                else None,
             ),
         )
+
+    def _overlaps(self, uncut: UncutPlan) -> bool:
+        """Returns whether minibatches overlap; without a flush they always do."""
+        versions = CATALOGUE[uncut.schedule].weight_versions
+        return (self.overlaps or versions > 1) and uncut.may_overlap
 
     def _pipeline(self, uncut: UncutPlan) -> tuple[Links, GradientExchange | None]:
         """Returns the links of a pipeline, and its exchange with the other replicas."""

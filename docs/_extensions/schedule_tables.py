@@ -53,7 +53,8 @@ def _simulated(entry: Entry) -> tuple[str, str, str, str]:
     seconds = 1 / chunks
     run = partial(simulate, schedule, Costs(seconds, seconds, seconds))
     timeline = run()
-    steady = steady_seconds(timeline, lambda n: run(n_minibatches=n))
+    versions = schedule.weight_versions
+    steady = steady_seconds(timeline, lambda n: run(n_minibatches=n), versions)
     held = max(schedule.validate().held)
     bubble = f"{timeline.bubble[0]:.1%}"
     return f"{timeline.makespan:g}", f"{steady:.3g}", bubble, f"{held:g}"

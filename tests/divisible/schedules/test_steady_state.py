@@ -19,7 +19,8 @@ def seconds_of(name, d, m, costs, **options):
     schedule = create(name, d * CATALOGUE[name].stages_per_rank, m, d)
     run = partial(simulate, schedule, costs, **options)
     one = run()
-    return one, steady_seconds(one, lambda n: run(n_minibatches=n)), run
+    versions = schedule.weight_versions
+    return one, steady_seconds(one, lambda n: run(n_minibatches=n), versions), run
 
 
 @st.composite
@@ -52,7 +53,13 @@ def test_a_minibatch_adds_at_most_its_makespan_and_at_least_the_busiest_rank(run
 
 
 @pytest.mark.parametrize(
-    "name, alone, steady", [("1f1b", 33, 33), ("zb_h1", 27, 27), ("zb_h2", 27, 24)]
+    "name, alone, steady",
+    [
+        ("1f1b", 33, 33),
+        ("zb_h1", 27, 27),
+        ("zb_h2", 27, 24),
+        ("pipedream_2bw", 33, 24),
+    ],
 )
 def test_only_schedules_that_end_in_the_order_of_beginning_gain(name, alone, steady):
     one, seconds, _ = seconds_of(name, 4, 8, Costs(1.0, 1.0, 1.0))
