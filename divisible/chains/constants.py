@@ -157,13 +157,16 @@ def _rule(
             if size is None:
                 return None
             follows[axis] = size
-    kept = max(arrays, key=lambda a: a.size)
+    if any(a.size == 0 for a in arrays):
+        return None
+    reduced = list(arrays)
     for axis in follows:
         if all((a == a.take([0], axis)).all() for a in arrays):
-            kept = kept.take([0], axis)
+            reduced = [a.take([0], axis) for a in reduced]
         elif first.shape[axis] != arrays[1].shape[axis]:
             # Samples have no positions: a microbatch has any of them.
             return None
+    kept = max(reduced, key=lambda a: a.size)
     for a in arrays:
         parts = [slice(None)] * a.ndim
         for axis in follows:

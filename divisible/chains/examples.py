@@ -61,7 +61,7 @@ def recorded_examples(
             shapes = " and ".join(str(x.shape) for x in more)
             raise ForwardError(
                 f"the forward that accepts x fails for a minibatch of shape {shapes},"
-                f" which has one sample more: {error}"
+                f" which has more samples: {error}"
             ) from error.__cause__
     _check_alike(first.recording, other.recording, "another minibatch", "")
     sized = other_sizes(inputs, attempt)
@@ -82,9 +82,12 @@ def recorded_examples(
 
 
 def _another_minibatch(x: Any) -> Any:
-    """Returns one more sample, in reverse order, with other values if of floats."""
+    """Returns more samples, in reverse order, with other values if of floats.
+
+    There are one more than twice as many, so that half of their number is another one.
+    """
     xp = chainer.backend.get_array_module(x)
-    more = xp.concatenate([x[::-1], x[:1]])
+    more = xp.concatenate([x[::-1], x, x[:1]])
     return more / 2 if x.dtype.kind == "f" else more
 
 

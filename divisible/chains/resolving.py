@@ -68,6 +68,13 @@ class _Resolver:
         if noted.ran is not None:
             # The graph has the node of an input, and of an array a new one.
             nodes = noted.ran.inputs
+            if nodes is None:
+                raise ChainError(
+                    f"what {name} returns is cut from the graph, as by"
+                    f" unchain_backward(): put that into the forward of a link of its"
+                    f" own",
+                    noted.place,
+                )
             values[: len(nodes)] = zip(nodes, values)
         inputs = tuple([self._value(value, reads, noted.place) for value in values])
         if not inputs:

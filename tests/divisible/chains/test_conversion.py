@@ -281,13 +281,24 @@ def by_value(self, x):
     return F.relu(h) if float(x.array.max()) > 0.8 * X.max() else F.tanh(h)
 
 
+def cut(self, x):
+    h = self.a(x) * 2
+    h.unchain_backward()
+    return self.b(h)
+
+
+def in_halves(self, x):
+    h = self.a(x)
+    return F.concat([h[: len(x) // 2] * 2, h[len(x) // 2 :]], axis=0)
+
+
 TWO = ("a", "b")
 REFUSED = {
     "/b (Linear) reads an array of shape (3, 6) that is neither": (
         TWO,
         lambda self, x: self.b(self.a(x).array * 2),
     ),
-    "a minibatch of shape (4, 6), which has one sample more: forward raised Inval": (
+    "a minibatch of shape (7, 6), which has more samples: forward raised Inval": (
         "a",
         lambda self, x: self.a(x) + np.ones((3, 6), np.float32),
     ),
@@ -311,11 +322,11 @@ REFUSED = {
     "/a (Linear) is called with a list": ("a", lambda self, x: self.a([x])),
     "/a (Linear) is called in no_backprop_mode()": (TWO, no_backprop),
     "/a (Linear) is called with chainer.config.train = False": ("a", in_test_mode),
-    "is called with value = 3 for one minibatch, and 4": (
+    "is called with value = 3 for one minibatch, and 7": (
         "a",
         lambda self, x: self.a(x) * len(x),
     ),
-    "makes the shape (3, 3) of one minibatch, and (4, 4)": (
+    "makes the shape (3, 3) of one minibatch, and (7, 7)": (
         "a",
         lambda self, x: F.reshape(
             F.matmul(self.a(x), x, transb=True)[None], (len(x),) * 2
@@ -333,6 +344,8 @@ REFUSED = {
         lambda self, x: self.a(x.as_float32()),
     ),
     "the gradient of /a/": (TWO, unchained),
+    "what the function MulConstant returns is cut from the graph": (TWO, cut),
+    "the function GetItem is called with slices = ": ("a", in_halves),
     "with chainer.config.train = False and inputs of shape (3, 6) is not the chain's": (
         "a",
         train_only,
