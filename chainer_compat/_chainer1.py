@@ -169,8 +169,8 @@ def _with_old_sizes(init):
                 kwargs[weights] = _scaled(given, scale**0.5)
                 tell(
                     "wscale",
-                    f"wscale={scale!r} is a factor of the initial weights, as in"
-                    f" {weights}=chainer.initializers.LeCunNormal({scale!r} ** 0.5)",
+                    f"wscale={scale:g} is a factor of the initial weights, as in"
+                    f" {weights}=chainer.initializers.LeCunNormal({scale:g} ** 0.5)",
                 )
         init(self, *args, **kwargs)
 

@@ -21,5 +21,6 @@
     line               calls in a line: later inputs are stashed and popped
     names              the chain's own names of its parameters
     preserved_state    a chain that is the same after it ran as before
+    modes              the line that goes another way in test mode
     comparison         outputs and gradients of a chain, and of its layers
 """

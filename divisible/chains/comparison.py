@@ -58,7 +58,8 @@ def compare(
 def _outputs(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Any]:
     """Returns the outputs of a chain, or of its layers, as variables."""
     try:
-        y = function(*inputs)
+        # A forward may change its inputs.
+        y = function(*[x.copy() for x in inputs])
     except Exception as error:
         position = getattr(error, "layer_position", None)
         if position is None:

@@ -20,6 +20,7 @@ from divisible.chains.comparison import compare
 from divisible.chains.examples import recorded_examples
 from divisible.chains.function_layers import function_layer
 from divisible.chains.line import line_up
+from divisible.chains.modes import where_modes_differ
 from divisible.chains.names import ChainNames
 from divisible.chains.own_calls import own_class
 from divisible.chains.preserved_state import alike_run, preserved_state
@@ -154,7 +155,13 @@ def from_chain(
             def call(*x: Any) -> Any:
                 return forward(*given_to(x, as_variables))
 
-            compare(chain, call, model, inputs, (True, False))
+            compare(chain, call, model, inputs, (True,))
+            try:
+                compare(chain, call, model, inputs, (False,))
+            except ChainError as error:
+                how = depth, as_variables
+                place = where_modes_differ(chain, forward, inputs, *how)
+                raise ChainError(str(error), place) from error.__cause__
             for each in sized:
                 compare(chain, call, model, each.minibatch, (False,))
     except ChainError as error:

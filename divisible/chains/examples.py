@@ -63,7 +63,11 @@ def recorded_examples(
                 f"the forward that accepts x fails for a minibatch of shape {shapes},"
                 f" which has more samples: {error}"
             ) from error.__cause__
-    _check_alike(first.recording, other.recording, "another minibatch", "")
+    cure = (
+        ". Put what depends on the samples, such as a loop over them, into the forward"
+        " of a link of its own"
+    )
+    _check_alike(first.recording, other.recording, "another minibatch", cure)
     sized = other_sizes(inputs, attempt)
     for each in sized:
         mine, theirs = first.recording.minibatch, each.recording.minibatch

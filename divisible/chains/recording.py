@@ -106,9 +106,11 @@ def run(
 
 
 def given_to(inputs: Sequence[Any], as_variables: bool) -> list[Any]:
-    """Returns the inputs as a forward gets them: arrays or variables."""
+    """Returns copies of the inputs, as a forward gets them: arrays or variables."""
+    # A forward may change its inputs in place.
+    inputs = [x.copy() for x in inputs]
     if not as_variables:
-        return list(inputs)
+        return inputs
     return [Variable(x, requires_grad=x.dtype.kind == "f") for x in inputs]
 
 
@@ -146,6 +148,7 @@ class _Watch:
         self.noted: list[Noted] = []
         self.is_over = False
         self._thread = threading.get_ident()
+        self._train = chainer.config.train
         self._chain = chain
         self._depth = depth
         self._paths = link_paths(chain)
@@ -195,9 +198,10 @@ class _Watch:
             raise ChainError(str(error), place) from None
         if not inputs:
             raise ChainError(f"{name} is called without an input", place)
-        if not chainer.config.train:
+        if chainer.config.train is not self._train:
             raise ChainError(
-                f"{name} is called with chainer.config.train = False, and layers have"
+                f"{name} is called with chainer.config.train ="
+                f" {chainer.config.train}, and layers have"
                 f" one mode for all: put that into the forward of a link of its own",
                 place,
             )
@@ -257,9 +261,8 @@ class _Watch:
         """Raises the error of a forward that changes an array in place."""
         raise ChainError(
             "forward changes an array in place, which was made of its input, and layers"
-            " pass on what an operation returns: write x = x * 2 for x *= 2, and"
-            " xp.where(x < 0, 0, x) for x[x < 0] = 0, or put it into the forward of a"
-            " link of its own",
+            " pass on what an operation returns: write y = np.sort(x) for x.sort(), or"
+            " put it into the forward of a link of its own",
             _place(),
         )
 

@@ -127,7 +127,8 @@ class _Resolver:
             raise ChainError(
                 f"{who} the parameter {path} outside of a call of the link that has it:"
                 f" call the link itself (not its forward), or put the parameter and"
-                f" what reads it into a link of their own",
+                f" what reads it into a link of their own. Two links may have one"
+                f" parameter, as by self.out.W = self.embed.W in init_scope()",
                 place,
             )
         if found is not None:

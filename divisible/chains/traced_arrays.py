@@ -51,12 +51,14 @@ class TracedArray(np.ndarray):
         if any(isinstance(each, chainer.Variable) for each in inputs):
             return NotImplemented
         tape = _tape_of((inputs, kwargs))
-        if kwargs.get("out") is not None or method == "at":
+        out = kwargs.get("out")
+        if out is not None and method == "__call__" and len(out) == 1:
+            return _in_place(tape, ufunc, inputs, kwargs)
+        if out is not None or method == "at":
             if tape is not None:
                 tape.refuse_change()
-            given = kwargs.get("out")
-            getattr(ufunc, method)(*_plain(inputs), **_plain(kwargs))
-            return None if given is None else given[0]
+            result = getattr(ufunc, method)(*_plain(inputs), **_plain(kwargs))
+            return result if out is None else out[0]
         call = ufunc if method == "__call__" else getattr(ufunc, method)
         return _apply(tape, call, inputs, kwargs)
 
@@ -77,10 +79,14 @@ class TracedArray(np.ndarray):
         return _apply(_tape_of((self, key)), _getitem, (self, key), {})
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Changes the array, where operations are not recorded."""
-        if self._is_traced:
-            self._tape.refuse_change()
-        _plain(self)[_plain(key)] = _plain(value)
+        """Changes the array, and records it."""
+        tape = _tape_of((self, key, value))
+        arrays: list[Any] = []
+        slots = take_out((self, key, chainer.as_array(value)), arrays)
+        changed = _plain(self)
+        changed[_plain(key)] = _plain(chainer.as_array(value))
+        if tape is not None:
+            tape.note(ArrayOperation(_with_items, slots, {}), tuple(arrays), (changed,))
 
     def reshape(self, *shape: Any, **kwargs: Any) -> Any:
         """Returns the array in another shape, and records it."""
@@ -109,6 +115,45 @@ def _getitem(array: Any, key: Any) -> Any:
 
 
 _getitem.__name__ = "getitem"
+
+
+def _with_items(array: Any, key: Any, value: Any) -> Any:
+    """Returns a copy of an array with some elements replaced."""
+    changed = array.copy()
+    changed[key] = value
+    return changed
+
+
+_with_items.__name__ = "setitem"
+
+
+class _InDtype:
+    """An elementwise operation whose result has the dtype of the array it replaces."""
+
+    def __init__(self, ufunc: np.ufunc, dtype: np.dtype) -> None:
+        self.__name__ = ufunc.__name__
+        self._ufunc, self._dtype = ufunc, dtype
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._ufunc(*args, **kwargs).astype(self._dtype, copy=False)
+
+
+def _in_place(tape: Tape | None, ufunc: np.ufunc, inputs: tuple, kwargs: dict) -> Any:
+    """Applies an operation such as ``x += 1``; records it as one with a new result.
+
+    The memory stands for the new value from here on.
+    """
+    others = dict(kwargs)
+    (out,) = others.pop("out")
+    arrays: list[Any] = []
+    slots = take_out(inputs, arrays), take_out(others, arrays)
+    changed = _plain(out)
+    ufunc(*_plain(inputs), **_plain(others), out=changed)
+    if tape is not None:
+        operation = ArrayOperation(_InDtype(ufunc, changed.dtype), *slots)
+        tape.note(operation, tuple(arrays), (changed,))
+    return out
+
 
 # Functions that change their first argument.
 _CHANGING = {np.copyto, np.put, np.place, np.putmask, np.fill_diagonal}

@@ -287,6 +287,19 @@ def cut(self, x):
     return self.b(h)
 
 
+def test_the_line_of_a_flag_is_named():
+    def flagged(self, x):
+        h = F.dropout(self.a(x), 0.5)
+        if chainer.config.train:
+            h = F.sigmoid(h)
+        return self.b(h)
+
+    with pytest.raises(ValueError) as caught:
+        from_chain(Written(flagged, a=L.Linear(6, 6), b=L.Linear(6, 2)), X)
+    assert "with chainer.config.train = False" in str(caught.value)
+    assert str(caught.value).endswith("flagged: h = F.sigmoid(h)")
+
+
 def in_halves(self, x):
     h = self.a(x)
     return F.concat([h[: len(x) // 2] * 2, h[len(x) // 2 :]], axis=0)

@@ -102,12 +102,40 @@ def chain_output(chain, x):
 def changed(self, x):
     y = x * 2
     y[y < 0] = 0
+    y[:, :2] += x[:, 2:4]
     return self.a(y)
 
 
 def added(self, x):
+    x += 1
+    h = F.relu(x) + self.a(x)
+    y = x > 0
+    y &= x < 1
+    y = y.astype(np.float64)
+    y *= x
+    return h * y.astype(np.float32)
+
+
+@pytest.mark.parametrize("call", [changed, added])
+def test_a_change_in_place_is_an_operation_with_a_new_result(call):
+    chain = Plain(call)
+    x = X.copy()
+    model = from_chain(chain, x)
+    np.testing.assert_array_equal(x, X)
+    y, expected = model(X[:3].copy()).array, chain(X[:3].copy()).array
+    np.testing.assert_allclose(y, expected, rtol=1e-5)
+
+
+def in_a_view(self, x):
     y = x * 2
-    y += 1
+    part = y[:, :3]
+    part += 1
+    return self.a(y)
+
+
+def sorted_in_place(self, x):
+    y = x * 2
+    y.sort()
     return self.a(y)
 
 
@@ -116,7 +144,7 @@ def random(self, x):
 
 
 REFUSED = {
-    "forward changes an array in place": [changed, added],
+    "forward changes an array in place": [sorted_in_place],
     "that is neither the input nor what": [
         random,
         lambda self, x: self.a(x) + self.a(x).array * 2,
@@ -126,6 +154,11 @@ REFUSED = {
     "reads the parameter /a/W outside": [lambda self, x: F.linear(x, self.a.W.array)],
     "is called with value": [lambda self, x: self.a(x) * float(x.sum())],
 }
+
+
+def test_a_change_of_a_view_is_found_by_the_comparison():
+    with pytest.raises(ValueError, match="not the chain's: .* a change in place"):
+        from_chain(Plain(in_a_view), X)
 
 
 @pytest.mark.parametrize(
