@@ -1,6 +1,7 @@
 """A load that fails changes nothing, or the pipeline refuses to go on."""
 
 import random
+import warnings
 
 import chainer
 import chainer.links as L
@@ -256,3 +257,20 @@ def test_layers_that_a_dry_run_cannot_read_are_loaded(tmp_path):
         load_snapshot(tmp_path / "1", other, its_optimizer)
     assert (other.stages[0][0].W.array == weights).all()
     assert other.stages[0][0].extra is None
+
+
+def test_activations_that_wait_in_another_dtype_are_reported(tmp_path):
+    def run(**arguments):
+        stage = Divisible(L.Linear(3, 4), L.Linear(4, 2))
+        pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2, **arguments)
+        return pipe, optimizers.SGD().setup(stage)
+
+    pipe, optimizer = run(hold_dtype="bfloat16")
+    pipe.step(X, T)
+    save_snapshot(tmp_path / "s", pipe, optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = load_snapshot(tmp_path / "s", *run(hold_dtype="bfloat16"))
+    assert found.schedule["hold_dtype"] == "bfloat16"
+    with pytest.warns(UserWarning, match="wait in bfloat16, and this run's wait in fl"):
+        load_snapshot(tmp_path / "s", *run())
