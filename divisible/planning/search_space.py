@@ -131,7 +131,8 @@ class SearchSpace:
                 per_rank = entry.stages_per_rank
                 if n_ranks == 1 and name != serial:
                     continue
-                if entry.weight_versions > 1 and (replicas > 1 or size > 1):
+                is_alone = replicas == size == 1 and hold == FULL
+                if entry.weight_versions > 1 and not is_alone:
                     continue
                 is_another = recompute != "except_last" or m > 1
                 is_another &= self._is_another_group(size, m)

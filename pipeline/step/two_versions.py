@@ -28,6 +28,7 @@ from mpi4py import MPI
 
 from divisible.communication.aborting import end_all_ranks
 from divisible.communication.leaving import at_end
+from divisible.planning.retained_arrays import FULL
 from divisible.random_streams import restored_random_state
 from divisible.schedules.late_programs import LatePrograms
 from divisible.schedules.schedule import Schedule
@@ -76,6 +77,7 @@ class TwoVersionStep(Step):
         found = {
             "transport='chainermn'": given.transport != "mpi",
             "hold_in": any(place != "memory" for place in start.hold_in),
+            "hold_dtype": given.hold_dtype != FULL,
             "weight_groups='auto'": current.trial is not None,
         }
         for feature, is_there in found.items():

@@ -89,6 +89,14 @@ def test_it_wins_nothing_where_there_is_room():
         best_plan(layers_of(), machine, hold_dtypes=["float16"], **TIGHT)
 
 
+def test_schedules_with_two_weight_versions_round_nothing():
+    options = {**TIGHT, "schedules": ["pipedream_2bw", "gpipe"]}
+    machine = Machine(4, memory=1000 * MB)
+    assert best_plan(layers_of(), machine, **options).schedule == "pipedream_2bw"
+    rounded = best_plan(layers_of(), machine, hold_dtypes=["bfloat16"], **options)
+    assert rounded.schedule == "gpipe"
+
+
 def test_fewer_bytes_travel_to_a_disk():
     machine = Machine(4, memory=22 * MB, disk=Disk(1e9, 1e9))
     options = {**TIGHT, "recompute": ["never"]}

@@ -390,6 +390,7 @@ def _check_refusals(comm):
         **{name: FEATURES[name] for name in FEATURES if "overlap" not in name},
         "replicas": lambda comm: (Grid(comm, 1), {}),
         "hold_in": lambda comm: (comm, {"hold_in": "disk"}),
+        "hold_dtype": lambda comm: (comm, {"hold_dtype": "bfloat16"}),
         "weight_groups='auto'": lambda comm: (comm, {"weight_groups": "auto"}),
         "weight_groups": lambda comm: (comm, {"weight_groups": 2}),
         "transport='chainermn'": lambda comm: (comm, {"transport": "chainermn"}),
