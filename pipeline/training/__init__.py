@@ -7,6 +7,7 @@
     one_trainer     the trainers of all ranks as one
     lasting_reports Chainer's reports, which end no training on a full disk
     shared_reports  values that extensions report, on all ranks
+    confirmed_updates  updates that are confirmed before extensions read parameters
     sharing_place   the place among extensions where ranks share these values
     evaluator       a whole data set, forward only
     minibatches     minibatches from one iterator, for the ranks that use them

@@ -18,6 +18,7 @@ from pipeline.pipeline import Pipeline
 from pipeline.stages.reports import named, observed_name
 from pipeline.step.late_dict import LateDict, LateValue
 from pipeline.training.arguments import by_name, check_samples, check_targets
+from pipeline.training.confirmed_updates import ConfirmedUpdates
 from pipeline.training.measures import NAMES, StepCost, measure, observations
 from pipeline.training.minibatches import Key, MinibatchReader, iterators_of_rank
 from pipeline.training.one_trainer import OneTrainer
@@ -170,6 +171,8 @@ class PipelineUpdater(StandardUpdater):
         self._trainer = weakref.ref(trainer)
         trainer.extend(OneTrainer())
         trainer.extend(SharedReports())
+        if self.pipeline.internals.step.confirming is not None:
+            trainer.extend(ConfirmedUpdates(self.pipeline))
         if self.pipeline.internals.ranks.world.size > 1:
             # Python prints the traceback, so the trainer need not print it before.
             trainer.run = functools.partial(trainer.run, show_loop_exception_msg=False)

@@ -233,3 +233,35 @@ def test_fail_on_non_number_ends_all_ranks(tmp_path):
     result = on_ranks(2, diverge, str(tmp_path), timeout=40)
     assert result.returncode != 0
     assert "rank 1 of 2" in result.stdout and "diverge. R.I.P." in result.stdout
+
+
+def test_extensions_find_the_parameters_of_a_run_that_waits(tmp_path):
+    assert_on_ranks(2, _read_parameters, str(tmp_path))
+
+
+def _read_parameters(comm, directory):
+    """Some updates are clipped, after which extensions read parameters."""
+    found = {}
+    for overlap in (True, False):
+        trainer = make_trainer(
+            comm, f"{directory}/{overlap}", overlap_minibatches=overlap
+        )
+        updater, seen = trainer.updater, []
+        clipping = chainer.optimizer_hooks.GradientClipping(1e-2)
+        updater.get_optimizer("main").add_hook(clipping)
+        (stage,) = updater.pipeline.stages.values()
+
+        @chainer.training.make_extension(trigger=(1, "iteration"))
+        def read(trainer, stage=stage, seen=seen, clipping=clipping):
+            seen.append([param.array.tobytes() for param in stage.params()])
+            clipping.threshold = 1e-2 if trainer.updater.iteration % 3 else 1e6
+
+        trainer.extend(read)
+        trainer.extend(extensions.LogReport(trigger=(2, "iteration")))
+        trainer.extend(extensions.ExponentialShift("lr", 0.9), trigger=(1, "iteration"))
+        trainer.run()
+        found[overlap] = seen, [param.array.tobytes() for param in stage.params()]
+        if overlap:
+            assert updater.pipeline.internals.step.confirming.late.n_taken_back
+        updater.pipeline.close()
+    assert found[True] == found[False]
