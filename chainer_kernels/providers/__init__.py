@@ -85,7 +85,7 @@ def _in_bfloat16() -> ModuleType | RoundedOperands:
         warnings.warn(
             "products in bfloat16 are slower here than in float32: operands are"
             " rounded, and multiplied in float32. Instructions need oneDNN (pip install"
-            " 'divisible[onednn]') and a processor with AMX or AVX-512-BF16",
+            " onednn-cpu-gomp) and a processor with AMX or AVX-512-BF16",
             RuntimeWarning,
             stacklevel=2,
         )
