@@ -32,6 +32,7 @@ from divisible.planning.retained_arrays import FULL
 from divisible.random_streams import restored_random_state
 from divisible.schedules.late_programs import LatePrograms
 from divisible.schedules.schedule import Schedule
+from mixed_precision import LossScale
 from pipeline.calls.ranks import Ranks
 from pipeline.stages.two_versions import TwoVersionStage
 from pipeline.start.agreement import Start
@@ -78,11 +79,14 @@ class TwoVersionStep(Step):
             "transport='chainermn'": given.transport != "mpi",
             "hold_in": any(place != "memory" for place in start.hold_in),
             "hold_dtype": given.hold_dtype != FULL,
+            "loss_scale": isinstance(given.loss_scale, LossScale),
             "weight_groups='auto'": current.trial is not None,
         }
         for feature, is_there in found.items():
             if is_there:
                 raise ValueError(_refusal(schedule, feature))
+        # Updates need no confirmation: a gradient is complete a step before its update.
+        self.confirming = None
         ranks.calls.excluded["compress"] = _refusal(schedule, "Compress")
         # Whether this minibatch has carried backwards, and whether a gradient has not
         # been handed out.
@@ -223,7 +227,7 @@ class _LateOverlap(Overlap):
         super().__init__(wish)
         self._schedule = schedule
 
-    def wait_for(self, feature: str) -> None:
+    def wait_for(self, feature: str, obstacle: str = "") -> None:
         """Refuses features that treat gradients or weights of one minibatch alone.
 
         Raises:
@@ -232,7 +236,7 @@ class _LateOverlap(Overlap):
         """
         if feature != "GradientClipping":
             raise ValueError(_refusal(self._schedule, feature))
-        super().wait_for(feature)
+        super().wait_for(feature, obstacle)
 
 
 def _refusal(schedule: Schedule, feature: str) -> str:

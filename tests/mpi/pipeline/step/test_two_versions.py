@@ -247,6 +247,7 @@ def _between_steps(comm):
         (some, {}),
         (nothing, {"recompute": "always"}),
         (nothing, {"overlap_minibatches": False}),
+        (some, {"overlap_minibatches": True}),
         (some, {"n_microbatches": N_MICROBATCHES, "schedule": parsed(comm.size)}),
     ):
         for one, two in zip(run(between, **options), expected):
@@ -402,6 +403,15 @@ def _check_refusals(comm):
         with pytest.raises(ValueError, match=NAME) as refusal:
             make(of_pipe, model, **options)
         assert feature in str(refusal.value)
+    # Where other schedules confirm updates later.
+    of_pipe, options = FEATURES["loss_scale"](comm)
+    options.pop("rule")
+    with pytest.raises(ValueError, match=f"{NAME}.*loss_scale"):
+        make(of_pipe, overlap_minibatches=True, **options)
+    pipe, _ = make(comm, hooks=["clip"], overlap_minibatches=True)
+    with pytest.raises(ValueError, match="True does not go together with Gradient"):
+        pipe.step(*BATCHES[0])
+    comm.Barrier()
 
 
 def end_without_a_flush(comm, width):
