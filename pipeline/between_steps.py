@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from data_parallel import Grid
 from divisible import Divisible, Plan
+from divisible.planning.message_plan import as_plans
 from divisible.schedules.events import CATEGORIES, UPDATE
 from divisible.schedules.rank_program import Span
 from divisible.schedules.schedule import Schedule
@@ -100,6 +101,7 @@ class BetweenSteps:
             hold_in=start.hold_in,
             hold_dtype=start.arguments.hold_dtype,
             streamed=start.streamed,
+            messages=as_plans(start.arguments.dtypes_over(len(start.cuts) - 2)),
         )
 
     @property

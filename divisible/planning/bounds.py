@@ -57,7 +57,8 @@ def lower_bound(model: CostModel, cuts: Sequence[int]) -> float:
     ways = entry[firsts] + np.maximum(after, 0.0 if split else leave[firsts])
     if model.overlaps:
         ways = np.zeros_like(ways)
-    transfer = model.transfer_seconds(cuts)
+    forward, backward = model.messages_of(cuts)
+    transfer = np.maximum(forward.link, backward.link)
     least = (
         (busy + ways).max(),
         schedule.n_microbatches * transfer.max(initial=0.0),

@@ -41,6 +41,7 @@ from divisible.planning.layer_sums import (
     held_bytes,
     passing_bytes,
 )
+from divisible.planning.messages import Messages, Narrowing, both_ways, costs_of
 from divisible.planning.network import Links
 from divisible.planning.profile import Profile
 from divisible.planning.rounding import Rounding
@@ -76,6 +77,7 @@ class CostModel:
             (n_stages,); ``None`` if none do.
         together: The profile at the size of so many microbatches together, by their
             number, for stages that take them as one.
+        narrowing: The dtypes of messages to choose from; ``None`` to narrow none.
         spares_none: Whether stages are to be weighed as if every microbatch ran its
             forward again, if any does: among many microbatches, one that is spared does
             not count.
@@ -102,6 +104,7 @@ class CostModel:
     disk: Disk | None = None
     on_disk: np.ndarray | None = None
     together: Mapping[int, Profile] = field(default_factory=dict)
+    narrowing: Narrowing | None = None
     spares_none: bool = False
     overlaps: bool = False
     rounding: Rounding | None = None
@@ -116,6 +119,7 @@ class CostModel:
         exchange: GradientExchange | None = None,
         disk: Disk | None = None,
         together: Mapping[int, Profile] | None = None,
+        narrowing: Narrowing | None = None,
     ) -> CostModel:
         """Returns the costs on ranks, each of which may have several stages.
 
@@ -127,6 +131,7 @@ class CostModel:
             exchange: The exchange between replicas.
             disk: The disk of each rank.
             together: The profiles of several microbatches together, by their number.
+            narrowing: The dtypes of messages to choose from.
         """
         ranks = schedule.stage_ranks
         return cls(
@@ -137,6 +142,7 @@ class CostModel:
             exchange,
             disk,
             together=together or {},
+            narrowing=narrowing,
         )
 
     @property
@@ -279,10 +285,10 @@ class CostModel:
             saved[:, sizes == size] = each[:, sizes == size]
         return saved / self.speeds
 
-    def transfer_seconds(self, cuts: Sequence[int]) -> np.ndarray:
-        """Returns the seconds of a message of each stage but the last on its link."""
-        sums = self.largest.sums.stages(cuts)
-        return sums.output_bytes[:-1] / self.links.bandwidth
+    def messages_of(self, cuts: Sequence[int]) -> tuple[Messages, Messages]:
+        """Returns messages forward and backward of each stage but the last."""
+        n_bytes = self.largest.sums.stages(cuts).output_bytes[:-1]
+        return both_ways(self.narrowing, n_bytes, self.links.bandwidth, self.speeds)
 
     def disk_seconds(self, cuts: Sequence[int]) -> tuple[Values, Values]:
         """Returns the seconds of writing each stage's microbatch to disk, and back."""
@@ -307,9 +313,12 @@ class CostModel:
         others = dict(zip(_SAVED, self.saved_seconds(cuts))) if self.together else {}
         if self.rounding is not None:
             others.update(self.rounding.costs(sums, self.schedule, self.speeds))
+        forward, backward = self.messages_of(cuts)
+        if self.narrowing is not None:
+            others.update(costs_of(forward, backward))
         return Costs(
             *self.phase_seconds(cuts),
-            transfer=self.transfer_seconds(cuts),
+            transfer=forward.link,
             latency=self.links.latency,
             activation_bytes=sums.input_bytes + sums.graph_bytes,
             checkpoint_bytes=sums.input_bytes,

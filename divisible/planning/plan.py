@@ -13,6 +13,7 @@ from divisible.placement import cheaper_placement
 from divisible.planning import plan_fields as fields
 from divisible.planning.conditions import Conditions
 from divisible.planning.expected_costs import ExchangePlan, StagePlan
+from divisible.planning.message_plan import MessagePlan, message_lines
 from divisible.planning.plan_texts import headline_of, title_of
 from divisible.planning.plan_traffic import traffic_of
 from divisible.planning.profile import check_layers
@@ -96,6 +97,8 @@ class Plan:
             ``divisible.streaming.stream(model, plan=plan)``.
         weight_groups: Number of microbatches whose weight gradients are one product.
         stage_groups: Number of microbatches that each stage takes as one; none for 1.
+        messages: The dtypes of messages over each edge between neighbouring stages,
+            with the reason; none to narrow no message.
         conditions: The machine, the samples and the profiles that the plan was made
             for, which predictions from the plan use; ``None`` if they are not known.
 
@@ -139,6 +142,7 @@ class Plan:
     streamed: Sequence[int] = ()
     weight_groups: int = 1
     stage_groups: Sequence[int] = ()
+    messages: Sequence[MessagePlan] = ()
     scatter: float | None = dataclasses.field(default=None, compare=False)
     bound: float | None = dataclasses.field(default=None, compare=False)
     conditions: Conditions | None = dataclasses.field(
@@ -171,6 +175,7 @@ class Plan:
             hold_in=fields.places(self.hold_in, self.n_stages // self.stages_per_rank),
             streamed=fields.positions(self.streamed, cuts[-1]),
             stage_groups=fields.sizes_of_groups(self.stage_groups, self.n_stages),
+            messages=fields.message_plans(self.messages, self.n_stages),
             layers=fields.descriptions("layers", self.layers, cuts[-1], cuts),
             stages=fields.descriptions("stages", self.stages, len(cuts) - 1, cuts),
         )
@@ -345,6 +350,7 @@ class Plan:
             lines.append(self.certainty)
         if self.exchange is not None:
             lines.append(f"exchange of gradients: {self.exchange}")
+        lines += message_lines(self.messages)
         if self.stages is not None:
             rows = [PLAN_COLUMNS, *plan_rows(self.cuts, self.stages)]
             lines.append(text_table(rows))

@@ -8,6 +8,7 @@ from typing import Any
 from divisible.communication.wire import check_wire_dtype
 from divisible.planning.conditions import Conditions
 from divisible.planning.expected_costs import ExchangePlan, StagePlan
+from divisible.planning.message_plan import MessagePlan
 from divisible.planning.retained_arrays import HOLD_DTYPES
 from divisible.planning.shares import integer_shares
 from divisible.planning.units import count
@@ -125,6 +126,22 @@ def check_exchange(exchange_dtype: Any, error_feedback: Any) -> None:
         )
 
 
+def message_plans(messages: Any, n_stages: int) -> tuple[MessagePlan, ...]:
+    """Returns the dtypes of messages over each edge; none to narrow no message."""
+    found = tuple(listed("messages", messages))
+    for edge, one in enumerate(found):
+        if not isinstance(one, MessagePlan):
+            raise TypeError(
+                f"edge {edge} of messages must be a MessagePlan, not {shown(one)}"
+            )
+    if len(found) not in (0, n_stages - 1):
+        raise ValueError(
+            f"messages are for {count(len(found), 'edge')}, but there are"
+            f" {n_stages - 1} between {count(n_stages, 'stage')}: give one for each"
+        )
+    return found
+
+
 def check_conditions(conditions: Any) -> None:
     """Refuses a value that is neither conditions nor ``None``."""
     if not (conditions is None or isinstance(conditions, Conditions)):
@@ -204,6 +221,12 @@ def from_json(content: dict[str, Any], folder: str) -> dict[str, Any]:
     if isinstance(rows, list):
         found["stages"] = [
             from_fields(StagePlan, row, f"stage {i}") for i, row in enumerate(rows)
+        ]
+    rows = found.get("messages")
+    if isinstance(rows, list):
+        found["messages"] = [
+            from_fields(MessagePlan, row, f"edge {i} of messages")
+            for i, row in enumerate(rows)
         ]
     if found.get("exchange") is not None:
         found["exchange"] = from_fields(ExchangePlan, found["exchange"], "exchange")

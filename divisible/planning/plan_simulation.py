@@ -16,6 +16,7 @@ from divisible.planning.cut_plan import UncutPlan
 from divisible.planning.gradient_exchange import Spans, Wire
 from divisible.planning.interpolation import sort_profiles
 from divisible.planning.machine import Machine
+from divisible.planning.messages import Narrowing
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, check_layers
 from divisible.planning.shares import integer_shares
@@ -125,6 +126,9 @@ def modelled(
         )
     dtype = plan.exchange_dtype or Wire().dtype
     wire = Wire(dtype, plan.error_feedback, coding or conditions.coding.get(dtype))
+    narrowing = Narrowing.among(
+        [each.pair for each in plan.messages], profiles[-1], conditions.coding, True
+    )
     parts = None if plan.shares is None else integer_shares(plan.shares, batch)
     uncut = UncutPlan(
         plan.replicas,
@@ -139,7 +143,7 @@ def modelled(
         stage_groups=plan.stage_groups,
     )
     overlaps = bool(conditions.overlap_minibatches)
-    workload = Workload(profiles, machine, batch, wire, overlaps)
+    workload = Workload(profiles, machine, batch, wire, overlaps, narrowing)
     model = workload.cost_model(uncut, parts)
     if holds:
         model = model.waiting_on([place == "disk" for place in plan.hold_in])

@@ -50,6 +50,11 @@ def headline_of(plan: Any) -> str:
         words.append(f"held in {plan.hold_dtype}")
     if plan.streamed:
         words.append(f"layers {', '.join(map(str, plan.streamed))} streamed")
+    narrowed = [i for i, each in enumerate(plan.messages) if each.is_narrowed]
+    if narrowed:
+        kinds = dict.fromkeys(str(plan.messages[i]) for i in narrowed)
+        edges = ", ".join(f"{i}-{i + 1}" for i in narrowed)
+        words.append(f"messages between stages {edges} in {' or '.join(kinds)}")
     if plan.replicas > 1:
         shares = ""
         if plan.shares is not None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from divisible.planning.cost_model import CostModel, held_bytes
+from divisible.planning.messages import both_ways
 from divisible.schedules.held import Moments
 
 
@@ -91,7 +92,12 @@ def link_seconds(model: CostModel) -> np.ndarray:
     """
     crossing, links = model.largest.sums.crossing, model.links
     seconds = np.zeros((model.n_stages + 1, len(crossing)))
-    seconds[1:-1] = crossing / links.bandwidth[:, None]
+    n_bytes = np.tile(crossing, (model.n_stages - 1, 1))
+    forward, backward = both_ways(
+        model.narrowing, n_bytes, links.bandwidth, model.speeds
+    )
+    # The slower direction counts.
+    seconds[1:-1] = np.maximum(forward.link, backward.link)
     if not links.overlap:
         seconds[1:-1] += links.latency[:, None]
     return seconds

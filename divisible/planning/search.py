@@ -28,6 +28,7 @@ from divisible.planning.gradient_exchange import Wire
 from divisible.planning.interpolation import sort_profiles
 from divisible.planning.layer_cost import SAMPLE_BYTES
 from divisible.planning.machine import Machine, check_machine
+from divisible.planning.messages import Narrowing
 from divisible.planning.moves import SAME, grouped, moved, simulated
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile
@@ -61,6 +62,7 @@ def best_plan(
     error_feedback: bool = False,
     coding: CodingRate | None = None,
     overlap_minibatches: bool = True,
+    message_dtypes: Sequence[str | tuple[str, str]] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan:
     """Finds the fastest way to run a model on a machine.
@@ -119,6 +121,11 @@ def best_plan(
         overlap_minibatches: Whether minibatches may overlap. Give ``False`` if they do
             not in the run, such as with a hook that needs the gradients of all stages
             (`pipeline.step.overlap`).
+        message_dtypes: Dtypes to which messages between stages may be narrowed, each
+            one name, or two for activations and gradients. For each edge and direction
+            the fastest one is taken, by the link and by the rates of coding in the
+            profile: ``'fp32'``, so no narrowing, where coding takes longer than it
+            saves; coding counts double (`divisible.planning.messages`).
         progress: Function that is called with the number of configurations seen and the
             number of all.
 
@@ -162,7 +169,8 @@ def best_plan(
     check_wire_dtype("exchange_dtype", exchange_dtype)
     _check_size(profiles[-1], batch)
     wire = Wire(exchange_dtype, error_feedback, coding)
-    workload = Workload(profiles, machine, batch, wire, overlap_minibatches)
+    narrowing = Narrowing.among(message_dtypes, profiles[-1])
+    workload = Workload(profiles, machine, batch, wire, overlap_minibatches, narrowing)
     fitting, refused = _cut(workload, space.rounds(), progress)
     if not fitting and not refused:
         raise ValueError(f"no configuration of {space} can run")

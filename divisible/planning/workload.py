@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from divisible.planning.coding import CodingRate
 from divisible.planning.conditions import Conditions
 from divisible.planning.cost_model import CostModel
 from divisible.planning.cut_plan import CutPlan, UncutPlan
@@ -25,6 +26,8 @@ from divisible.planning.gradient_exchange import GradientExchange, Wire
 from divisible.planning.interpolation import interpolate
 from divisible.planning.joint_weights import with_joint_weights
 from divisible.planning.machine import Machine
+from divisible.planning.message_plan import MessagePlan
+from divisible.planning.messages import Narrowing, message_plans
 from divisible.planning.network import Links
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, named_files
@@ -47,6 +50,7 @@ class Workload:
         batch: Samples of the minibatch.
         wire: How replicas exchange gradients.
         overlaps: Whether minibatches overlap in plans that allow it.
+        narrowing: The dtypes of messages to choose from; ``None`` to narrow none.
     """
 
     def __init__(
@@ -56,9 +60,11 @@ class Workload:
         batch: int,
         wire: Wire,
         overlaps: bool = False,
+        narrowing: Narrowing | None = None,
     ) -> None:
         self.profiles, self.machine = profiles, machine
         self.batch, self.wire, self.overlaps = batch, wire, overlaps
+        self.narrowing = narrowing
         # The machine has been checked when it was made.
         self._links = machine.links()
         self._memory, self._speeds = machine.rank_memory(), machine.rank_speeds()
@@ -120,6 +126,7 @@ class Workload:
             exchange,
             self.machine.disk,
             {size: together(size) for size in {*groups} - {1}},
+            self.narrowing,
         )
         model = replace(model, overlaps=self._overlaps(uncut))
         if uncut.hold_dtype != FULL:
@@ -164,13 +171,14 @@ class Workload:
             streamed=uncut.streamed,
             weight_groups=uncut.weight_groups,
             stage_groups=uncut.stage_groups,
+            messages=_message_plans(model, cut.cuts),
             step_seconds=None if step is None else step.seconds,
             bubble=None if step is None else step.bubble,
             conditions=Conditions(
                 self.machine,
                 batch=self.batch,
                 profiles=named_files(self.profiles),
-                coding={wire.dtype: model.exchange.coding} if has_replicas else {},
+                coding=self._coding(model),
                 overlap_minibatches=self._overlaps(uncut)
                 if uncut.may_overlap
                 else None,
@@ -181,6 +189,13 @@ class Workload:
         """Returns whether minibatches overlap; without a flush they always do."""
         versions = CATALOGUE[uncut.schedule].weight_versions
         return (self.overlaps or versions > 1) and uncut.may_overlap
+
+    def _coding(self, model: CostModel) -> dict[str, CodingRate]:
+        """Returns the rates of coding that the costs of a plan depend on."""
+        rates = {} if self.narrowing is None else {**self.narrowing.coding}
+        if model.exchange is not None:
+            rates[self.wire.dtype] = model.exchange.coding
+        return rates
 
     def _pipeline(self, uncut: UncutPlan) -> tuple[Links, GradientExchange | None]:
         """Returns the links of a pipeline, and its exchange with the other replicas."""
@@ -223,6 +238,14 @@ class Workload:
                 profile = exchange.with_residuals(profile)
             self._sized[key] = profile
         return self._sized[key]
+
+
+def _message_plans(model: CostModel, cuts: Sequence[int]) -> tuple[MessagePlan, ...]:
+    """Returns the dtypes of messages over each edge; none if none may be narrowed."""
+    if model.narrowing is None:
+        return ()
+    whole = model.largest.sums.stages(cuts).output_bytes[:-1] / model.links.bandwidth
+    return message_plans(*model.messages_of(cuts), whole)
 
 
 # Plans that are tried one after the other often have the same schedule, or differ in

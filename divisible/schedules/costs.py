@@ -38,6 +38,8 @@ class Costs:
         backward_input: Time of I, per stage.
         backward_weight: Time of W, per stage. B takes I + W.
         transfer: Bytes over bandwidth of one message, per edge, in either direction.
+        transfer_backward: Bytes over bandwidth of a message of gradients, per edge;
+            ``None`` for as many as ``transfer``.
         latency: Time of a message in addition to ``transfer``, per edge.
         activation_bytes: Bytes held per microbatch from F to B or I, per stage.
         pending_bytes: Bytes held per microbatch from I to W, per stage.
@@ -62,6 +64,9 @@ class Costs:
         weight_bytes: Bytes of a stage's weights, per stage. They count once for each
             copy that a schedule with two weight versions holds besides
             (`divisible.schedules.weight_versions`).
+        coding_forward: Time that each F takes besides, per stage, to code the messages
+            before and after it in narrower numbers. R takes none.
+        coding_backward: Time that each B or I takes besides for that, per stage.
 
     Raises:
         TypeError: If a value is no number.
@@ -96,11 +101,16 @@ class Costs:
     activation_saved: Values = 0
     checkpoint_saved: Values = 0
     weight_bytes: Values = 0
+    transfer_backward: Values | None = None
+    coding_forward: Values = 0.0
+    coding_backward: Values = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            name = f"Costs.{field.name}"
-            values = numbers(name, getattr(self, field.name))
+            name, given = f"Costs.{field.name}", getattr(self, field.name)
+            if given is None and field.name == "transfer_backward":
+                continue
+            values = numbers(name, given)
             if not np.all(np.isfinite(values) & (values >= 0)):
                 raise ValueError(
                     f"{name} must be finite and not negative, not {shown(values)}"
@@ -133,10 +143,11 @@ class Costs:
         """
         shape = n_stages, n_microbatches
         first, second, third = (self._spread(name, shape) for name in _PER_STAGE[:3])
+        coding, coding_back = (self._spread(name, shape) for name in _CODING)
         table = np.empty((len(KINDS), *shape))
-        table[FORWARD] = table[RECOMPUTE] = first
-        table[BACKWARD] = second + third
-        table[INPUT] = second
+        table[FORWARD], table[RECOMPUTE] = first + coding, first
+        table[BACKWARD] = second + third + coding_back
+        table[INPUT] = second + coding_back
         table[WEIGHT] = third
         return table
 
@@ -182,11 +193,14 @@ class Costs:
         table[WEIGHT] = third
         return table
 
-    def edges(self, n_stages: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the message times of each edge.
+    def edges(
+        self, n_stages: int, is_forward: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the message times of each edge in one direction.
 
         Args:
             n_stages: Number of stages.
+            is_forward: Whether messages have activations, not gradients.
 
         Returns:
             ``transfer`` and ``latency`` in seconds, of shape ``(n_stages - 1,)``.
@@ -194,8 +208,11 @@ class Costs:
         Raises:
             ValueError: If a value has another shape.
         """
-        transfer, latency = (self._spread(name, (n_stages - 1,)) for name in _PER_EDGE)
-        return transfer, latency
+        name = "transfer"
+        if not is_forward and self.transfer_backward is not None:
+            name = "transfer_backward"
+        shape = (n_stages - 1,)
+        return self._spread(name, shape), self._spread("latency", shape)
 
     def units(self, n_stages: int) -> tuple[np.ndarray, ...]:
         """Returns the sizes for each stage.
@@ -322,5 +339,8 @@ _PER_STAGE = (
     "activation_saved",
     "checkpoint_saved",
     "weight_bytes",
+    "coding_forward",
+    "coding_backward",
 )
-_PER_EDGE = ("transfer", "latency")
+_CODING = _PER_STAGE[-2:]
+_PER_EDGE = ("transfer", "latency", "transfer_backward")

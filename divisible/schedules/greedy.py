@@ -63,8 +63,10 @@ def build(
     """
     n_stages = len(stage_ranks)
     duration = costs.durations(n_stages, n_microbatches).tolist()
-    transfer, latency = costs.edges(n_stages)
-    delay = (transfer + latency).tolist()
+    delay, delay_back = (
+        (transfer + latency).tolist()
+        for transfer, latency in (costs.edges(n_stages, way) for way in (True, False))
+    )
     back = INPUT if split else BACKWARD
     reserve = [stage_ranks[s + 1 :].count(stage_ranks[s]) for s in range(n_stages)]
     ranks = [_Rank(rule, back, limit, reserve, duration[WEIGHT]) for limit in limits]
@@ -102,7 +104,8 @@ def build(
                 rank.deliver(*user, microbatch)
                 continue
             # The edge has the number of the earlier stage.
-            arrival = now + delay[min(stage, user[1])]
+            along = delay if user[0] == FORWARD else delay_back
+            arrival = now + along[min(stage, user[1])]
             heapq.heappush(of_stage[user[1]].coming, arrival)
             heapq.heappush(events, (arrival, _ARRIVAL, *user, microbatch))
 

@@ -34,7 +34,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from divisible.schedules.actions import BACKWARD, INPUT, WEIGHT
+from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, WEIGHT
 from divisible.schedules.costs import Costs
 from divisible.schedules.dependencies import NONE, locate
 from divisible.schedules.table import Table
@@ -89,7 +89,7 @@ def lower_bound(
     halves = split_backwards(schedule)
     duration = costs.durations_of(halves)
     pairs = precedences(halves)
-    transfer, latency = message_seconds(pairs, costs, halves.n_stages)
+    transfer, latency = message_seconds(pairs, costs, halves)
     lag = transfer + latency
     head = longest_ways(pairs.source, pairs.target, lag, duration)
     tail = longest_ways(pairs.target, pairs.source, lag, duration)
@@ -202,12 +202,23 @@ def precedences(halves: Table) -> Precedences:
 
 
 def message_seconds(
-    pairs: Precedences, costs: Costs, n_stages: int
+    pairs: Precedences, costs: Costs, halves: Table
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the transfer and the latency of each pair's message, 0 without one."""
-    # The last entry is read where there is no message.
+    """Returns the transfer and the latency of each pair's message, 0 without one.
+
+    Args:
+        pairs: The pairs, of :func:`precedences`.
+        costs: Costs of stages and edges.
+        halves: The schedule of the pairs.
+    """
+    is_forward = halves.kind[pairs.source] == FORWARD
+    forward, backward = (
+        # The last entry is read where there is no message.
+        [np.append(each, 0.0)[pairs.edge] for each in costs.edges(halves.n_stages, way)]
+        for way in (True, False)
+    )
     transfer, latency = (
-        np.append(per_edge, 0.0)[pairs.edge] for per_edge in costs.edges(n_stages)
+        np.where(is_forward, ahead, back) for ahead, back in zip(forward, backward)
     )
     return transfer, latency
 

@@ -56,7 +56,7 @@ class OrderProblem:
         self.rank = known.action_ranks
         self.duration = costs.durations_of(known)
         pairs = precedences(known)
-        transfer, latency = message_seconds(pairs, costs, known.n_stages)
+        transfer, latency = message_seconds(pairs, costs, known)
         seconds = costs.durations(known.n_stages, known.n_microbatches)
         forward, _, weight, _ = table = locate(known)
         is_alike = bool((seconds == seconds[:, :, :1]).all())

@@ -113,8 +113,8 @@ def simulate(
     edge = schedule.stage - (schedule.kind != FORWARD)
     edge[receiver == NONE] = 0
     transfer, latency = (
-        np.where(receiver == NONE, 0.0, per_edge[edge] if per_edge.size else 0.0)
-        for per_edge in costs.edges(schedule.n_stages)
+        np.where(receiver == NONE, 0.0, per_edge)
+        for per_edge in _per_action(schedule, costs, edge)
     )
     columns = {
         "rank": schedule.action_ranks,
@@ -157,6 +157,21 @@ def simulate(
     )
     timeline.find_bound = partial(lower_bound, schedule, costs, overlap, links)
     return timeline
+
+
+def _per_action(
+    schedule: Schedule, costs: Costs, edge: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the transfer and the latency of the edge of each action's result."""
+    forward, backward = (costs.edges(schedule.n_stages, way) for way in (True, False))
+    if schedule.n_stages == 1:
+        return np.zeros(edge.size), np.zeros(edge.size)
+    is_forward = schedule.kind == FORWARD
+    transfer, latency = (
+        np.where(is_forward, ahead[edge], back[edge])
+        for ahead, back in zip(forward, backward)
+    )
+    return transfer, latency
 
 
 def _links(schedule: Schedule, receiver: np.ndarray, links: str) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 from divisible.communication.wire import WIRE
 from divisible.planning.cuts import METHODS
 from divisible.planning.machine import Machine
+from divisible.planning.message_plan import message_lines
 from divisible.planning.network import Network
 from divisible.planning.partition import partition
 from divisible.planning.plan import Alternative, Plan
@@ -34,6 +35,7 @@ _OF_A_CHOICE = {
     "disk": "--disk",
     "weight_groups": "--weight-groups",
     "hold_dtypes": "--hold-dtype",
+    "message_dtypes": "--message-dtype",
     "waits": "--no-overlap-minibatches",
 }
 # Number of alternatives shown without --all.
@@ -108,6 +110,14 @@ _OF_A_MACHINE = ("memory", "network", "speeds", "disk")
     "--exchange-dtype",
     type=click.Choice(list(WIRE)),
     help="With --replicas, the dtype of exchanged gradients.  [default: fp32]",
+)
+@click.option(
+    "--message-dtype",
+    "message_dtypes",
+    type=click.Choice(list(WIRE)),
+    multiple=True,
+    help="With --ranks, a dtype to which messages between stages may be narrowed, where"
+    " that is faster than to send them as they are.",
 )
 @click.option(
     "--error-feedback",
@@ -216,6 +226,8 @@ def _print_plan(plan: Plan, shows_all: bool) -> None:
     console.print_table(PLAN_COLUMNS, plan_rows(plan.cuts, plan.stages))
     if plan.exchange is not None:
         console.say(f"exchange of gradients: {plan.exchange}")
+    for line in message_lines(plan.messages):
+        console.say_wrapped(line)
     if plan.alternatives:
         _print_alternatives(plan.alternatives, shows_all)
     alone = [

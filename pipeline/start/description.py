@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from chainer_kernels.text_table import text_table
 from divisible.layer_texts import title
+from divisible.planning.message_plan import message_lines
 from divisible.planning.plan import Plan
 from divisible.planning.retained_arrays import FULL
 from divisible.planning.units import count, format_bytes, format_seconds
@@ -146,6 +147,8 @@ def _besides(plan: Plan | None, changes: Sequence[str]) -> list[str]:
             f"{count(plan.replicas, 'replica')}{shares}, which exchange gradients in"
             f" {plan.exchange_dtype or 'fp32'}{feedback}"
         )
+    if any(each.is_narrowed for each in plan.messages):
+        words += message_lines(plan.messages)
     if plan.recompute != "never":
         words.append(f"microbatches are recomputed: {plan.recompute}")
     if plan.weight_groups > 1:

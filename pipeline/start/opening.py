@@ -22,6 +22,7 @@ import numpy as np
 
 from data_parallel import Grid
 from divisible import Divisible, Machine, Plan
+from divisible.planning.message_plan import narrowed_pairs
 from divisible.planning.retained_arrays import FULL
 from divisible.planning.units import count
 from divisible.user_warnings import warn_user
@@ -136,6 +137,7 @@ def open_plan(comm: Any, arguments: Arguments, wish: PlanWish) -> Opening:
         arguments.weight_groups,
         arguments.overlap_minibatches,
         arguments.hold_dtype,
+        arguments.message_dtype,
     )
     if not wish.is_auto and VARIABLE in os.environ and world_of(comm).rank == 0:
         warn_user(
@@ -192,7 +194,9 @@ def _by_plan(comm: Any, arguments: Arguments, wish: PlanWish, given: Given) -> O
     held: list[str | None] = [None] * n_pipeline
     for place, each in zip(places, said):
         held[place] = each.hold_in or held[place]
-    found = put_together(plan, given, held)
+    # With 'auto' a dtype is where the plan narrows messages, not on all edges.
+    besides = given._replace(message_dtype=None) if wish.is_auto else given
+    found = put_together(plan, besides, held)
     if found.warning and world.rank == 0:
         warn_user(found.warning)
     grid = None
@@ -225,6 +229,8 @@ def _options(
         weight_groups=found.weight_groups,
         overlap_minibatches=found.overlap_minibatches,
         stage_groups=plan.stage_groups,
+        message_dtype=None,
+        edge_dtypes=narrowed_pairs(plan.messages),
         hold_in=hold_in,
         hold_dtype=plan.hold_dtype,
     )

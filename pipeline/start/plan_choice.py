@@ -37,6 +37,7 @@ from divisible import (
 )
 from divisible.dtypes import floating_dtypes
 from divisible.minibatch import as_arrays
+from divisible.planning.message_plan import message_lines
 from divisible.planning.retained_arrays import FULL
 from divisible.planning.units import count, format_seconds
 from divisible.schedules.automatic import AUTO as AUTO_SCHEDULE
@@ -191,6 +192,7 @@ def choose(wish: Wish, goes_on: Callable[[], None]) -> Chosen:
         f" microbatches of {sizes} samples, in {format_seconds(seconds)}, to plan for"
         f" {best.conditions}{disk_words}",
         f"chosen: {best.headline}",
+        *message_lines(best.messages),
         f"because {_reasons(best, plans, profiles[-1])}",
     )
     return Chosen(best, lines)
@@ -333,6 +335,7 @@ def _constraints(given: Given) -> dict[str, Any]:
         "microbatches": None if m is None else [m],
         "weight_groups": [groups] if isinstance(groups, int) else None,
         "hold_dtypes": (given.hold_dtype or FULL,),
+        "message_dtypes": () if given.message_dtype is None else [given.message_dtype],
     }
 
 

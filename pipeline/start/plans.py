@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from divisible.communication.narrowing import pair_of
+from divisible.planning.message_plan import as_plans
 from divisible.planning.network import Network
 from divisible.planning.plan import Plan
 from divisible.planning.units import count
@@ -44,6 +46,8 @@ class Given(NamedTuple):
             to find it.
         overlap_minibatches: Whether minibatches overlap; ``'auto'`` for where they can.
         hold_dtype: Dtype in which activations wait for their backward.
+        message_dtype: Dtype of messages between all stages, or two of them, for
+            activations and gradients.
     """
 
     n_microbatches: int | None = None
@@ -53,6 +57,7 @@ class Given(NamedTuple):
     weight_groups: int | str | None = None
     overlap_minibatches: bool | str = AUTO
     hold_dtype: str | None = None
+    message_dtype: Any = None
 
 
 class InForce(NamedTuple):
@@ -140,6 +145,9 @@ def put_together(
         "weight_groups": 1 if weight_groups == AUTO else weight_groups,
         "stage_groups": _stage_groups(plan, schedule),
     }
+    messages = plan.messages
+    if given.message_dtype is not None:
+        messages = as_plans([pair_of(given.message_dtype)] * (plan.n_stages - 1))
     changes = tuple(
         f"{name} is {value!r} ({says!r} in the plan)"
         for name, value in wanted.items()
@@ -152,8 +160,13 @@ def put_together(
         overlap = False
     elif overlap is False and planned:
         changes += ("overlap_minibatches is False (True in the plan)",)
+    if messages != plan.messages and plan.messages:
+        says = "; ".join(map(str, plan.messages))
+        changes += (f"message_dtype is {given.message_dtype!r} ({says} in the plan)",)
     predicted = dict.fromkeys(PREDICTIONS) if changes else {}
-    in_force = dataclasses.replace(plan, **wanted, fusion=fusion, **predicted)
+    in_force = dataclasses.replace(
+        plan, **wanted, fusion=fusion, messages=messages, **predicted
+    )
     return InForce(
         in_force, schedule, stage_ranks, fuse, weight_groups, overlap, changes
     )

@@ -16,7 +16,7 @@ def shortest(costs, n_microbatches, stage_ranks, limits=None):
     d, n_ranks = len(stage_ranks), max(stage_ranks) + 1
     limits = [np.inf] * n_ranks if limits is None else limits
     seconds = costs.durations(d, n_microbatches)
-    delay = np.add(*costs.edges(d))
+    forward, backward = (np.add(*costs.edges(d, way)) for way in (True, False))
     actions = [
         (k, s, m) for k in "FIW" for s in range(d) for m in range(n_microbatches)
     ]
@@ -36,6 +36,7 @@ def shortest(costs, n_microbatches, stage_ranks, limits=None):
         if need not in ends:
             return None
         apart = stage_ranks[need[1]] != stage_ranks[stage]
+        delay = forward if kind == "F" else backward
         return ends[need] + (delay[min(stage, need[1])] if apart else 0.0)
 
     def extend(ends, free, held):

@@ -227,6 +227,16 @@ def _streamed(pipe, plan, *_):
             assert isinstance(layer, Streamed) == (position in plan.streamed)
 
 
+def _messages(pipe, plan, *_):
+    for channel, sender in pipe.internals.step.runner._senders.items():
+        wanted = "fp32"
+        if plan.messages:
+            edge = channel.stage - (not channel.is_forward)
+            wanted = plan.messages[edge].pair[not channel.is_forward]
+        assert (sender._wire is None) == (wanted == "fp32")
+        assert sender._wire is None or sender._wire.name == wanted
+
+
 #: For each field of a plan how a pipeline that runs is asked for it.
 ANSWERS = {
     "cuts": _cuts,
@@ -250,6 +260,7 @@ ANSWERS = {
     "streamed": _streamed,
     "weight_groups": _weight_groups,
     "stage_groups": _stage_groups,
+    "messages": _messages,
     "scatter": _predicted("scatter"),
     "bound": _predicted("bound"),
     "conditions": _predicted("conditions"),

@@ -27,6 +27,9 @@ def costs_of(data, d, m=None):
         *(values(*shape) for _ in range(3)),
         transfer=values(d - 1),
         latency=values(d - 1),
+        transfer_backward=data.draw(st.sampled_from([None, values(d - 1)])),
+        coding_forward=values(d),
+        coding_backward=values(d),
     )
 
 

@@ -4,7 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from divisible import schedules
-from divisible.schedules.actions import Action, ScheduleError, Transfer
+from divisible.schedules.actions import (
+    RECOMPUTE,
+    Action,
+    ScheduleError,
+    Transfer,
+)
 from divisible.schedules.costs import Costs
 from divisible.schedules.lowering import lower
 from divisible.schedules.schedule import Schedule
@@ -287,3 +292,22 @@ def test_each_message_for_a_group_occupies_a_shared_link():
     costs = Costs(forward=0.0, backward_input=0.0, backward_weight=0.0, transfer=1.0)
     makespans = [simulate(schedule, costs, links=links).makespan for links in LINKS]
     assert dict(zip(LINKS, makespans)) == {"parallel": 2, "serial": 4, "shared": 4}
+
+
+def test_directions_of_messages_and_coding_have_their_own_costs():
+    costs = Costs(
+        [1, 1],
+        [1, 1],
+        [1, 1],
+        transfer=1,
+        transfer_backward=3,
+        coding_forward=[0.5, 0.25],
+        coding_backward=[2, 4],
+    )
+    timeline = simulate(schedules.gpipe(2, 1), costs)
+    assert timeline.makespan == 1.5 + 1 + 1.25 + 6 + 3 + 4
+    assert timeline.bound == timeline.makespan - 1
+    alternated = simulate(schedules.gpipe(2, 1), costs, overlap=False)
+    assert alternated.makespan == timeline.makespan
+    # A forward that runs again neither sends nor receives.
+    assert costs.durations(2, 1)[RECOMPUTE].tolist() == [[1], [1]]

@@ -2,16 +2,20 @@
 
 import itertools
 
+import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+import pytest
 from mpi4py import MPI
 
 from benchmarks.common.rounded import Rounded
-from divisible import Divisible, Plan
+from divisible import Divisible, Plan, pop, stash
+from divisible.planning.message_plan import MessagePlan
 from pipeline import Pipeline
 from tests.support.equivalence import make_batches, set_up, stages_of_rank
 from tests.support.mpiexec import assert_on_ranks
+from tests.support.planned_runs import ANSWERS
 
 PAIRS = [("fp16", "fp16"), ("int8", "bf16"), ("e4m3", "e5m2"), ("int4", "fp32")]
 
@@ -94,6 +98,71 @@ def test_several_edges_and_schedules():
     assert_on_ranks(4, every_schedule, timeout=120)
 
 
+def as_planned(comm):
+    """Each edge has its own dtypes, and the middle one of a V sends nothing."""
+    cuts, n = [0, 1, 3, 4, 5], 3
+    messages = [MessagePlan("int8", "bf16"), MessagePlan(), MessagePlan("bf16", "int8")]
+    plan = Plan(cuts, n, "zb_v", stages_per_rank=2, messages=messages)
+    batches = make_batches([8, 8, 5])
+    np.random.seed(3)
+    model = Divisible(*mlp())
+    optimizer, losses = None, []
+    with Pipeline(model, comm, plan=plan, timeout=20) as pipe:
+        assert pipe.plan.messages == plan.messages
+        ANSWERS["messages"](pipe, plan)
+        assert "messages between stages 2 and 3: bf16 forward, int8" in str(pipe)
+        optimizer = pipe.setup(chainer.optimizers.MomentumSGD(0.1))
+        for x, t in batches:
+            losses.append(pipe.step(x, t)["loss"])
+            optimizer.update()
+    np.random.seed(3)
+    whole = serial(mlp(), cuts, [each.pair for each in messages])
+    expected, _ = train([whole], MPI.COMM_SELF, batches, n_microbatches=n)
+    assert losses == expected[:-1]
+
+
+def test_edges_of_a_plan():
+    assert_on_ranks(2, as_planned)
+
+
+def over_skips(comm):
+    """A skip past the second stage has the dtypes with the fewest bits on its way."""
+    messages = [MessagePlan("fp32", "int8"), MessagePlan("int8", "bf16")]
+    plan = Plan([0, 2, 3, 5], 2, "1f1b", messages=messages)
+    layers = [L.Linear(6, 9), L.Linear(9, 9), L.Linear(9, 4)]
+    batches = make_batches([8, 6])
+
+    def make():
+        np.random.seed(3)
+        return [link.copy(mode="init") for link in layers]
+
+    first, second, third = make()
+    losses = []
+    model = Divisible(first, stash("a"), second, pop("a", F.add), third)
+    with Pipeline(model, comm, plan=plan, timeout=20) as pipe:
+        optimizer = pipe.setup(chainer.optimizers.MomentumSGD(0.1))
+        for x, t in batches:
+            losses.append(pipe.step(x, t)["loss"])
+            optimizer.update()
+    first, second, third = make()
+    skip = Rounded("int8", "int8")
+    whole = Divisible(
+        first,
+        stash("a"),
+        Rounded(*messages[0].pair),
+        second,
+        Rounded(*messages[1].pair),
+        pop("a", lambda x, y: x + skip(y)),
+        third,
+    )
+    expected, _ = train([whole], MPI.COMM_SELF, batches, n_microbatches=2)
+    assert losses == expected[:-1]
+
+
+def test_skip_connections():
+    assert_on_ranks(3, over_skips)
+
+
 def with_infinity(comm):
     """A number that is not finite crosses an edge as it is; the next steps go on."""
     cuts = Plan.uniform(5, comm.size).cuts
@@ -108,3 +177,21 @@ def with_infinity(comm):
 
 def test_numbers_that_are_not_finite_stay_so():
     assert_on_ranks(2, with_infinity)
+
+
+def changed_besides(comm):
+    messages = [MessagePlan("int8", "int8")]
+    plan = Plan([0, 2, 5], 2, "1f1b", messages=messages)
+    with pytest.warns(UserWarning, match="message_dtype is 'bf16' .int8 in the plan"):
+        if comm.rank:
+            # Rank 0 warns for all.
+            import warnings
+
+            warnings.warn("message_dtype is 'bf16' (int8 in the plan)", stacklevel=1)
+        pipe = Pipeline(Divisible(*mlp()), comm, plan=plan, message_dtype="bf16")
+    assert pipe.plan.messages == (MessagePlan("bf16", "bf16"),)
+    pipe.close()
+
+
+def test_a_given_dtype_takes_precedence_over_the_plan():
+    assert_on_ranks(2, changed_besides)

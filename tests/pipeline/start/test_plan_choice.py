@@ -7,7 +7,15 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from divisible import Disk, Divisible, Machine, MemoryLimitError, Plan, deferred_init
+from divisible import (
+    Disk,
+    Divisible,
+    Machine,
+    MemoryLimitError,
+    Network,
+    Plan,
+    deferred_init,
+)
 from pipeline.start import plan_choice
 from pipeline.start.plan_choice import VARIABLE, Wish, choose, known_plan, save
 from pipeline.start.plans import Given
@@ -52,6 +60,18 @@ def test_what_is_given_is_kept():
     given = Given(4, "gpipe", "always")
     plan = chosen(Machine(2), given=given).plan
     assert (plan.n_microbatches, plan.schedule, plan.recompute) == given[:3]
+
+
+def test_messages_are_narrowed_where_the_link_is_slow():
+    given = Given(message_dtype=("int8", "bf16"))
+    found = chosen(Machine(2, network=Network(bandwidth=1e3)), given=given)
+    pairs = {each.pair for each in found.plan.messages if each.is_narrowed}
+    assert pairs == {("int8", "bf16")}
+    assert any(
+        line.startswith("messages between stages 0 and 1") for line in found.lines
+    )
+    plan = chosen(Machine(2, network=Network(bandwidth=1e12)), given=given).plan
+    assert not any(each.is_narrowed for each in plan.messages)
 
 
 def test_a_loss_that_counts():

@@ -7,6 +7,7 @@ import pytest
 from divisible import Machine, Network, Plan
 from divisible.planning.conditions import Conditions
 from divisible.planning.expected_costs import StagePlan
+from divisible.planning.message_plan import MessagePlan
 from divisible.schedules import create
 from pipeline.start.plans import (
     Given,
@@ -136,3 +137,18 @@ def test_the_links_of_a_pipeline():
     plan = Plan([0, 3, 5], 4, "1f1b", replicas=2, conditions=conditions)
     assert planned_network(plan).bandwidth.tolist() == [3e6]
     assert planned_network(PLAN) is planned_network(None) is None
+
+
+def test_a_given_dtype_of_messages_is_for_all_edges():
+    messages = [MessagePlan("int8", "bf16", "slow"), MessagePlan()]
+    plan = Plan([0, 1, 2, 3], 2, "1f1b", messages=messages, step_seconds=1.0)
+    found = put_together(plan, Given())
+    assert found.plan == plan and not found.changes
+    found = put_together(plan, Given(message_dtype="int4"))
+    assert found.plan.messages == (MessagePlan("int4", "int4"),) * 2
+    assert found.plan.step_seconds is None
+    assert found.changes == (
+        "message_dtype is 'int4' (int8 forward, bf16 backward; fp32 in the plan)",
+    )
+    # A plan that says nothing about messages is not changed by it.
+    assert not put_together(Plan([0, 1, 3], 2), Given(message_dtype="int8")).changes
