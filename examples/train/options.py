@@ -78,6 +78,13 @@ class Parser(argparse.ArgumentParser):
             help="microbatches whose activations are computed again for the backward",
         )
         add(
+            "--message-dtype",
+            type=dtypes,
+            help="dtype of messages between stages, such as int8, or two of them, such"
+            " as int8,bf16 for activations and gradients; with --plan auto only where"
+            " that is faster; default: their own",
+        )
+        add(
             "--cuts",
             type=cuts,
             help="positions to cut at, such as 7,15,26 for 4 ranks; auto: measure the"
@@ -119,6 +126,11 @@ def say(line: str) -> None:
     """Prints a line on one rank only."""
     if comm.rank == 0:
         print(line, flush=True)
+
+
+def dtypes(text: str) -> str | list[str]:
+    """Reads the name of a dtype, or two names that are separated by a comma."""
+    return text.split(",") if "," in text else text
 
 
 def cuts(text: str) -> list[int] | str:

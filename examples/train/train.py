@@ -5,13 +5,14 @@
     mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts auto
     mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts 7,15,26
     mpiexec -n 2 python examples/train/train.py --float16
+    mpiexec -n 2 python examples/train/train.py --message-dtype int8
     mpiexec -n 2 python examples/train/train.py --model resnet50 --cut-inside-blocks
     mpiexec -n 3 python examples/train/train.py --snapshots 2 --resume auto
 
 Without a plan there is a stage on each rank; on one rank this is serial training.
 Losses and accuracies are the same on any number of ranks, up to rounding. For models
 with dropout (vgg16) or batch normalization (resnet50) they depend on the number of
-microbatches.
+microbatches, and with --message-dtype on the cuts.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ def main() -> None:
             comm,
             seed=args.seed,
             loss_scale=optimizer.loss_scale if args.float16 else None,
+            message_dtype=args.message_dtype,
             **planned(args, model, train),
         )
     del model

@@ -108,8 +108,12 @@ def test_what_one_rank_alone_finds_wrong_ends_all(tmp_path):
 
 
 def test_train_in_float16(tmp_path):
-    """With two stages on each rank, which one optimizer updates together."""
+    """With two stages on each rank, which one optimizer updates together.
+
+    Messages are in 8 bits.
+    """
     argv = [*QUICK, "--float16", "--schedule", "interleaved", "--out", tmp_path]
+    argv += ["--message-dtype", "int8,e4m3"]
     assert "Warning" not in run(2, [TRAIN, *argv])
     (entry,) = json.loads((tmp_path / "log").read_text())
     assert 0 < entry["main/loss"] < 10
