@@ -1,0 +1,1 @@
+"""Measures the gains and costs of narrow messages between stages; see `__main__`."""
