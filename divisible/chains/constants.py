@@ -176,7 +176,8 @@ def _rule(
         part = kept[tuple(parts)]
         if not np.array_equal(np.broadcast_to(part, a.shape), a, equal_nan=_nan(a)):
             return None
-    return kept.copy(), follows
+    # A table of the chain may be changed in place later, and the layer follows it.
+    return (kept.copy() if follows else first), follows
 
 
 def _nan(array: np.ndarray) -> bool:

@@ -85,6 +85,14 @@ def test_what_follows_in_no_known_way_is_refused(call):
         from_chain(build(broadcast), X)
 
 
+def test_a_table_that_is_changed_in_place_is_followed():
+    table = np.arange(6, dtype=np.float32)
+    chain = build(lambda self, x: self.a(x) * table)
+    model = from_chain(chain, X)
+    table[...] = 3
+    np.testing.assert_array_equal(model(X).array, chain(X).array)
+
+
 def test_a_text_has_a_checksum():
     one, other = ConstantLayer(np.zeros(2), {}), ConstantLayer(np.ones(2), {})
     assert str(one) != str(other) and "float64, (2,)" in str(one)
