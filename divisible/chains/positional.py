@@ -128,6 +128,12 @@ def _refused(name: str, argument: _Argument) -> ChainError:
             "put what makes it, and the call, into the forward of a link of its own, or"
             " give its arrays one by one, or joined by F.concat or F.stack"
         )
+    elif argument.name in ("train", "test") and isinstance(value, (bool, np.bool_)):
+        given = f"{argument.name}={value}"
+        cure = (
+            "leave it out, and read chainer.config.train in its place, which a pipeline"
+            " sets for training and evaluation"
+        )
     elif argument.is_default:
         given = f"{argument.name}={short(value)}, its default, before an input"
         cure = (

@@ -53,6 +53,16 @@ def test_other_arguments_are_refused(args, kwargs, reason):
     assert "position only" in str(caught.value)
 
 
+def test_a_flag_of_the_mode_is_refused_with_the_configuration_that_replaces_it():
+    def forward(x, train):
+        return x
+
+    with pytest.raises(ChainError, match="train=True.*read chainer.config.train"):
+        by_position(forward, "it", (X, True), {})
+    with pytest.raises(ChainError, match="test=False.*read chainer.config.train"):
+        by_position(L.BatchNormalization(4).forward, "it", (X,), {"test": False})
+
+
 class Block(chainer.Chain):
     def __init__(self):
         super().__init__(a=L.Linear(4, 4))
