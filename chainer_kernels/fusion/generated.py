@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
+import types
 
 from chainer_kernels.code_cache import SOURCE
 from chainer_kernels.compiling import Loop
@@ -56,8 +58,14 @@ def loops(sources: tuple[Source, ...]) -> tuple[tuple[Source, Loop], ...]:
 
 
 def imported(text: str) -> dict:
-    """Returns the names that a module defines, by executing its text."""
+    """Returns the names that a module defines, by executing its text.
+
+    The module is among those that are imported: compiled code on disk names the module
+    of its functions, and another process must find a module of that name to load it.
+    """
     name = f"chainer_kernels_fused_{hashlib.sha256(text.encode()).hexdigest()[:20]}"
-    names = {"__name__": name, SOURCE: text}
+    made = sys.modules[name] = types.ModuleType(name)
+    names = vars(made)
+    names[SOURCE] = text
     exec(compile(text, f"<{name}>", "exec"), names)
     return names
