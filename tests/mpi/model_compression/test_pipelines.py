@@ -202,10 +202,12 @@ def equal_to_one_rank(comm, cuts, schedule, half, name="pruned"):
 @pytest.mark.parametrize(
     "n, cuts, schedule, half",
     [
-        (2, [0, 4, 8], "1f1b", False),
+        pytest.param(2, [0, 4, 8], "1f1b", False, marks=pytest.mark.matrix),
         (2, [0, 1, 8], "zb_h1", True),
         (3, [0, 3, 6, 8], "gpipe", False),
-        (2, [0, 2, 4, 6, 8], "interleaved", False),
+        pytest.param(
+            2, [0, 2, 4, 6, 8], "interleaved", False, marks=pytest.mark.matrix
+        ),
         (2, [0, 1, 5, 7, 8], "zb_v", False),
         (2, [0, 2, 4, 5, 8], "interleaved", True),
     ],
@@ -240,7 +242,7 @@ def ranges(stage):
 @pytest.mark.parametrize(
     "cuts, half, name",
     [
-        ([0, 8], False, "pruned"),
+        pytest.param([0, 8], False, "pruned", marks=pytest.mark.matrix),
         ([0, 5, 8], True, "pruned"),
         ([0, 8], False, "few bits"),
     ],
@@ -275,10 +277,21 @@ def goes_on(comm, cuts, folder, is_same_cut, name):
             np.testing.assert_array_equal(array, expected[path], err_msg=path)
 
 
-@pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize(
-    "before, after",
-    [([0, 8], [0, 4, 8]), ([0, 2, 6, 8], [0, 8]), ([0, 4, 8], [0, 4, 8])],
+    "before, after, name",
+    [
+        ([0, 8], [0, 4, 8], "few bits"),
+        ([0, 2, 6, 8], [0, 8], "pruned"),
+        ([0, 4, 8], [0, 4, 8], "few bits"),
+        *(
+            pytest.param(*each, marks=pytest.mark.matrix)
+            for each in [
+                ([0, 8], [0, 4, 8], "pruned"),
+                ([0, 2, 6, 8], [0, 8], "few bits"),
+                ([0, 4, 8], [0, 4, 8], "pruned"),
+            ]
+        ),
+    ],
 )
 def test_a_snapshot_within_a_course_resumes_on_other_stages(
     before, after, name, tmp_path
@@ -429,7 +442,9 @@ def channels_on_another_rank(comm, cuts):
         check_alike(found, expected)
 
 
-@pytest.mark.parametrize("cuts", [[0, 1, 8], [0, 1, 3, 8]])
+@pytest.mark.parametrize(
+    "cuts", [pytest.param([0, 1, 8], marks=pytest.mark.matrix), [0, 1, 3, 8]]
+)
 def test_normalization_on_another_rank_goes_with_its_channels(cuts):
     assert_on_ranks(len(cuts) - 1, channels_on_another_rank, cuts)
 
@@ -532,6 +547,8 @@ def ranges_of_replicas(comm, overflows):
         np.testing.assert_allclose(link.input_range, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("overflows", [[], [1, 8]])
+@pytest.mark.parametrize(
+    "overflows", [pytest.param([], marks=pytest.mark.matrix), [1, 8]]
+)
 def test_replicas_calibrate_each_rule_by_the_minibatches_that_update(overflows):
     assert_on_ranks(2, ranges_of_replicas, overflows)
