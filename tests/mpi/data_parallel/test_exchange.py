@@ -22,7 +22,9 @@ def gradients_of(n_ranks, n):
 
 def one_array(comm, local_size, **options):
     """Compares it with the simulation, for several sizes and shares."""
-    for chunk_bytes in [None, 8192]:
+    shares = [None, [3, 0, 5, 7][: comm.size]]
+    # Only the largest array has several chunks of 8 KiB.
+    for chunk_bytes, sizes in [(None, [1, 15, 300, 20_000]), (8192, [20_000])]:
         with Exchange(
             comm,
             local_size=local_size,
@@ -32,9 +34,7 @@ def one_array(comm, local_size, **options):
             timeout=TIMEOUT,
             **options,
         ) as exchange:
-            cases = itertools.product(
-                [1, 15, 300, 20_000], [None, [3, 0, 5, 7][: comm.size]]
-            )
+            cases = itertools.product(sizes, shares)
             for renewal, (n, n_samples) in enumerate(cases):
                 compare(exchange, n, n_samples, local_size, options, renewal)
 
