@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import chainer_kernels
 from tests.support import kernels
+from tests.support.examples import examples
 
 SHAPES = st.lists(st.integers(0, 7), max_size=4)
 # Functions, and the names of their classes.
@@ -31,6 +32,7 @@ ACTIVATIONS = {
 }
 
 
+@examples(100)
 @given(st.sampled_from(list(ACTIVATIONS)), SHAPES, kernels.orders, kernels.seeds)
 def test_values_and_gradients(name, shape, order, seed):
     function, classes = ACTIVATIONS[name]

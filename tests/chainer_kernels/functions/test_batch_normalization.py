@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import chainer_kernels
 from chainer_kernels import threads
 from tests.support import kernels
+from tests.support.examples import examples
 
 TRAINED = [
     "GeneralBatchNormalizationImpl.forward",
@@ -49,6 +50,7 @@ def are_together(shape, axis, order):
     )
 
 
+@examples(100)
 @given(SHAPES, kernels.orders, kernels.seeds, st.sampled_from([2e-5, 1e-3]))
 def test_statistics_of_the_batch(case, order, seed, eps):
     shape, axis = case

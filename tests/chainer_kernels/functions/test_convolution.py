@@ -16,6 +16,7 @@ import chainer_kernels
 from chainer_kernels.geometry import Geometry
 from tests.support import bfloat16, kernels
 from tests.support.bfloat16 import in_bfloat16
+from tests.support.examples import examples
 
 
 class Case(NamedTuple):
@@ -74,6 +75,7 @@ def cases(draw: Any, n_axes: st.SearchStrategy[int]) -> Case:
     )
 
 
+@examples(100)
 @given(cases(st.just(2)), kernels.orders, st.integers(0, 99))
 def test_two_axes(case, order, seed):
     def convolve(x, W, b):
@@ -97,6 +99,7 @@ def test_other_numbers_of_axes(case, order, seed):
     )
 
 
+@examples(100)
 @given(cases(st.integers(1, 3)), kernels.orders, st.integers(0, 99))
 def test_deconvolution(case, order, seed):
     x, W, _ = case.arrays(seed)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import chainer_kernels
 from tests.support import kernels
+from tests.support.examples import examples
 
 KERNELS = ["GroupNormalization.forward", "GroupNormalization.backward"]
 
@@ -21,6 +22,7 @@ def inputs(shape, seed, order="C"):
     return [kernels.in_order(x, order), scale, shift]
 
 
+@examples(100)
 @given(
     st.lists(st.integers(3, 6), min_size=2, max_size=2),
     st.integers(1, 4),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import chainer_kernels
 from chainer_kernels import pooling_windows
 from tests.support import kernels
+from tests.support.examples import examples
 
 
 def outs(sizes, options):
@@ -83,6 +84,7 @@ def test_second_derivative_of_max_pooling(pooling, order, seed):
     np.testing.assert_allclose(ggy, right_ggy, 1e-5, 1e-5)
 
 
+@examples(100)
 @given(poolings(n_dims=(2,)), kernels.orders, kernels.seeds)
 def test_average_pooling_2d(pooling, order, seed):
     shape, options = pooling

@@ -16,6 +16,7 @@ from chainer_kernels import catalogue
 from chainer_kernels.functions import recurrent, recurrent_cells
 from tests.support import kernels
 from tests.support.bfloat16 import in_bfloat16
+from tests.support.examples import examples
 
 # Chainer's function, its options, the number of gates, whether it has cells, and
 # the number of directions.
@@ -60,6 +61,7 @@ def problem(function, lengths, sizes, seed=0, order="C", dropout=0.0):
     return call, arrays
 
 
+@examples(100)
 @given(
     st.sampled_from(FUNCTIONS),
     st.lists(st.integers(0, 4), min_size=1, max_size=4),
@@ -83,6 +85,7 @@ def test_n_step(function, lengths, sizes, seed, order, dropout):
     kernels.check(call, arrays, KERNEL, atol=3e-4)
 
 
+@examples(100)
 @given(
     st.sampled_from(FUNCTIONS),
     st.lists(st.integers(0, 4), min_size=1, max_size=4),

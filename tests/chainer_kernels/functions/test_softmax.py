@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import chainer_kernels
 from tests.support import kernels
+from tests.support.examples import examples
 
 SOFTMAX = ["Softmax.forward", "_SoftmaxGrad.forward"]
 CROSS_ENTROPY = [
@@ -28,6 +29,7 @@ def shapes_and_axes(draw):
 
 # One class has nearly everything: its gradient is what little is left of two terms.
 @example(case=([4, 1], 0), order="C", seed=1)
+@examples(100)
 @given(shapes_and_axes(), kernels.orders, kernels.seeds)
 def test_softmax(case, order, seed):
     shape, axis = case
