@@ -3,13 +3,14 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import Disk, LayerCost, Machine, Network, Plan, Profile, best_plan
 from divisible.planning.coding import CodingRate
 from divisible.planning.conditions import Conditions
 from divisible.planning.plan_simulation import predicted_step, simulate_plan
+from tests.support.examples import examples
 
 MACHINE = Machine(
     4,
@@ -172,7 +173,7 @@ layer = st.tuples(
     replicas=st.integers(1, 3),
     exchange_dtype=st.sampled_from(["fp32", "int8"]),
 )
-@settings(max_examples=25, deadline=None)
+@examples(40, deadline=None)
 def test_a_saved_plan_predicts_what_the_plan_did(
     tmp_path_factory,
     layers,

@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import (
@@ -21,9 +21,10 @@ from divisible import (
 from divisible.planning import dynamic_program
 from divisible.schedules.catalogue import ONE_PER_RANK
 from divisible.schedules.recomputation import RECOMPUTATIONS, recompute
+from tests.support.examples import examples
 from tests.support.schedules import held_moments
 
-SETTINGS = settings(max_examples=400)
+SETTINGS = examples(400)
 
 
 def layers_of(times, **columns):
@@ -194,7 +195,7 @@ def test_a_plan_describes_its_stages(request):
 
 
 @given(requests(), st.sampled_from(["uniform", "parameters", "time"]))
-@settings(max_examples=150)
+@examples(150)
 def test_other_methods_minimise_what_they_say(request, method):
     profile, n_stages, options = request
     options["memory"] = None
@@ -222,7 +223,7 @@ def test_other_methods_minimise_what_they_say(request, method):
 def test_what_is_passed_over_is_never_better(block):
     """In blocks of the size in use, so few layers are all tried."""
     n, n_stages, feasible = 30, 5, 0
-    for seed in range(300):
+    for seed in range(100):
         random = np.random.RandomState(seed)
 
         def rare(most, shape, random=random):
@@ -252,7 +253,7 @@ def test_what_is_passed_over_is_never_better(block):
             except MemoryLimitError as error:
                 found = str(error)
         assert found == expected
-    assert 50 < feasible < 250
+    assert 16 < feasible < 84
 
 
 def test_ten_thousand_layers_on_64_stages():
