@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from divisible import (
@@ -35,6 +35,7 @@ from divisible.schedules.catalogue import (
 )
 from divisible.schedules.costs import Costs
 from divisible.schedules.recomputation import RECOMPUTATIONS
+from tests.support.examples import examples
 
 
 def uneven(n=8, n_samples=12):
@@ -159,7 +160,7 @@ def small_profiles(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@examples(40)
 @given(
     small_profiles(),
     st.integers(1, 3),
@@ -289,7 +290,7 @@ def test_one_rank_needs_no_other_schedule():
         best_plan(uneven(), Machine(1), schedules=["interleaved"])
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_h2"])
 def test_the_choice_is_as_good_as_the_best_of_all_cuts(seed, schedule):
     """As simulating every cut with every number of microbatches shows."""
@@ -610,7 +611,7 @@ def test_what_two_replicas_of_one_stage_take():
     assert plan.step_seconds == pytest.approx(6 / 4 + 0.154 + 0.15 + 0.25)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     small_profiles(),
     st.sampled_from(["gpipe", "1f1b", "zb_h1", "interleaved", "zb_v"]),
