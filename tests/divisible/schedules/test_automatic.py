@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import schedules, simulate
@@ -15,6 +15,7 @@ from divisible.schedules.automatic import (
 )
 from divisible.schedules.recomputation import recompute
 from divisible.schedules.timeline import Timeline
+from tests.support.examples import examples
 
 
 def placements(n_ranks):
@@ -56,6 +57,7 @@ def measured(schedule, costs):
 
 
 @pytest.mark.slow
+@examples(100)
 @given(cases())
 def test_measured_costs(case):
     stage_ranks, n_microbatches, costs = case
@@ -85,7 +87,7 @@ def test_pieces_of_an_action_count_once():
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@examples(60)
 @given(cases(), st.sampled_from(["never", "except_last", "always"]))
 def test_the_choice_is_the_fastest_that_fits(case, checkpoint):
     stage_ranks, n_microbatches, costs = case

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import simulate
@@ -13,12 +13,13 @@ from divisible.schedules import (
 )
 from divisible.schedules.actions import ScheduleError
 from divisible.schedules.catalogue import placed
+from tests.support.examples import examples
 from tests.support.schedules import UNIT
 
 seconds = st.integers(0, 8).map(lambda eighths: eighths / 8 + 0.125)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.data())
 def test_list_schedule_respects_its_limit(data):
     ranks = data.draw(st.integers(1, 4))
@@ -63,7 +64,7 @@ def problems(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@examples(100)
 @given(problems(), st.booleans())
 def test_list_schedule_is_no_slower_than_any_fixed_pattern(problem, split):
     costs, m, limit, stage_ranks = problem

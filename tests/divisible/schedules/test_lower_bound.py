@@ -9,6 +9,7 @@ from divisible.schedules.lower_bound import above, greatest_sum, lower_bound
 from divisible.schedules.recomputation import RECOMPUTATIONS, recompute
 from divisible.schedules.simulator import LINKS, simulate
 from divisible.schedules.timeline import Timeline
+from tests.support.examples import examples
 from tests.support.exhaustive import shortest
 from tests.support.schedules import grouped_schedules, named_schedules
 
@@ -33,7 +34,7 @@ def costs_of(data, d, m=None):
     )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.data())
 def test_no_schedule_is_shorter_than_its_bound(data):
     schedule = data.draw(st.one_of(named_schedules(), grouped_schedules()))
