@@ -15,6 +15,7 @@ from chainer_kernels.contributions import Product, Rows
 from divisible.backward.backprop import backward_input, run_together
 from divisible.backward.completion import Completion
 from divisible.backward.weight_gradients import WeightGradients
+from tests.support.examples import examples
 
 DTYPES = {"e": 2e-2, "f": 1e-4, "d": 1e-9}
 
@@ -91,6 +92,7 @@ def serial(net, parts):
     return {name: param.grad for name, param in net.namedparams()}
 
 
+@examples(100)
 @given(
     st.lists(st.integers(1, 3), min_size=1, max_size=5),
     st.sampled_from([*DTYPES]),

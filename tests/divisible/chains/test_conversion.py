@@ -5,10 +5,11 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import Divisible, deferred_init, from_chain
+from tests.support.examples import examples
 
 X = np.random.RandomState(0).normal(size=(3, 6)).astype(np.float32)
 
@@ -83,7 +84,7 @@ class Random(chainer.Chain):
 
 
 @given(STEPS, st.data())
-@settings(max_examples=60, deadline=None)
+@examples(60, deadline=None)
 def test_a_random_chain_taken_apart_computes_the_same(steps, data):
     chain = Random(steps)
     model = from_chain(chain, X)

@@ -11,6 +11,7 @@ from divisible.planning.network import Network
 from divisible.planning.profile import Profile
 from divisible.schedules import interleaved
 from pipeline.rebalancing.decisions import decide_cuts
+from tests.support.examples import examples
 
 N_MICROBATCHES = 8
 
@@ -131,6 +132,7 @@ def test_one_long_minibatch_moves_nothing():
     assert decision.cuts is None
 
 
+@examples(100)
 @given(st.lists(st.floats(0.2, 5), min_size=3, max_size=3))
 def test_a_decision_never_makes_the_simulated_step_slower(speeds):
     profile, cuts = make_profile(), [0, 5, 10, 16]
