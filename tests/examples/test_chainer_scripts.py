@@ -5,11 +5,18 @@ What needs the scripts runs where CHAINER_SRC names a source tree of Chainer 7.8
 
 import json
 import re
+import sys
 
 import numpy as np
 import pytest
 
-from examples.chainer_scripts.port import FILES, apply_edits, edits_of, read_edits
+from examples.chainer_scripts.port import (
+    FILES,
+    apply_edits,
+    edits_of,
+    main,
+    read_edits,
+)
 from tests.support.chainer_scripts import (
     FOLDER,
     assert_logs_equal,
@@ -128,18 +135,21 @@ def test_all_files_are_ported(made_up, tmp_path):
 @pytest.mark.parametrize("change", ["lost", "twice"])
 @pytest.mark.parametrize("source, target, lesson", lessons())
 def test_nothing_is_written_where_an_edit_finds_no_place(
-    source, target, lesson, change, made_up, tmp_path
+    source, target, lesson, change, made_up, tmp_path, monkeypatch
 ):
     script = made_up / source
     for edit in edits_of(source, lesson):
         text, old = script.read_text(), "".join(edit.old)
         script.write_text(text.replace(old, "") if change == "lost" else text + old)
-        result = run_port(made_up, tmp_path / "out")
+        argv = ["port.py", str(made_up), str(tmp_path / "out")]
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as refused:
+            patch.setattr(sys, "argv", argv)
+            main()
         script.write_text(text)
-        assert result.returncode == 1
-        assert f"{script}: the edit of {edit.origin} has" in result.stderr
-        assert ("no place" if change == "lost" else "several places") in result.stderr
-        assert result.stderr.count("the edit of") == 1
+        said = str(refused.value)
+        assert f"{script}: the edit of {edit.origin} has" in said
+        assert ("no place" if change == "lost" else "several places") in said
+        assert said.count("the edit of") == 1
         assert not (tmp_path / "out").exists()
 
 
