@@ -1,6 +1,10 @@
 """What tests of invariant 1 share: a pipeline trains as the undivided model does."""
 
-from typing import Callable, NamedTuple
+from __future__ import annotations
+
+import functools
+import pickle
+from typing import Any, Callable, NamedTuple
 
 import chainer
 import chainer.functions as F
@@ -129,24 +133,55 @@ def check_equal(
     losses = train_on(
         comm, stages, batches, lr, frozen, **measures._asdict(), **options
     )
-    np.random.seed(3)
+    microbatches = None
     if serially_in_microbatches:
-        expected_losses, expected = train_in_microbatches(
-            make_model(),
-            batches,
-            options["n_microbatches"],
-            lr,
-            measures,
-            options.get("seed", 0),
-        )
-    else:
-        expected_losses, expected = train_serially(
-            make_model(), batches, lr, frozen, measures
-        )
+        microbatches = options["n_microbatches"], options.get("seed", 0)
+    expected_losses, expected = _undivided(
+        make_model,
+        pickle.dumps(batches),
+        lr,
+        tuple(frozen),
+        measures,
+        microbatches,
+        (chainer.config.dtype, chainer.config.train),
+    )
     assert_close(losses, expected_losses, rtol=rtol)
     for stage in stages:
         for path, param in stage.namedparams():
             assert_close(param.array, expected[path].array, rtol, atol, path)
+
+
+# Schedules and cuts in a row are compared with the same run, which takes each rank as
+# long as all stages together.
+@functools.lru_cache(maxsize=1)
+def _undivided(
+    make_model: Callable,
+    pickled_batches: bytes,
+    lr: float,
+    frozen: tuple[str, ...],
+    measures: Measures,
+    microbatches: tuple[int, int] | None,
+    config: Any,
+):
+    """Trains the undivided model.
+
+    Args:
+        make_model: Returns the model.
+        pickled_batches: Minibatches, as bytes, by which they are compared.
+        lr: Learning rate.
+        frozen: Paths of layers that are not updated.
+        measures: Loss and accuracy of the output.
+        microbatches: Number of microbatches that the model sees one by one, and the
+            seed of what random layers draw; None for whole minibatches.
+        config: Values of the configuration on which the result depends.
+    """
+    del config
+    batches = pickle.loads(pickled_batches)
+    np.random.seed(3)
+    if microbatches is None:
+        return train_serially(make_model(), batches, lr, frozen, measures)
+    n, seed = microbatches
+    return train_in_microbatches(make_model(), batches, n, lr, measures, seed)
 
 
 def stages_of_rank(comm, n_stages, schedule=None):
