@@ -144,15 +144,35 @@ def check_moves(comm, schedule, tied, half, seed, restarted_at=None):
         np.testing.assert_array_equal(state[key], value, err_msg=key)
 
 
+def runs(ordinary):
+    """Gives a test each schedule with float32 and with mixed precision.
+
+    Args:
+        ordinary: For each schedule, whether the run that is not left to the matrix has
+            mixed precision.
+    """
+    return pytest.mark.parametrize(
+        "schedule, half",
+        [
+            pytest.param(
+                schedule,
+                half,
+                marks=() if ordinary[schedule] == half else pytest.mark.matrix,
+                id=f"{schedule}-{'mixed_precision' if half else 'adam'}",
+            )
+            for schedule in N_RANKS
+            for half in (False, True)
+        ],
+    )
+
+
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.matrix)])
-@pytest.mark.parametrize("half", [False, True], ids=["adam", "mixed_precision"])
-@pytest.mark.parametrize("schedule", N_RANKS)
+@runs({"1f1b": False, "zb_h1": True, "interleaved": False})
 def test_a_run_equals_the_one_without_moves_bit_for_bit(schedule, half, seed):
     assert_on_ranks(N_RANKS[schedule], check_moves, schedule, False, half, seed)
 
 
-@pytest.mark.parametrize("half", [False, True], ids=["adam", "mixed_precision"])
-@pytest.mark.parametrize("schedule", N_RANKS)
+@runs({"1f1b": True, "zb_h1": False, "interleaved": True})
 def test_tied_layers_move_as_from_a_snapshot(tmp_path, schedule, half):
     # Where the gradients of a shared parameter are added up depends on the cut.
     path = str(tmp_path / "snapshot")
