@@ -5,7 +5,6 @@ import random
 import re
 import shutil
 import signal
-import sys
 import time
 
 import chainer
@@ -13,12 +12,13 @@ import numpy as np
 import pytest
 
 from pipeline import Snapshot, latest_snapshot
+from tests.support.loaded_python import loaded_python
 from tests.support.mpiexec import assert_on_ranks, worker
 from tests.support.processes import launcher, running
 from tests.support.snapshot_training import BATCHES, Run, names_in, saved_arrays
 
 N_RANKS = 3
-N_STEPS = 60
+N_STEPS = 30
 START_UP = 60
 
 
@@ -52,16 +52,21 @@ def train(comm, folder):
 
 
 def start(folder):
-    arguments = worker(train, str(folder))
-    return running([launcher(), "-n", str(N_RANKS), sys.executable, *arguments])
+    arguments = [*loaded_python(), *worker(train, str(folder))]
+    return running([launcher(), "-n", str(N_RANKS), *arguments])
 
 
-def wait_for_ranks(program):
-    """Waits until all ranks train, and returns their process ids."""
+def wait_for_ranks(program, folder):
+    """Waits until all ranks train and have saved; returns their process ids.
+
+    What the first step loads takes longer than many steps: a run that is killed there
+    has nothing to go on from.
+    """
 
     def pids():
         found = re.findall(r"rank (\d) trains in process (\d+)", program.output)
-        return len(found) == N_RANKS and {int(r): int(pid) for r, pid in found}
+        have_saved = len(found) == N_RANKS and any(folder.glob("step_*"))
+        return have_saved and {int(r): int(pid) for r, pid in found}
 
     return program.wait_for(pids, START_UP)
 
@@ -89,7 +94,7 @@ def test_killed_and_resumed(tmp_path, n_kills):
     undisturbed.mkdir()
     disturbed.mkdir()
     with start(undisturbed) as program:
-        wait_for_ranks(program)
+        wait_for_ranks(program, undisturbed)
         begin = time.monotonic()
         assert program.wait(120) == 0, program.output
         seconds = time.monotonic() - begin
@@ -97,7 +102,7 @@ def test_killed_and_resumed(tmp_path, n_kills):
     done, while_saving = 0, 0
     while done < n_kills:
         with start(disturbed) as program:
-            pids = wait_for_ranks(program)
+            pids = wait_for_ranks(program, disturbed)
             time.sleep(chance.uniform(0, seconds / 3))
             if program.process.poll() is None:
                 os.kill(pids[chance.randrange(N_RANKS)], signal.SIGKILL)
