@@ -59,6 +59,6 @@ def trained_by_both(comm, names, scale):
             assert difference < 0.01 * moved[path] + most, (name, path)
 
 
-@pytest.mark.parametrize("scale", [1000, 100])
+@pytest.mark.parametrize("scale", [1000, pytest.param(100, marks=pytest.mark.matrix)])
 def test_every_optimizer(scale):
     assert_on_ranks(2, trained_by_both, [*numpy_training.RULES], scale)

@@ -208,7 +208,7 @@ def test_one_rank_asks_nobody():
     assert (optimizer.t, comm.n_duplicates) == (1, 0)
 
 
-N_OVERFLOW_STEPS = 1000
+N_OVERFLOW_STEPS = 300
 
 
 def random_overflows(comm, replicas):

@@ -68,26 +68,28 @@ class Run:
 def resume(comm, folder):
     alone = comm.Split(0 if comm.rank == 0 else MPI.UNDEFINED)
     layouts = {"serial": (alone, 1), "two": (comm, 2), "interleaved": (comm, 4)}
-    for make_optimizer in (chainer.optimizers.Adam, chainer.optimizers.AdaDelta):
-        for saved in ("two", "interleaved"):
-            path = f"{folder}/{make_optimizer.__name__}_{saved}"
-            run = Run(*layouts[saved], make_optimizer)
-            for i in range(3):
-                run.step(i)
-            save_snapshot(path, run.pipe, run.optimizer)
-            losses = [run.step(i) for i in (3, 4, 5)]
-            states = comm.allgather(run.state())
-            expected = {k: v for state in states for k, v in state.items()}
-            assert any(key.endswith("/master") for key in expected)
-            for group, n_stages in layouts.values():
-                if group == MPI.COMM_NULL:
-                    continue
-                other = Run(group, n_stages, make_optimizer, seed=4)
-                other.step(0)
-                load_snapshot(path, other.pipe, other.optimizer)
-                assert [other.step(i) for i in (3, 4, 5)] == losses
-                for key, value in other.state().items():
-                    np.testing.assert_array_equal(value, expected[key], key)
+    for saved, make_optimizer in (
+        ("two", chainer.optimizers.Adam),
+        ("interleaved", chainer.optimizers.AdaDelta),
+    ):
+        path = f"{folder}/{saved}"
+        run = Run(*layouts[saved], make_optimizer)
+        for i in range(3):
+            run.step(i)
+        save_snapshot(path, run.pipe, run.optimizer)
+        losses = [run.step(i) for i in (3, 4, 5)]
+        states = comm.allgather(run.state())
+        expected = {k: v for state in states for k, v in state.items()}
+        assert any(key.endswith("/master") for key in expected)
+        for group, n_stages in layouts.values():
+            if group == MPI.COMM_NULL:
+                continue
+            other = Run(group, n_stages, make_optimizer, seed=4)
+            other.step(0)
+            load_snapshot(path, other.pipe, other.optimizer)
+            assert [other.step(i) for i in (3, 4, 5)] == losses
+            for key, value in other.state().items():
+                np.testing.assert_array_equal(value, expected[key], key)
 
 
 class Updater(StandardUpdater):
