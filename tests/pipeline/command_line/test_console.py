@@ -36,7 +36,7 @@ def test_a_plan_is_told_on_80_columns(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     costs = [LayerCost(0.01 * (1 + i % 3), 0.01, 0.01) for i in range(12)]
     Profile(costs, n_samples=32).save("p.json")
-    arguments = ["plan", "p.json", "--ranks", "4", "--latency", "1ms"]
+    arguments = ["plan", "p.json", "--ranks", "2", "--latency", "1ms"]
     short, whole = (
         CliRunner().invoke(main, [*arguments, *more]).output.splitlines()
         for more in ([], ["--all"])
