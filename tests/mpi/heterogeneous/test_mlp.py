@@ -130,7 +130,14 @@ def several(comm, cases):
 
 
 @pytest.mark.parametrize(
-    "n_ranks", [1, 2, 3, 4, pytest.param(6, marks=pytest.mark.matrix)]
+    "n_ranks",
+    [
+        1,
+        pytest.param(2, marks=pytest.mark.matrix),
+        3,
+        4,
+        pytest.param(6, marks=pytest.mark.matrix),
+    ],
 )
 def test_it_equals_the_equations(n_ranks):
     cases = [
