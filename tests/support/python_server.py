@@ -33,7 +33,8 @@ from typing import NamedTuple
 LOADED = (
     *("numpy", "scipy.special", "scipy.linalg", "chainer", "chainer.links"),
     *("chainer.training.extensions", "numba", "sklearn.datasets", "threadpoolctl"),
-    *("click", "rich", "mpi4py"),
+    *("click", "rich", "mpi4py", "sklearn.model_selection"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg"),
 )
 #: Variables in whose value a request may differ from the server. Any other one may have
 #: changed what modules did when they were loaded. Of launchers those of MPICH are here:
