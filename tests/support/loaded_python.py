@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from tests.support import python_server, python_stub
+from tests.support.processes import ROOT
 
 
 class LoadedPython:
@@ -24,7 +25,9 @@ class LoadedPython:
             listener.listen(64)
             file = listener.fileno()
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            environment.pop("PYTHONPATH", None)
+            # Chainer loads the kernels, which are to be those that are tested, whatever
+            # is installed.
+            environment["PYTHONPATH"] = str(ROOT)
             self._process = subprocess.Popen(
                 [sys.executable, python_server.__file__, str(file)],
                 pass_fds=[file],

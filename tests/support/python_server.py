@@ -268,6 +268,9 @@ def main() -> None:
         except ImportError:
             # Not everything is in every environment.
             continue
+    # Scripts look there last, as where this repository is installed to be edited.
+    sys.path.remove(os.environ["PYTHONPATH"])
+    sys.path.append(os.environ["PYTHONPATH"])
     if "numba" in sys.modules:
         # Numba makes its lists of all that it can compile when it first compiles.
         sys.modules["numba"].njit(lambda number: number + 1)(1)

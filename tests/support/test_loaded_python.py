@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tests.support.loaded_python import LoadedPython
+from tests.support.processes import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +38,12 @@ def test_modules_are_loaded_already_and_may_load_others(loaded):
     # Whatever this variable does, it has not done it when the modules were loaded.
     found = run(loaded.command, "-c", HAS_LOADED, CHAINER_DTYPE="float16")
     assert found.stdout == "False\n"
+
+
+def test_the_kernels_are_those_of_this_repository(loaded):
+    where = "import chainer_kernels; print(chainer_kernels.__file__)"
+    found = run(loaded.command, "-c", where, PYTHONPATH=str(ROOT))
+    assert found.stdout.strip() == str(ROOT / "chainer_kernels" / "__init__.py")
 
 
 def test_modules_before_all_others_are_loaded(loaded, tmp_path):
