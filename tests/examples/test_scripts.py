@@ -75,7 +75,10 @@ def test_train_runs_a_plan(tmp_path):
     np.testing.assert_allclose(entry["main/loss"], log[-1]["main/loss"], rtol=1e-5)
 
 
-@pytest.mark.parametrize("model", [["cnn"], ["vgg16", "--size", "32"]])
+@pytest.mark.parametrize(
+    "model",
+    [["cnn"], pytest.param(["vgg16", "--size", "32"], marks=pytest.mark.matrix)],
+)
 def test_train_plans_by_itself(tmp_path, model):
     """And goes on by the same plan, which it finds beside the snapshots."""
     argv = [*QUICK, "--model", *model, "--plan", "auto", "--out", tmp_path]
@@ -305,7 +308,7 @@ def figures(output):
         pytest.param("unet", marks=pytest.mark.matrix),
         pytest.param("autoencoder", marks=pytest.mark.matrix),
         "language_model",
-        "lstm",
+        pytest.param("lstm", marks=pytest.mark.matrix),
     ],
 )
 def test_examples_learn_the_same_on_any_number_of_ranks(name, tmp_path):
@@ -321,18 +324,20 @@ def test_examples_learn_the_same_on_any_number_of_ranks(name, tmp_path):
         np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=1e-3)
 
 
-def test_the_language_model_plans_by_itself(tmp_path):
+@pytest.mark.parametrize(
+    "name", [pytest.param("language_model", marks=pytest.mark.matrix), "lstm"]
+)
+def test_the_language_model_plans_by_itself(name, tmp_path):
     """Its tied weights, and the state that an LSTM carries, may be cut anywhere."""
-    for name in ("language_model", "lstm"):
-        folder, *options = SHORT[name]
-        out = tmp_path / name
-        argv = [f"examples/{folder}/train.py", *options, "--plan", "auto", "--out", out]
-        output = run(2, argv)
-        assert "plan='auto': rank 0 measured" in output
-        assert f"saved as {out / 'plan.json'}" in output
-        table, _ = figures(output)
-        assert (table[1, :2] < table[0, :2]).all()
-        assert f"plan='auto': as in {out / 'plan.json'}" in run(2, argv)
+    folder, *options = SHORT[name]
+    argv = [f"examples/{folder}/train.py", *options, "--plan", "auto"]
+    argv += ["--out", tmp_path]
+    output = run(2, argv)
+    assert "plan='auto': rank 0 measured" in output
+    assert f"saved as {tmp_path / 'plan.json'}" in output
+    table, _ = figures(output)
+    assert (table[1, :2] < table[0, :2]).all()
+    assert f"plan='auto': as in {tmp_path / 'plan.json'}" in run(2, argv)
 
 
 @pytest.mark.parametrize(
