@@ -60,7 +60,7 @@ class Run:
 def trains(comm, folder, schedule, debug):
     with chainer.using_config("debug", debug):
         resident, streamed = (Run(comm, each, schedule) for each in (None, 7))
-        wanted, found = resident.steps(20, 0), streamed.steps(20, 0)
+        wanted, found = resident.steps(8, 0), streamed.steps(8, 0)
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
         for number, run in enumerate((resident, streamed)):
             save_snapshot(f"{folder}/{number}", run.pipe, run.optimizer)
