@@ -881,3 +881,27 @@ def test_one_rank_is_what_others_are_compared_with():
     times = alone.seconds / plan.step_seconds
     assert 1 < times <= 4
     assert alone.reason == f"one rank takes {times:.2f} times as long"
+
+
+def test_a_schedule_without_a_flush_is_planned_where_it_is_named():
+    """Weights and gradients twice, the seconds of the steady state, and no groups."""
+    layer = LayerCost(1e-3, 1e-3, 1e-3, activation_bytes=2000, parameter_bytes=10**4)
+    profiles = [Profile([layer] * 8, n_samples=n) for n in (8, 16)]
+    plans = [
+        best_plan(
+            profiles,
+            Machine(4),
+            batch=64,
+            schedules=[name],
+            pipeline_ranks=[4],
+            microbatches=[8],
+            weight_groups=sizes,
+        )
+        for name, sizes in (("1f1b", [1]), ("pipedream_2bw", [1, 4]))
+    ]
+    flushed, late = ([stage.memory for stage in plan.stages] for plan in plans)
+    copies = [2, 2, 2, 1]
+    assert [b - a for a, b in zip(flushed, late)] == [n * 2 * 10**4 for n in copies]
+    assert plans[1].weight_groups == 1 and plans[1].schedule == "pipedream_2bw"
+    assert plans[1].step_seconds == pytest.approx(8 * 2 * 3e-3)
+    assert plans[1].conditions.overlap_minibatches
