@@ -12,7 +12,8 @@ nothing else:
     held             what waits for the backward held in bfloat16, with --held
     products, held   both, with --held
 
-Each model is trained by a pipeline on one rank, in two microbatches. The metrics are
+Each model is trained by a pipeline on one rank, in two microbatches by GPipe, in which
+microbatches wait for their backward. The metrics are
 the test accuracy in percent and the test perplexity, and the differences are those of
 the same seed, with their standard error.
 """
@@ -150,7 +151,12 @@ def train(task: Task, mode: str, seed: int, most_steps: int | None = None) -> Ru
     dtype, options = MODES[mode]
     model = task.make()
     pipe = Pipeline(
-        model, MPI.COMM_SELF, n_microbatches=N_MICROBATCHES, seed=seed, **options
+        model,
+        MPI.COMM_SELF,
+        n_microbatches=N_MICROBATCHES,
+        schedule="gpipe",
+        seed=seed,
+        **options,
     )
     optimizer = pipe.setup(task.optimizer())
     x, t, x_test, t_test = task.data(seed)

@@ -119,6 +119,9 @@ def _with_disk(workload: Workload, uncut: UncutPlan) -> list[CutPlan]:
     """Cuts for microbatches that wait on disk, and for weights on disk."""
     found, bases = [], [uncut]
     model = workload.cost_model(uncut)
+    if model.schedule.weight_versions > 1:
+        # A run keeps both versions, and what waits for them, in memory.
+        return []
     if model.links.overlap and absences(model.schedule).leaves.size:
         holding = uncut._replace(hold_in="disk")
         try:
