@@ -48,7 +48,7 @@ def serial(layers, cuts, pairs):
 def train(stages, comm, batches, **options):
     optimizers = [set_up(stage, 0.1) for stage in stages]
     losses = []
-    with Pipeline(stages, comm, timeout=20, **options) as pipe:
+    with Pipeline(stages, comm, timeout=60, **options) as pipe:
         for x, t in batches:
             losses.append(pipe.step(x, t)["loss"])
             for optimizer in optimizers:
@@ -107,7 +107,7 @@ def as_planned(comm):
     np.random.seed(3)
     model = Divisible(*mlp())
     optimizer, losses = None, []
-    with Pipeline(model, comm, plan=plan, timeout=20) as pipe:
+    with Pipeline(model, comm, plan=plan, timeout=60) as pipe:
         assert pipe.plan.messages == plan.messages
         ANSWERS["messages"](pipe, plan)
         assert "messages between stages 2 and 3: bf16 forward, int8" in str(pipe)
@@ -139,7 +139,7 @@ def over_skips(comm):
     first, second, third = make()
     losses = []
     model = Divisible(first, stash("a"), second, pop("a", F.add), third)
-    with Pipeline(model, comm, plan=plan, timeout=20) as pipe:
+    with Pipeline(model, comm, plan=plan, timeout=60) as pipe:
         optimizer = pipe.setup(chainer.optimizers.MomentumSGD(0.1))
         for x, t in batches:
             losses.append(pipe.step(x, t)["loss"])
