@@ -94,6 +94,7 @@ class BetweenSteps:
             start.stage_ranks,
             n_microbatches=start.arguments.n_microbatches,
             recompute=start.arguments.recompute,
+            recomputed=start.arguments.recomputed,
             weight_groups=self._step.current.weight_groups,
             stage_groups=stage_group_sizes(self.schedule),
             replicas=self._ranks.n_replicas,

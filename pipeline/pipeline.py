@@ -72,12 +72,12 @@ class Pipeline(BetweenSteps):
             for no accuracy.
         transport (str): ``'mpi'``; or, to measure against, ``'chainermn'`` for its
             blocking sends and receives, with stages in host memory.
-        recompute (str): Microbatches that hold only their stage's input between forward
-            and backward, and run forward again before their backward: ``'never'``,
-            ``'except_last'`` or ``'always'``; see
-            :mod:`divisible.schedules.recomputation`. Layers appended with
-            ``recompute=True`` are always recomputed. Other effects of a layer's forward
-            then happen twice.
+        recompute (str or list): Microbatches that hold only their stage's input until
+            they run forward again for their backward: ``'never'``, ``'except_last'`` or
+            ``'always'``; see :mod:`divisible.schedules.recomputation`. Or positions of
+            layers that do so, as those appended with ``recompute=True`` always do:
+            ``[2, 3, (4, 6)]`` for layers 2 and 3 as one, and 4 and 5 as one. Other
+            effects of a layer's forward then happen twice.
         seed (int): Seed of the layers' random numbers, and of weights drawn at their
             first call. Replicas number their microbatches together. Of the global
             generators, only NumPy's and CuPy's are seeded. A thread that draws from
@@ -192,7 +192,7 @@ class Pipeline(BetweenSteps):
         transport: str = "mpi",
         message_dtype: str | tuple[str, str] | None = None,
         timeout: float = TIMEOUT,
-        recompute: str | None = None,
+        recompute: str | Sequence[Any] | None = None,
         seed: int = 0,
         deferred_batch_norm: bool = True,
         loss_scale: Any = None,

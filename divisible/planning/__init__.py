@@ -20,6 +20,7 @@
     conditions         the machine, samples and profiles that a plan was made for
     joint_weights      costs of weight gradients in groups
     disk               a disk, and the costs of layers with weights on it
+    recomputed_layers  the costs of layers whose forward runs again
     rounding           activations that wait as bfloat16: bytes, seconds
     gradient_exchange  the exchange between replicas: bytes, start, seconds
     unequal_replicas   parts of a minibatch for replicas of unequal speed
@@ -34,6 +35,8 @@
     possible_stages    the costs of every possible stage
     dynamic_program    the search for the best cuts
     cuts               cuts by several methods
+    layer_choice       the layers of a stage to run again, so that it fits
+    recomputed_cuts    cuts with such layers
     partition          partition(): a model cut for one size of microbatch
     workload           a minibatch on a machine, from which cost models are made
     plan_simulation    simulate_plan(): the timeline of a plan

@@ -9,6 +9,12 @@ from typing import NamedTuple
 from divisible.planning.expected_costs import ExchangePlan
 from divisible.planning.retained_arrays import FULL
 from divisible.planning.units import count, words_of_groups
+from divisible.schedules.recomputation import RECOMPUTATIONS
+
+#: The way of recomputation in which layers are chosen one by one.
+LAYERS = "layers"
+#: The ways of recomputation that a search tries.
+WAYS = (*RECOMPUTATIONS, LAYERS)
 
 
 class UncutPlan(NamedTuple):
@@ -21,7 +27,8 @@ class UncutPlan(NamedTuple):
         schedule: Name of the schedule.
         n_microbatches: Number of microbatches of a minibatch.
         recompute: Microbatches that run forward again before their backward:
-            ``'never'``, ``'except_last'`` or ``'always'``.
+            ``'never'``, ``'except_last'`` or ``'always'``; or `LAYERS`, where layers
+            are chosen for all microbatches.
         hold_in: Where microbatches wait for their backward, ``'memory'`` or ``'disk'``,
             on ranks that have no room for them.
         hold_dtype: Dtype in which activations of float32 wait for their backward.
@@ -59,7 +66,9 @@ class UncutPlan(NamedTuple):
         if self.replicas > 1:
             words.insert(0, count(self.replicas, "replica"))
         words += [count(self.n_microbatches, "microbatch"), self.schedule]
-        if self.recompute != "never":
+        if self.recompute == LAYERS:
+            words.append("recomputation of layers")
+        elif self.recompute != "never":
             words.append(f"recomputation {self.recompute}")
         words += words_of_groups(self.weight_groups, self.stage_groups)
         if self.hold_in != "memory":
@@ -104,6 +113,8 @@ class CutPlan:
         parts: Samples of each replica; ``None`` for equal ones.
         on_disk: For each rank of a pipeline whether its microbatches wait on disk;
             ``None`` if none do.
+        recomputed: Runs of layers whose forward runs again in their backward, each as
+            its first position and the one behind its last.
         step: The simulated step; ``None`` before the simulation.
     """
 
@@ -112,6 +123,7 @@ class CutPlan:
     bound: float
     parts: tuple[int, ...] | None = None
     on_disk: tuple[bool, ...] | None = None
+    recomputed: tuple[tuple[int, int], ...] = ()
     step: SimulatedStep | None = None
 
     def __str__(self) -> str:

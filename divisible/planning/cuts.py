@@ -57,7 +57,10 @@ def find_cuts(
 
 
 def stage_plans(
-    model: CostModel, cuts: Sequence[int], limits: np.ndarray
+    model: CostModel,
+    cuts: Sequence[int],
+    limits: np.ndarray,
+    plain: CostModel | None = None,
 ) -> tuple[StagePlan, ...]:
     """Returns the expected costs of the stages of a plan.
 
@@ -65,16 +68,20 @@ def stage_plans(
         model: The costs of the stages.
         cuts: Positions of the cuts in the model.
         limits: The memory that each stage may use, in bytes.
+        plain: The costs without layers that are recomputed; ``model`` without any.
     """
+    plain = model if plain is None else plain
     before = np.diagonal(link_seconds(model)[:, cuts[:-1]])
     sums = model.largest.sums.stages(cuts)
     columns = (
-        model.seconds(cuts),
+        seconds := model.seconds(cuts),
         before,
-        model.bytes(cuts).round().astype(int),
+        memory := model.bytes(cuts).round().astype(int),
         limits,
         sums.output_bytes.astype(int),
         sums.n_gradients,
+        np.maximum(seconds - plain.seconds(cuts), 0.0),
+        np.maximum(plain.bytes(cuts).round().astype(int) - memory, 0),
     )
     return tuple(
         StagePlan(seconds, link, memory, None if limit == np.inf else limit, *sizes)

@@ -20,9 +20,11 @@ import numpy as np
 
 from divisible.planning.bounds import lower_bound, work_of_ranks
 from divisible.planning.cost_model import CostModel
-from divisible.planning.cut_plan import CutPlan, UncutPlan
+from divisible.planning.cut_plan import LAYERS, CutPlan, UncutPlan
 from divisible.planning.cuts import MemoryLimitError, find_cuts
 from divisible.planning.disk import streamed_cost
+from divisible.planning.layer_choice import layers_to_recompute, recomputing
+from divisible.planning.recomputed_cuts import recomputed_cuts
 from divisible.planning.unequal_replicas import parts_by_speed
 from divisible.planning.units import format_bytes
 from divisible.planning.workload import Workload
@@ -52,7 +54,7 @@ def cut_plans(workload: Workload, uncut: UncutPlan) -> list[CutPlan]:
         found += _shared_out(workload, uncut)
     except MemoryLimitError as error:
         reason = error
-    if reason is not None or _is_bound(workload, uncut):
+    if reason is not None or is_bound(workload, uncut):
         found += _with_disk(workload, uncut)
     if not found:
         raise reason
@@ -81,35 +83,50 @@ def cut_plan(
         parts = None
     model = workload.cost_model(uncut, parts)
     memory = workload.memory(uncut)
+    chooses = uncut.recompute == LAYERS
 
-    def with_bound(cuts: Sequence[int]) -> CutPlan:
-        _check_memory(cuts, model, memory)
-        chosen, on_disk = model, None
+    def with_bound(cuts: Sequence[int], limits: np.ndarray) -> CutPlan:
+        again = layers_to_recompute(model, cuts, limits) if chooses else ()
+        if again is None:
+            raise MemoryLimitError(
+                f"cut at {cuts}, a stage does not fit, whichever layers are recomputed"
+            )
+        chosen, on_disk = recomputing(model, again, cuts), None
+        _check_memory(cuts, chosen, memory)
         if model.on_disk is not None:
             # Only on the ranks that have no room for their microbatches.
-            in_memory = model.waiting_on(None)
+            in_memory = chosen.waiting_on(None)
             on_disk = tuple((in_memory.rank_bytes(cuts) > memory).tolist())
-            chosen = model.waiting_on(on_disk)
+            chosen = chosen.waiting_on(on_disk)
         # Cost models of thousands of plans would take gigabytes.
-        return CutPlan(uncut, cuts, lower_bound(chosen, cuts), parts, on_disk)
-
-    if cuts is not None:
-        return with_bound(cuts)
+        return CutPlan(uncut, cuts, lower_bound(chosen, cuts), parts, on_disk, again)
 
     def within(limits: np.ndarray) -> CutPlan:
-        return with_bound(find_cuts(model, limits))
+        if cuts is not None:
+            return with_bound(cuts, limits)
+        find = recomputed_cuts if chooses else find_cuts
+        return with_bound(find(model, limits), limits)
 
     if uncut.stages_per_rank == 1:
         return within(memory)
     try:
         return within(np.full(model.n_stages, np.inf))
     except MemoryLimitError as error:
+        if cuts is not None and not chooses:
+            raise
         at = np.array(model.schedule.stage_ranks)
         return _fastest_that_fits(within, memory, at, error)
 
 
-def _is_bound(workload: Workload, uncut: UncutPlan) -> bool:
-    """Returns whether the cut that is best without a limit does not fit."""
+def is_bound(workload: Workload, uncut: UncutPlan) -> bool:
+    """Returns whether the cut that is best without a limit does not fit.
+
+    Args:
+        workload: The minibatch on its machine.
+        uncut: The plan.
+    """
+    if np.isinf(workload.memory(uncut)).all():
+        return False
     model = workload.cost_model(uncut)
     cuts = find_cuts(model, np.full(model.n_stages, np.inf))
     return bool((model.rank_bytes(cuts) > workload.memory(uncut)).any())

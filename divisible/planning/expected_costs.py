@@ -21,6 +21,9 @@ class StagePlan:
         output_bytes: Bytes of a microbatch that the stage sends to the next one; as
             many bytes of gradients come back.
         n_gradients: Elements that replicas exchange.
+        again_seconds: Seconds of ``seconds`` for layers whose forward runs again in
+            their backward.
+        freed_bytes: Bytes by which these layers lower ``memory``.
 
     Raises:
         TypeError: If a value is not a number.
@@ -33,6 +36,8 @@ class StagePlan:
     memory_limit: float | None = None
     output_bytes: int = 0
     n_gradients: int = 0
+    again_seconds: float = 0.0
+    freed_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name, value in vars(self).copy().items():

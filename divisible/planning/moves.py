@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from divisible.planning.cut_plan import CutPlan, SimulatedStep
+from divisible.planning.cut_plan import LAYERS, CutPlan, SimulatedStep
 from divisible.planning.cuts import MemoryLimitError
 from divisible.planning.cutting import cut_plan
 from divisible.planning.workload import Workload
@@ -89,7 +89,7 @@ def moved(workload: Workload, cut: CutPlan, effort: int) -> CutPlan:
     return cut
 
 
-def grouped(workload: Workload, cut: CutPlan) -> CutPlan:
+def grouped(workload: Workload, cut: CutPlan, chooses: bool = False) -> CutPlan:
     """Joins microbatches in stages, as long as that makes a simulated plan faster.
 
     Sizes double, from the last stage to the first, and once more from the sizes found.
@@ -97,6 +97,7 @@ def grouped(workload: Workload, cut: CutPlan) -> CutPlan:
     Args:
         workload: The minibatch on its machine.
         cut: The plan, with cuts that stay.
+        chooses: Whether layers may run again to make room for groups.
 
     Returns:
         CutPlan: The best plan found, simulated.
@@ -118,19 +119,28 @@ def grouped(workload: Workload, cut: CutPlan) -> CutPlan:
             sizes = list(cut.uncut.stage_groups or (1,) * n_stages)
             while sizes[stage] < m:
                 sizes[stage] = min(2 * sizes[stage], m)
-                other = _regrouped(workload, cut, tuple(sizes))
+                other = _regrouped(workload, cut, tuple(sizes), chooses)
                 if other is cut:
                     break
                 cut = other
     return cut
 
 
-def _regrouped(workload: Workload, cut: CutPlan, sizes: tuple[int, ...]) -> CutPlan:
+def _regrouped(
+    workload: Workload, cut: CutPlan, sizes: tuple[int, ...], chooses: bool
+) -> CutPlan:
     """Returns the plan, or one with other groups if that is faster and fits."""
     uncut = cut.uncut._replace(stage_groups=sizes)
-    try:
-        other = cut_plan(workload, uncut, cut.cuts, cut.parts)
-    except MemoryLimitError:
+    ways = [uncut]
+    if chooses and uncut.recompute == "never":
+        ways.append(uncut._replace(recompute=LAYERS))
+    for way in ways:
+        try:
+            other = cut_plan(workload, way, cut.cuts, cut.parts)
+            break
+        except MemoryLimitError:
+            continue
+    else:
         return cut
     other = simulated(workload, other)
     return other if other.step.seconds < cut.step.seconds / SAME else cut

@@ -14,7 +14,7 @@ from divisible.planning import plan_fields as fields
 from divisible.planning.conditions import Conditions
 from divisible.planning.expected_costs import ExchangePlan, StagePlan
 from divisible.planning.message_plan import MessagePlan, message_lines
-from divisible.planning.plan_texts import headline_of, title_of
+from divisible.planning.plan_texts import gains_of, headline_of, title_of
 from divisible.planning.plan_traffic import traffic_of
 from divisible.planning.profile import check_layers
 from divisible.planning.retained_arrays import FULL
@@ -67,6 +67,9 @@ class Plan:
         schedule: Name of the schedule, for :class:`pipeline.Pipeline`.
         recompute: Microbatches that run forward again before their backward:
             ``'never'``, ``'except_last'`` or ``'always'``.
+        recomputed: Runs of layers of which a microbatch holds only the inputs, and
+            which run forward again in their backward, each by its first position and
+            the one after its last (`divisible.planning.recomputed_layers`).
         replicas: Number of pipelines that share a minibatch.
         stages_per_rank: Number of stages on each rank.
         layers: A text for each layer of the model, by which it is recognized.
@@ -140,6 +143,7 @@ class Plan:
     hold_in: Sequence[str] = ()
     hold_dtype: str = FULL
     streamed: Sequence[int] = ()
+    recomputed: Sequence[tuple[int, int]] = ()
     weight_groups: int = 1
     stage_groups: Sequence[int] = ()
     messages: Sequence[MessagePlan] = ()
@@ -171,9 +175,10 @@ class Plan:
         fields.check_conditions(self.conditions)
         self._set(
             shares=fields.replica_shares(self.shares, self.replicas),
-            fusion=fields.chains(self.fusion, cuts[-1]),
+            fusion=fields.chains("fusion", self.fusion, cuts[-1]),
             hold_in=fields.places(self.hold_in, self.n_stages // self.stages_per_rank),
             streamed=fields.positions(self.streamed, cuts[-1]),
+            recomputed=fields.runs("recomputed", self.recomputed, cuts[-1]),
             stage_groups=fields.sizes_of_groups(self.stage_groups, self.n_stages),
             messages=fields.message_plans(self.messages, self.n_stages),
             layers=fields.descriptions("layers", self.layers, cuts[-1], cuts),
@@ -354,6 +359,7 @@ class Plan:
         if self.stages is not None:
             rows = [PLAN_COLUMNS, *plan_rows(self.cuts, self.stages)]
             lines.append(text_table(rows))
+            lines += gains_of(self)
         if self.conditions is not None:
             lines.append(f"for {self.conditions}")
         return printable("\n".join(lines), keeps_lines=True)

@@ -148,17 +148,29 @@ def check_conditions(conditions: Any) -> None:
         raise TypeError(f"conditions must be Conditions, not {shown(conditions)}")
 
 
-def chains(fusion: Any, n_layers: int) -> tuple[tuple[int, int], ...]:
+def chains(name: str, values: Any, n_layers: int) -> tuple[tuple[int, int], ...]:
     """Returns chains of layers as pairs of positions in the model."""
     found = []
-    for i, chain in enumerate(listed("fusion", fusion)):
-        ends = [plain_integer(f"chain {i} of fusion", end) for end in listed("", chain)]
+    for i, chain in enumerate(listed(name, values)):
+        what = f"chain {i} of {name}"
+        ends = [plain_integer(what, end) for end in listed(what, chain)]
         if len(ends) != 2 or not 0 <= ends[0] < ends[1] <= n_layers:
             raise ValueError(
-                f"chain {i} of fusion is {shown(chain)}: expected its first position"
+                f"{what} is {shown(chain)}: expected its first position"
                 f" and the one after its last, of {count(n_layers, 'layer')}"
             )
         found.append((ends[0], ends[1]))
+    return tuple(found)
+
+
+def runs(name: str, values: Any, n_layers: int) -> tuple[tuple[int, int], ...]:
+    """Returns chains of layers, sorted, and refuses those that overlap."""
+    found = sorted(chains(name, values, n_layers))
+    for (_, end), (start, _) in zip(found, found[1:]):
+        if start < end:
+            raise ValueError(
+                f"{name} has layer {start} in two runs: {found}. Give each layer once"
+            )
     return tuple(found)
 
 

@@ -15,6 +15,7 @@ from divisible.planning.cost_model import CostModel
 from divisible.planning.cut_plan import UncutPlan
 from divisible.planning.gradient_exchange import Spans, Wire
 from divisible.planning.interpolation import sort_profiles
+from divisible.planning.layer_choice import recomputing
 from divisible.planning.machine import Machine
 from divisible.planning.messages import Narrowing
 from divisible.planning.plan import Plan
@@ -145,6 +146,7 @@ def modelled(
     overlaps = bool(conditions.overlap_minibatches)
     workload = Workload(profiles, machine, batch, wire, overlaps, narrowing)
     model = workload.cost_model(uncut, parts)
+    model = recomputing(model, plan.recomputed, plan.cuts)
     if holds:
         model = model.waiting_on([place == "disk" for place in plan.hold_in])
     return workload, uncut, model

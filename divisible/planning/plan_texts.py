@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from divisible.planning.recomputed_layers import split_at
 from divisible.planning.retained_arrays import FULL
-from divisible.planning.units import count, format_seconds, words_of_groups
+from divisible.planning.units import (
+    count,
+    format_bytes,
+    format_seconds,
+    words_of_groups,
+    words_of_runs,
+)
 from divisible.records import shown
 from divisible.schedules.lower_bound import above
 
@@ -23,6 +30,8 @@ def title_of(plan: Any) -> str:
         words.append(f"{plan.replicas} replicas")
     if plan.recompute != "never":
         words.append(f"recomputation {plan.recompute}")
+    if plan.recomputed:
+        words.append(f"layers {words_of_runs(plan.recomputed)} recomputed")
     words += words_of_groups(plan.weight_groups, plan.stage_groups)
     return ", ".join(words)
 
@@ -42,6 +51,8 @@ def headline_of(plan: Any) -> str:
         words.append(count(plan.n_microbatches, "microbatch"))
     if plan.recompute != "never":
         words.append(f"recomputation {plan.recompute}")
+    if plan.recomputed:
+        words.append(f"layers {words_of_runs(plan.recomputed)} recomputed")
     words += words_of_groups(plan.weight_groups, plan.stage_groups)
     if "disk" in plan.hold_in:
         ranks = [i for i, place in enumerate(plan.hold_in) if place == "disk"]
@@ -70,3 +81,25 @@ def headline_of(plan: Any) -> str:
     if plan.gap is not None:
         words.append(above(plan.gap))
     return ", ".join(words)
+
+
+def gains_of(plan: Any) -> list[str]:
+    """Returns a line for each stage about what its recomputed layers gain.
+
+    Args:
+        plan (Plan): A plan with the costs of its stages.
+    """
+    lines = []
+    parts = [*split_at(plan.recomputed, plan.cuts)]
+    for number, stage in enumerate(plan.stages):
+        start, end = plan.range(number)
+        mine = [part for part in parts if start <= part[0] < end]
+        if mine and stage.again_seconds:
+            rate = stage.freed_bytes / stage.again_seconds
+            lines.append(
+                f"stage {number} recomputes layers {words_of_runs(mine)}:"
+                f" {format_bytes(stage.freed_bytes)} less, for"
+                f" {format_seconds(stage.again_seconds)} of each microbatch"
+                f" ({format_bytes(rate)}/s)"
+            )
+    return lines

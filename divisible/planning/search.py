@@ -21,9 +21,9 @@ from divisible.communication.wire import check_wire_dtype
 from divisible.keywords import names_keywords
 from divisible.planning.alternatives import RefusedPlan, alternatives
 from divisible.planning.coding import CodingRate
-from divisible.planning.cut_plan import CutPlan, UncutPlan
+from divisible.planning.cut_plan import LAYERS, WAYS, CutPlan, UncutPlan
 from divisible.planning.cuts import MemoryLimitError
-from divisible.planning.cutting import cut_plans
+from divisible.planning.cutting import cut_plans, is_bound
 from divisible.planning.gradient_exchange import Wire
 from divisible.planning.interpolation import sort_profiles
 from divisible.planning.layer_cost import SAMPLE_BYTES
@@ -36,7 +36,6 @@ from divisible.planning.retained_arrays import FULL
 from divisible.planning.search_space import SearchSpace
 from divisible.planning.workload import Workload
 from divisible.schedules.catalogue import NAMES, TRIED_BY_DEFAULT
-from divisible.schedules.recomputation import RECOMPUTATIONS
 
 # Plans whose cuts are improved: the largest number of them, and the largest ratio of
 # their seconds to the best.
@@ -53,7 +52,7 @@ def best_plan(
     batch: int | None = None,
     microbatches: Sequence[int] | None = None,
     schedules: Sequence[str] = TRIED_BY_DEFAULT,
-    recompute: Sequence[str] = RECOMPUTATIONS,
+    recompute: Sequence[str] = WAYS,
     pipeline_ranks: Sequence[int] | None = None,
     replicas: tuple[int, int] = (1, 1),
     weight_groups: Sequence[int] | None = None,
@@ -101,7 +100,9 @@ def best_plan(
             for each size of microbatch. For more than 1,024 samples, some 60 numbers up
             to 1,024 are tried, and if nothing fits, 4,096 and so on up to 65,536.
         schedules: The names of the schedules to try.
-        recompute: The ways of recomputation to try.
+        recompute: The ways of recomputation to try: of microbatches
+            (`divisible.schedules.recomputation`), and ``'layers'``, by which the layers
+            of each stage are chosen that free most bytes for their second forwards.
         pipeline_ranks: The numbers of ranks of a pipeline to try; by default all up to
             the machine's.
         replicas: The fewest and the most replicas to try, ``(least, most)``.
@@ -181,7 +182,7 @@ def best_plan(
             f" With {least.uncut}: {least.reason}"
         )
     _simulate(workload, fitting)
-    _improve(workload, fitting)
+    _improve(workload, fitting, {"never", LAYERS} <= {*space.recompute})
     best = _fastest(fitting)
     seen = [one.scatter for one in profiles if one.scatter is not None]
     scatter = max(seen, default=None)
@@ -232,9 +233,14 @@ def _cut(
     refused: list[RefusedPlan] = []
     for plans in rounds:
         n_before = len(refused)
+        ways = {uncut.recompute for uncut in plans}
         for n_seen, uncut in enumerate(plans, n_before + 1):
             try:
-                fitting += cut_plans(workload, uncut)
+                # Without a layer that runs again, the plan is one that is tried anyway.
+                repeats = uncut.recompute == LAYERS and "never" in ways
+                if not repeats or is_bound(workload, uncut):
+                    found = cut_plans(workload, uncut)
+                    fitting += [cut for cut in found if cut.recomputed or not repeats]
             except MemoryLimitError as error:
                 refused.append(RefusedPlan(uncut, str(error)))
             if progress is not None:
@@ -253,7 +259,8 @@ def _thrift(refused: RefusedPlan) -> tuple:
         uncut.n_microbatches,
         uncut.weight_groups,
         uncut.hold_dtype != FULL,
-        RECOMPUTATIONS.index(uncut.recompute),
+        # The error of a plan without a choice of layers has more details.
+        -1 if uncut.recompute == LAYERS else WAYS.index(uncut.recompute),
         -NAMES.index(uncut.schedule),
     )
 
@@ -268,8 +275,14 @@ def _simulate(workload: Workload, plans: list[CutPlan]) -> None:
         best = min(best, plans[i].step.seconds)
 
 
-def _improve(workload: Workload, plans: list[CutPlan]) -> None:
-    """Improves the cuts of the fastest simulated plans."""
+def _improve(workload: Workload, plans: list[CutPlan], chooses: bool) -> None:
+    """Improves the cuts and groups of the fastest simulated plans.
+
+    Args:
+        workload: The minibatch on its machine.
+        plans: All plans, which are replaced.
+        chooses: Whether layers may run again to make room for groups.
+    """
 
     def order(i: int) -> tuple:
         # Plans of the same time, up to rounding, are ordered by their needs.
@@ -286,7 +299,7 @@ def _improve(workload: Workload, plans: list[CutPlan]) -> None:
     for i in [*different.values()][:_IMPROVED]:
         if plans[i].step.seconds <= limit:
             plans[i] = moved(workload, plans[i], _EFFORT)
-            together = grouped(workload, plans[i])
+            together = grouped(workload, plans[i], chooses)
             if together is not plans[i]:
                 # Other cuts may suit the groups.
                 plans[i] = moved(workload, together, _EFFORT)
@@ -306,7 +319,7 @@ def _frugality(plan: CutPlan) -> tuple:
     return (
         uncut.replicas * uncut.n_ranks,
         uncut.hold_dtype != FULL,
-        RECOMPUTATIONS.index(uncut.recompute),
+        WAYS.index(uncut.recompute),
         uncut.hold_in != "memory",
         len(uncut.streamed),
         step.held,

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from divisible.planning.cut_plan import UncutPlan
+from divisible.planning.cut_plan import WAYS, UncutPlan
 from divisible.planning.retained_arrays import FULL, HOLD_DTYPES
 from divisible.records import shown
 from divisible.schedules.catalogue import CATALOGUE, NAMES, ONE_PER_RANK, create
-from divisible.schedules.recomputation import RECOMPUTATIONS
 
 # With more microbatches than enough a pipeline hardly waits less. More are tried only
 # if nothing fits, each time by this factor more, up to a number that takes minutes.
@@ -61,7 +60,7 @@ class SearchSpace:
         _check_numbers(self.ranks, self.batch, self.replicas)
         for name, known in (
             ("schedules", NAMES),
-            ("recompute", RECOMPUTATIONS),
+            ("recompute", WAYS),
             ("hold_dtypes", HOLD_DTYPES),
         ):
             values = tuple(getattr(self, name))

@@ -127,3 +127,18 @@ def words_of_groups(weight_groups: int, stage_groups: Sequence[int]) -> list[str
     if stage_groups:
         words.append(f"stages in groups of {':'.join(map(str, stage_groups))}")
     return words
+
+
+def words_of_runs(runs: Sequence[tuple[int, int]]) -> str:
+    """Returns runs of layers as a text.
+
+    Args:
+        runs: The first layer of each run, and the one behind its last.
+
+    Example:
+        >>> words_of_runs([(0, 1), (2, 5)])
+        '0, 2..4'
+    """
+    return ", ".join(
+        str(start) if end == start + 1 else f"{start}..{end - 1}" for start, end in runs
+    )

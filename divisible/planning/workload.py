@@ -19,12 +19,13 @@ import numpy as np
 from divisible.planning.coding import CodingRate
 from divisible.planning.conditions import Conditions
 from divisible.planning.cost_model import CostModel
-from divisible.planning.cut_plan import CutPlan, UncutPlan
+from divisible.planning.cut_plan import LAYERS, CutPlan, UncutPlan
 from divisible.planning.cuts import stage_plans
 from divisible.planning.disk import segment_bytes, streamed_profile
 from divisible.planning.gradient_exchange import GradientExchange, Wire
 from divisible.planning.interpolation import interpolate
 from divisible.planning.joint_weights import with_joint_weights
+from divisible.planning.layer_choice import recomputing
 from divisible.planning.machine import Machine
 from divisible.planning.message_plan import MessagePlan
 from divisible.planning.messages import Narrowing, message_plans
@@ -136,7 +137,8 @@ class Workload:
 
     def cost_model_of(self, cut: CutPlan) -> CostModel:
         """Returns the costs of a plan that is cut."""
-        return self.cost_model(cut.uncut, cut.parts).waiting_on(cut.on_disk)
+        model = self.cost_model(cut.uncut, cut.parts).waiting_on(cut.on_disk)
+        return recomputing(model, cut.recomputed, cut.cuts)
 
     @functools.cached_property
     def _rounding(self) -> Rounding:
@@ -146,6 +148,7 @@ class Workload:
         """Returns the plan with the costs of its stages, and its conditions."""
         uncut, step, wire = cut.uncut, cut.step, self.wire
         model = self.cost_model_of(cut)
+        plain = self.cost_model_of(replace(cut, recomputed=()))
         # Stages that share the memory of a rank have no limit of their own.
         limits = self.memory(uncut)
         if uncut.stages_per_rank > 1:
@@ -155,11 +158,12 @@ class Workload:
             cut.cuts,
             n_microbatches=uncut.n_microbatches,
             schedule=uncut.schedule,
-            recompute=uncut.recompute,
+            recompute="never" if uncut.recompute == LAYERS else uncut.recompute,
+            recomputed=cut.recomputed,
             replicas=uncut.replicas,
             stages_per_rank=uncut.stages_per_rank,
             layers=tuple(layer.name for layer in model.largest.layers),
-            stages=stage_plans(model, cut.cuts, limits),
+            stages=stage_plans(model, cut.cuts, limits, plain),
             exchange_dtype=wire.dtype if has_replicas else None,
             error_feedback=has_replicas and wire.error_feedback,
             exchange=None if step is None else step.exchange,
@@ -259,7 +263,7 @@ def _schedule(
     when: str,
     groups: tuple[int, ...],
 ) -> Schedule:
-    if when == "never":
+    if when in ("never", LAYERS):
         plain = create(name, n_stages, n_microbatches, n_ranks)
         return group_stages(plain, groups or 1)
     without = _schedule(name, n_stages, n_microbatches, n_ranks, "never", groups)

@@ -28,6 +28,7 @@ from divisible.planning.optimizer_state import check_optimizer
 from divisible.planning.per_rank import PerRank, spread_memory
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile
+from divisible.planning.recomputed_layers import recomputed_profile
 from divisible.planning.shares import integer_shares
 from divisible.planning.unequal_replicas import microbatches_of_largest
 from divisible.planning.units import format_bytes, parse_bytes
@@ -218,6 +219,7 @@ def _on_ranks(
     if not profiles:
         return layers, [None] * n_ranks
     profile = interpolate(profiles, _largest_microbatch(profiles, plan))
+    profile = recomputed_profile(profile, plan.recomputed, plan.cuts)
     fixed = np.zeros(n_ranks)
     sums = profile.sums.stages(plan.cuts)
     np.add.at(fixed, list(schedule.stage_ranks), sums.fixed_bytes)

@@ -8,6 +8,7 @@ import click
 import numpy as np
 
 from divisible.communication.wire import WIRE
+from divisible.planning.cut_plan import LAYERS, WAYS
 from divisible.planning.cuts import METHODS
 from divisible.planning.machine import Machine
 from divisible.planning.message_plan import message_lines
@@ -20,7 +21,6 @@ from divisible.planning.search import best_plan
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
 from divisible.planning.units import format_seconds, parse_bytes
 from divisible.schedules.catalogue import NAMES, ONE_PER_RANK, TRIED_BY_DEFAULT
-from divisible.schedules.recomputation import RECOMPUTATIONS
 from pipeline.command_line import console, options
 from pipeline.command_line.simulate import draw
 
@@ -80,10 +80,11 @@ _OF_A_MACHINE = ("memory", "network", "speeds", "disk")
 )
 @click.option(
     "--recompute",
-    type=click.Choice(RECOMPUTATIONS),
+    type=click.Choice(WAYS),
     multiple=True,
-    help="Which microbatches run forward again before their backward, to save memory."
-    " Give several to try with --ranks.  [default: all; never with --stages]",
+    help="Which microbatches run forward again before their backward, to save memory;"
+    " or layers, for those layers that free most for their time. Give several to try"
+    " with --ranks.  [default: all; never with --stages]",
 )
 @click.option(
     "--weight-groups",
@@ -199,6 +200,8 @@ def _cut(profiles, stages, given) -> Plan:
     for name, option in _OF_A_CHOICE.items():
         if name in given:
             wrong.append(f"{option} goes with --ranks")
+    if LAYERS in given.get("recompute", ()):
+        wrong.append("--recompute layers goes with --ranks")
     if len(profiles) > 1:
         wrong.append(f"there are {len(profiles)} profiles: give one")
     if wrong:

@@ -91,6 +91,8 @@ def simulate_command(
     changes = {name: value for name, value in changes.items() if value is not None}
     if "exchange_dtype" in changes and plan.replicas == 1:
         raise click.UsageError("--exchange-dtype: the plan has no replicas")
+    if "recompute" in changes:
+        plan = replace(plan, recomputed=())
     profiles = sort_profiles(profiles or profiles_of(plan))
     made_for, promised = plan.conditions, plan.step_seconds
     # A number that the plan leaves open does not change the plan.

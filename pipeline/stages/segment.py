@@ -290,22 +290,29 @@ def segments_of(
     weight_gradients: WeightGradients,
     loss: Loss | None,
     again: Callable[[int], AbstractContextManager],
+    runs: Sequence[tuple[int, int]] = (),
 ) -> list[Segment]:
-    """Cuts the layers of a stage where the mark to recompute them changes.
+    """Cuts the layers of a stage where runs of recomputed layers begin and end.
+
+    Neighbours with a mark to recompute them make a run as well.
 
     Args:
         layers (Divisible): The layers.
         weight_gradients (WeightGradients): Collects the gradients of parameters.
         loss (Loss or None): Loss behind the layers, at the end of the model.
         again: Context for a forward that runs again; see :class:`Segment`.
+        runs: Other runs, each by its first position and the one after its last.
     """
     segments = []
     start, end = layers.layer_range
-    for is_recomputed, run in itertools.groupby(layers.recomputed):
+    numbers = {i: n for n, run in enumerate(runs, 2) for i in range(*run)}
+    marks = enumerate(layers.recomputed, start)
+    labels = [numbers.get(position, int(mark)) for position, mark in marks]
+    for label, run in itertools.groupby(labels):
         stop = start + len(list(run))
         part, its_loss = layers.view(start, stop), loss if stop == end else None
         segments.append(
-            Segment(part, weight_gradients, its_loss, is_recomputed, again, layers)
+            Segment(part, weight_gradients, its_loss, label > 0, again, layers)
         )
         start = stop
     return segments

@@ -57,6 +57,8 @@ class Stage:
             earlier replicas have; random numbers depend on it.
         gather: ``gather(value)`` returns the values that the stage has in every
             replica; ``None`` if there is only one replica.
+        recomputed: Runs of layers that are recomputed as if they were marked, each by
+            its first position and the one after its last.
 
     Attributes:
         reports (Reports): Values that the layers reported in the last minibatch.
@@ -74,6 +76,7 @@ class Stage:
         defer_batch_statistics: bool = True,
         n_microbatches_before: int = 0,
         gather: Callable[[Any], list] | None = None,
+        recomputed: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.layers, self.loss = layers, loss
         self._seed, self._n_microbatches_before = seed, n_microbatches_before
@@ -94,7 +97,7 @@ class Stage:
         self._is_first = True
         self.reports = Reports(self._observers())
         self._uncalled = Uncalled(layers, loss)
-        self._segments = segments_of(layers, weights, loss, self._again)
+        self._segments = segments_of(layers, weights, loss, self._again, recomputed)
         # For forwards without a backward, where marks to recompute do not matter.
         self._whole = Segment(layers, weights, loss, False, self._again, layers)
         self._undeclared = UndeclaredStates(layers, loss.namedlinks() if loss else ())

@@ -21,10 +21,10 @@ from divisible.dtypes import floating_dtypes
 from divisible.number_lists import as_list
 from divisible.planning.plan_fields import HOLD_IN, check_hold_dtype
 from divisible.planning.retained_arrays import HALF
-from divisible.schedules.recomputation import check_recomputation
 from divisible.schedules.schedule import Schedule
 from divisible.streaming.held_store import check_directory
 from mixed_precision import LossScale
+from pipeline.start.recomputed_runs import split_recompute
 
 #: A chain of layers: the position of its first layer, and the one behind its last.
 Span = tuple[int, int]
@@ -45,7 +45,7 @@ class Arguments(NamedTuple):
     transport: str
     message_dtype: Any
     timeout: float
-    recompute: str
+    recompute: str | Sequence[int | Span]
     seed: int
     deferred_batch_norm: bool
     loss_scale: Any
@@ -55,6 +55,7 @@ class Arguments(NamedTuple):
     weight_groups: int | str
     stage_groups: Sequence[int] = ()
     edge_dtypes: Sequence[Pair] = ()
+    recomputed: Sequence[Span] = ()
     overlap_minibatches: bool | str = AUTO
 
     def checked(self) -> Arguments:
@@ -73,13 +74,16 @@ class Arguments(NamedTuple):
         check_message_dtypes(pairs, self.transport, stages)
         check_losses(self.lossfun, self.accfun)
         check_loss_scale(self.loss_scale)
-        check_recomputation("recompute", self.recompute)
         check_hold(self.hold_in, stages[0].device)
         check_hold_on(self.hold_dtype, stages[0].device)
         check_timeout(self.timeout)
+        n_layers = len(stages[0].model_layers)
+        when, runs = split_recompute(self.recompute, n_layers)
         return self._replace(
             stages=stages,
             message_dtype=message_dtype,
+            recompute=when,
+            recomputed=runs or self.recomputed,
             n_microbatches=count_microbatches(self.schedule, self.n_microbatches),
             seed=check_seed(self.seed),
             fuse=check_fuse(self.fuse),
@@ -107,6 +111,7 @@ class Arguments(NamedTuple):
         return {
             "n_microbatches": str(self.n_microbatches),
             "recompute": self.recompute,
+            "recomputed": str(self.recomputed),
             "schedule": str(self.schedule),
             "transport": self.transport,
             "message_dtype": str(self.message_dtype),

@@ -11,7 +11,12 @@ from divisible.layer_texts import title
 from divisible.planning.message_plan import message_lines
 from divisible.planning.plan import Plan
 from divisible.planning.retained_arrays import FULL
-from divisible.planning.units import count, format_bytes, format_seconds
+from divisible.planning.units import (
+    count,
+    format_bytes,
+    format_seconds,
+    words_of_runs,
+)
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.weight_versions import n_weights
 from divisible.terminal_text import printable
@@ -151,6 +156,8 @@ def _besides(plan: Plan | None, changes: Sequence[str]) -> list[str]:
         words += message_lines(plan.messages)
     if plan.recompute != "never":
         words.append(f"microbatches are recomputed: {plan.recompute}")
+    if plan.recomputed:
+        words.append(f"recomputed layers: {words_of_runs(plan.recomputed)}")
     if plan.weight_groups > 1:
         words.append(
             f"weight gradients of {count(plan.weight_groups, 'microbatch')} are one"

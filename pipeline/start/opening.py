@@ -225,6 +225,7 @@ def _options(
         n_microbatches=plan.n_microbatches,
         schedule=found.schedule,
         recompute=plan.recompute,
+        recomputed=plan.recomputed,
         fuse=found.fuse,
         weight_groups=found.weight_groups,
         overlap_minibatches=found.overlap_minibatches,

@@ -37,12 +37,12 @@ from divisible import (
 )
 from divisible.dtypes import floating_dtypes
 from divisible.minibatch import as_arrays
+from divisible.planning.cut_plan import WAYS
 from divisible.planning.message_plan import message_lines
 from divisible.planning.retained_arrays import FULL
 from divisible.planning.units import count, format_seconds
 from divisible.schedules.automatic import AUTO as AUTO_SCHEDULE
 from divisible.schedules.catalogue import TRIED_BY_DEFAULT
-from divisible.schedules.recomputation import RECOMPUTATIONS
 from divisible.schedules.schedule import Schedule
 from divisible.streaming import measure_disk
 from divisible.user_warnings import warn_user
@@ -328,10 +328,13 @@ def _constraints(given: Given) -> dict[str, Any]:
     if schedule is not None and schedule != AUTO_SCHEDULE:
         schedules = (schedule,)
     recompute, m = given.recompute, given.n_microbatches
+    if not isinstance(recompute, (str, type(None))):
+        # The layers that are given, and no other ones.
+        recompute = "never"
     groups = given.weight_groups
     return {
         "schedules": schedules,
-        "recompute": RECOMPUTATIONS if recompute is None else (recompute,),
+        "recompute": WAYS if recompute is None else (recompute,),
         "microbatches": None if m is None else [m],
         "weight_groups": [groups] if isinstance(groups, int) else None,
         "hold_dtypes": (given.hold_dtype or FULL,),

@@ -27,6 +27,7 @@ from divisible.schedules.automatic import AUTO
 from divisible.schedules.catalogue import CATALOGUE, Placement, create
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.stage_groups import stage_group_sizes
+from pipeline.start.recomputed_runs import split_recompute
 
 #: Fields with predictions of a plan, which are wrong for other arguments.
 PREDICTIONS = ("stages", "step_seconds", "bubble", "exchange", "scatter", "bound")
@@ -40,7 +41,7 @@ class Given(NamedTuple):
     Attributes:
         n_microbatches: Number of microbatches.
         schedule: Name of the schedule, or the schedule itself.
-        recompute: Microbatches that are recomputed.
+        recompute: Microbatches that are recomputed, or layers.
         fuse: Chains of layers that run as one function, or the way to find them.
         weight_groups: Number of microbatches in a group of weight gradients, or the way
             to find it.
@@ -52,7 +53,7 @@ class Given(NamedTuple):
 
     n_microbatches: int | None = None
     schedule: str | Schedule | None = None
-    recompute: str | None = None
+    recompute: Any = None
     fuse: Any = None
     weight_groups: int | str | None = None
     overlap_minibatches: bool | str = AUTO
@@ -136,10 +137,14 @@ def put_together(
     held = held or [None] * n_ranks
     fuse, fusion = _fused(plan, given.fuse)
     weight_groups = given.weight_groups or plan.weight_groups
+    when, runs = plan.recompute, plan.recomputed
+    if given.recompute is not None:
+        when, runs = split_recompute(given.recompute, plan.n_layers)
     wanted = {
         "n_microbatches": n_microbatches,
         "schedule": schedule if isinstance(schedule, str) else schedule.name,
-        "recompute": given.recompute or plan.recompute,
+        "recompute": when,
+        "recomputed": runs,
         "hold_in": tuple(there or says for there, says in zip(held, plan.hold_in)),
         "hold_dtype": given.hold_dtype or plan.hold_dtype,
         "weight_groups": 1 if weight_groups == AUTO else weight_groups,

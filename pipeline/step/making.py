@@ -64,6 +64,7 @@ def make_stages(
             arguments.deferred_batch_norm,
             ranks.replica * arguments.n_microbatches,
             gather,
+            arguments.recomputed,
         )
         for number, layers in zip(numbers, arguments.stages)
     }

@@ -27,6 +27,7 @@ from divisible import (
 from divisible.communication.wire import WIRE
 from divisible.planning.coding import CodingRate
 from divisible.planning.layer_cost import SAMPLE_BYTES, SECONDS
+from divisible.planning.recomputed_layers import split_at
 from divisible.planning.shares import integer_shares
 from divisible.schedules.actions import RECOMPUTE
 from divisible.schedules.catalogue import CATALOGUE, create
@@ -148,6 +149,16 @@ def _recompute(pipe, plan, *_):
     assert (pipe.schedule.kind == RECOMPUTE).sum() == wanted.sum()
 
 
+def _recomputed(pipe, plan, *_):
+    """Each run, as far as it lies in a stage, is a segment of its own."""
+    for stage in pipe.internals.step.stages.values():
+        parts = split_at(plan.recomputed, plan.cuts)
+        start, end = stage.layers.layer_range
+        expected = [part for part in parts if start <= part[0] < end]
+        found = [one.layers.layer_range for one in stage._segments if one.is_recomputed]
+        assert found == expected
+
+
 def _weight_groups(pipe, plan, *_):
     assert pipe.internals.step.current.weight_groups == plan.weight_groups
     # Where stages take several microbatches as one, groups of W may be larger.
@@ -258,6 +269,7 @@ ANSWERS = {
     "hold_in": _hold_in,
     "hold_dtype": _hold_dtype,
     "streamed": _streamed,
+    "recomputed": _recomputed,
     "weight_groups": _weight_groups,
     "stage_groups": _stage_groups,
     "messages": _messages,
@@ -372,7 +384,7 @@ def _features(plan):
         ("replicas", plan.replicas > 1),
         ("shares", plan.shares is not None),
         ("several stages", plan.stages_per_rank > 1),
-        ("recomputes", plan.recompute != "never"),
+        ("recomputes", plan.recompute != "never" or bool(plan.recomputed)),
         ("holds on disk", "disk" in plan.hold_in),
         ("streams", bool(plan.streamed)),
         ("groups of W", plan.weight_groups > 1),

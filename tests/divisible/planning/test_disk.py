@@ -113,7 +113,8 @@ def test_holding_on_disk_wins_where_it_is_fast():
     fast = best_plan(layers, replace(machine, disk=Disk(1e12, 1e12)), **TIGHT)
     assert "disk" in fast.hold_in and fast.recompute == "never"
     slow = best_plan(layers, replace(machine, disk=Disk(1e5, 1e5)), **TIGHT)
-    assert set(slow.hold_in) == {"memory"} and slow.recompute != "never"
+    assert set(slow.hold_in) == {"memory"}
+    assert slow.recompute != "never" or slow.recomputed
     assert fast.step_seconds < slow.step_seconds
     without = best_plan(layers, machine, **TIGHT)
     assert without.step_seconds == slow.step_seconds

@@ -449,7 +449,7 @@ def test_memory_forces_recomputation():
     free = best_plan(profile, Machine(2), **options)
     tight = best_plan(profile, Machine(2, memory=3000), **options)
     assert free.recompute == "never"
-    assert tight.recompute != "never"
+    assert tight.recompute != "never" or tight.recomputed
     assert tight.step_seconds > free.step_seconds
     with pytest.raises(MemoryLimitError, match="none of .* configurations fits"):
         best_plan(profile, Machine(2, memory=300), **options)

@@ -54,6 +54,7 @@ PLANS = {
             recompute="always",
             hold_dtype="bfloat16",
         ),
+        Plan([0, 2, 6], 4, "1f1b", recomputed=[(1, 3), (3, 4), (5, 6)]),
         Plan([0, 1, 3, 5, 6], 4, "zb_v", "never", stages_per_rank=2, weight_groups=4),
         Plan([0, 1, 3, 5, 6], 4, "v_min", "always", stages_per_rank=2),
     ],

@@ -45,6 +45,7 @@ def test_a_plan_as_it_is():
         ({"n_microbatches": 8}, None, "n_microbatches is 8 (4 in the plan)"),
         ({"schedule": "gpipe"}, None, "schedule is 'gpipe' ('1f1b' in the plan)"),
         ({"recompute": "never"}, None, "recompute is 'never' ('always' in the plan)"),
+        ({"recompute": [3, 4]}, None, "recomputed is ((3, 5),) (() in the plan)"),
         ({"fuse": "none"}, None, "fuse is 'none' (((0, 2),) in the plan)"),
         ({"schedule": create("zb_h1", 2, 6)}, None, "n_microbatches is 6 (4 in the"),
         (
