@@ -95,11 +95,13 @@ def take_out(
         if group.is_float32 or leaving.others:
             groups.append(group)
     buffers = [group.empty() for group in groups]
+    # The exact arrays must not be held as well.
+    close = opened.close
 
     def come_back(buffers: list[np.ndarray]) -> Graph | Inputs:
         for group, buffer in zip(groups, buffers):
             group.fill(buffer)
-        return opened.close()
+        return close()
 
     return Left(buffers, come_back)
 

@@ -115,6 +115,16 @@ def test_everything_leaves_and_only_some_may_be_rounded():
     np.testing.assert_array_equal(ids.array, 1)
 
 
+def test_what_must_not_be_rounded_is_free_meanwhile():
+    x = chainer.Variable(np.ones((50, 100), np.float32))
+    y = F.max(x, axis=1)
+    kept = weakref.ref(x.array)
+    left = take_out(graph_of(x, y), ())
+    assert [buffer.nbytes for buffer in left.buffers] == [50 * 100 * 4]
+    del left.buffers[:]
+    assert kept() is None
+
+
 def test_the_inputs_of_the_model_stay():
     array = np.ones((200, 50), np.float32)
     for held in (
