@@ -6,6 +6,8 @@ Some of them may be rounded to bfloat16 while they wait for the backward, others
     smaller                     as it is: the statistics of batch normalization
     masks of dropout            as they are: a factor of all gradients
     what F.max and F.min keep   as it is: their backward searches equal numbers
+    what F.mean_squared_error   as it is: their backward subtracts near numbers
+      and others like it keep
     other dtypes                as they are
 """
 
@@ -16,6 +18,11 @@ from typing import Any
 
 import chainer
 import numpy as np
+from chainer.functions.loss.contrastive import Contrastive
+from chainer.functions.loss.huber_loss import HuberLoss
+from chainer.functions.loss.mean_squared_error import MeanSquaredError
+from chainer.functions.loss.squared_error import SquaredError
+from chainer.functions.loss.triplet import Triplet
 from chainer.functions.math.minmax import SelectorBase
 
 from divisible.backward.graph_walk import functions_behind
@@ -26,6 +33,9 @@ HOLD_DTYPES = FULL, HALF = ("float32", "bfloat16")
 SMALLEST_ROUNDED = 1 << 14
 # Attribute in which Chainer's functions keep factors that are drawn.
 _MASK = "mask"
+# Functions whose backward compares or subtracts the arrays that they keep. A difference
+# of near numbers would be nothing but the error of their rounding.
+_EXACT = (SelectorBase, MeanSquaredError, SquaredError, HuberLoss, Contrastive, Triplet)
 
 
 class BufferSet(MutableSet):
@@ -99,7 +109,7 @@ def exact_arrays(function: Any) -> Iterator[Any]:
     """
     own = getattr(function, "function", function)
     yield from (getattr(each, _MASK, None) for each in (function, own))
-    if isinstance(function, SelectorBase):
+    if isinstance(function, _EXACT):
         yield from (x.data for x in function.inputs)
         yield from function._retained_output_data or ()
 

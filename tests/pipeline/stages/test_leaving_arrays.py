@@ -6,6 +6,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+import pytest
 
 from divisible.communication.signatures import Tensor
 from pipeline.stages.held import Graph, Inputs, Persistents
@@ -113,6 +114,27 @@ def test_everything_leaves_and_only_some_may_be_rounded():
     assert names == ["float32", "uint8", "uint8"]
     left.come_back(left.buffers)
     np.testing.assert_array_equal(ids.array, 1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        F.mean_squared_error,
+        F.squared_error,
+        lambda x, t: F.huber_loss(x, t, 1.0),
+        lambda x, t: F.contrastive(x, t, np.zeros(len(t), np.int32)),
+        lambda x, t: F.triplet(x, t, t + 1),
+    ],
+)
+def test_what_a_backward_subtracts_is_not_rounded(function):
+    x, t = (chainer.Variable(np.full((50, 100), value, "f")) for value in (1, 1.001))
+    loss = F.sum(function(x, t))
+    left = take_out(Graph((), {}, (loss,), {}), (), Leaving(rounds=True, others=False))
+    assert x.array is x.node.data and t.array is t.node.data
+    left.come_back([buffer * 0 for buffer in left.buffers])
+    loss.backward()
+    expected = chainer.grad([F.sum(function(x, t))], [x])[0].array
+    np.testing.assert_array_equal(x.grad, expected)
 
 
 def test_what_must_not_be_rounded_is_free_meanwhile():
