@@ -8,6 +8,8 @@ Some of them may be rounded to bfloat16 while they wait for the backward, others
     what F.max and F.min keep   as it is: their backward searches equal numbers
     what F.mean_squared_error   as it is: their backward subtracts near numbers
       and others like it keep
+    probabilities of F.softmax  as they are: its backward subtracts 1 from them; the
+      _cross_entropy              logits are rounded
     other dtypes                as they are
 """
 
@@ -21,6 +23,7 @@ import numpy as np
 from chainer.functions.loss.contrastive import Contrastive
 from chainer.functions.loss.huber_loss import HuberLoss
 from chainer.functions.loss.mean_squared_error import MeanSquaredError
+from chainer.functions.loss.softmax_cross_entropy import SoftmaxCrossEntropy
 from chainer.functions.loss.squared_error import SquaredError
 from chainer.functions.loss.triplet import Triplet
 from chainer.functions.math.minmax import SelectorBase
@@ -112,6 +115,8 @@ def exact_arrays(function: Any) -> Iterator[Any]:
     if isinstance(function, _EXACT):
         yield from (x.data for x in function.inputs)
         yield from function._retained_output_data or ()
+    elif isinstance(function, SoftmaxCrossEntropy):
+        yield function.y
 
 
 def rounded_buffers(outputs: Iterable[Any], others: Iterable[Any] = ()) -> BufferSet:

@@ -175,8 +175,9 @@ def test_the_memory_is_free_meanwhile():
     # Of eight microbatches one is computed while another one is read or written.
     whole = peak_of_a_step()
     assert peak_of_a_step(hold_in="disk") < 0.5 * whole
-    # Of eight microbatches seven take half.
-    assert peak_of_a_step(hold_dtype="bfloat16") < (7 / 16 + 1 / 8 + 0.06) * whole
+    # Of eight microbatches seven take half, but for one of nine arrays: probabilities.
+    held = 7 / 16 * 10 / 9
+    assert peak_of_a_step(hold_dtype="bfloat16") < (held + 1 / 8 + 0.06) * whole
 
 
 def test_a_backward_that_follows_at_once_rounds_nothing():

@@ -137,6 +137,19 @@ def test_what_a_backward_subtracts_is_not_rounded(function):
     np.testing.assert_array_equal(x.grad, expected)
 
 
+def test_confident_predictions_still_have_gradients():
+    x = chainer.Variable(np.repeat(np.eye(8, dtype=np.float32) * 12, 100, axis=0))
+    loss = F.softmax_cross_entropy(x, np.repeat(np.arange(8), 100))
+    expected = chainer.grad([loss], [x])[0].array
+    left = take_out(graph_of(x, loss), (), Leaving(rounds=True, others=False))
+    # The logits, which the backward does not read.
+    assert [buffer.nbytes for buffer in left.buffers] == [x.node.shape[0] * 32]
+    left.come_back([buffer * 0 for buffer in left.buffers])
+    loss.backward()
+    assert np.abs(expected).max() > 1e-8
+    np.testing.assert_array_equal(x.grad, expected)
+
+
 def test_what_must_not_be_rounded_is_free_meanwhile():
     x = chainer.Variable(np.ones((50, 100), np.float32))
     y = F.max(x, axis=1)
