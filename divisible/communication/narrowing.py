@@ -10,7 +10,8 @@ A channel may send floating-point arrays in a dtype of the catalogue
 The signature of a message has the dtype of each array, so receivers need no other
 knowledge. Integers and bools always travel as they are. So does an array with a number
 that the dtype cannot hold: infinity, NaN, or one beyond the largest float16 if that is
-the dtype. Such numbers arrive bit for bit, and a diverging training shows them.
+the dtype. In 8 bits of floating point, a number near the largest of the array's own
+dtype counts as one, because it may be rounded up to infinity. Such numbers arrive bit for bit, and a diverging training shows them.
 """
 
 from __future__ import annotations
@@ -109,8 +110,14 @@ def encoded(array: Any, wire: WireDtype) -> Any:
     if math.isfinite(wire.greatest) and max(flat.max(), -flat.min()) > wire.greatest:
         return None
     message = np.empty_like(flat, np.uint8, shape=wire.n_bytes(flat.size, BLOCK))
-    is_finite = wire.write(flat, BLOCK, wire.fields(message, flat.size, BLOCK))
-    return message if bool(is_finite) else None
+    fields = wire.fields(message, flat.size, BLOCK)
+    if not bool(wire.write(flat, BLOCK, fields)):
+        return None
+    # Rounded up, a number near the end of the range of its own dtype would be infinite.
+    largest = np.finfo(array.dtype).max / np.float64(1 + wire.u)
+    if wire.is_scaled and bool(fields.scales.max() > largest):
+        return None
+    return message
 
 
 def narrowed(

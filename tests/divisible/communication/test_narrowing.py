@@ -57,6 +57,15 @@ def test_numbers_beyond_float16_arrive_as_they_are():
     assert narrowing.encoded(array, WIRE["bf16"]) is not None
 
 
+@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_largest_numbers_arrive_finite(name, dtype):
+    array = np.float64([1, 0.99, 0.95, 0.93, 0.9, -1]) * np.finfo(dtype).max
+    found = arrived(array.astype(dtype), name)
+    assert np.isfinite(found).all()
+    assert np.abs(found / array - 1).max() < 1 / 7
+
+
 @pytest.mark.parametrize("dtype", ["float64", "complex64", "complex128", "longdouble"])
 def test_wide_numbers_are_refused(dtype):
     array = np.ones(3, dtype)
