@@ -20,17 +20,22 @@ of the last minibatch; the step after it is like a first one.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import chainer
 from mpi4py import MPI
 
+from divisible.backward.tensors import copied
 from divisible.communication.aborting import end_all_ranks
 from divisible.communication.leaving import at_end
+from divisible.communication.signatures import Tensors
 from divisible.planning.retained_arrays import FULL
 from divisible.random_streams import restored_random_state
+from divisible.schedules.actions import Action
 from divisible.schedules.late_programs import LatePrograms
+from divisible.schedules.rank_program import RankProgram
 from divisible.schedules.schedule import Schedule
 from mixed_precision import LossScale
 from pipeline.calls.ranks import Ranks
@@ -99,6 +104,8 @@ class TwoVersionStep(Step):
         super().lay_out(start)
         schedule, rank = self.current.schedule, self._ranks.rank
         self._programs = LatePrograms.of(schedule, rank, start.routes)
+        operations = self._programs.flush.operations
+        self._carried_over = {o.microbatch for o in operations if isinstance(o, Action)}
         ranks = schedule.stage_ranks
         # Results of forwards are used in the same step, those of backwards perhaps not.
         later = frozenset(ranks[ranks.index(rank) + 1 :])
@@ -125,6 +132,19 @@ class TwoVersionStep(Step):
         if self._ranks.size > 1:
             _under_way[self] = None
         return result
+
+    def _run(
+        self, program: RankProgram, inputs: Sequence[Tensors], *others: Any
+    ) -> list[Any] | None:
+        """Runs a program; see :meth:`.Step._run`."""
+        if program is self.current.training:
+            # Graphs refer to inputs until the next step, but a script may write its
+            # next minibatch into the same arrays.
+            inputs = [
+                copied(tensors) if number in self._carried_over else tensors
+                for number, tensors in enumerate(inputs)
+            ]
+        return super()._run(program, inputs, *others)
 
     def evaluate(self, x: Any, t: Any) -> dict[str, float]:
         """Runs a forward and the loss; see :meth:`.Step.evaluate`."""

@@ -222,10 +222,20 @@ def test_what_happens_between_steps_changes_no_bit():
     assert_on_ranks(3, _between_steps)
 
 
+def reused(batches):
+    """Yields minibatches in arrays that are written anew for each of them."""
+    arrays = [array.copy() for array in batches[0]]
+    for batch in batches:
+        n_samples = len(batch[0])
+        for array, content in zip(arrays, batch):
+            array[:n_samples] = content
+        yield tuple(array[:n_samples] for array in arrays)
+
+
 def _between_steps(comm):
-    def run(between, **options):
+    def run(between, batches=BATCHES, **options):
         pipe, optimizer = make(comm, "shuffled", "momentum", **options)
-        losses = train(pipe, optimizer, BATCHES, partial(between, pipe))
+        losses = train(pipe, optimizer, batches, partial(between, pipe))
         arrays = [p.array for stage in pipe.stages.values() for p in stage.params()]
         pipe.close()
         return [losses, *arrays]
@@ -246,6 +256,7 @@ def _between_steps(comm):
     for between, options in (
         (some, {}),
         (nothing, {"recompute": "always"}),
+        (nothing, {"batches": reused(BATCHES)}),
         (nothing, {"overlap_minibatches": False}),
         (some, {"overlap_minibatches": True}),
         (some, {"n_microbatches": N_MICROBATCHES, "schedule": parsed(comm.size)}),
