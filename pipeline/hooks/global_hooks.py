@@ -250,6 +250,9 @@ class GlobalHooks:
         is_alone = self._n_stages == len(together) == 1
         if not clippings or is_alone or all(each is not optimizer for each in together):
             return False
+        is_again = self._outcome is not None
+        if self.late is not None and not is_again:
+            self.late.finish()
         for each in given:
             # Hooks read gradients averaged over replicas; the optimizer that updates
             # first has averaged its own.
@@ -258,7 +261,6 @@ class GlobalHooks:
         parts = [_parts(each) for each in together]
         params = unique_params(together)
         self._unconfirmed = [optimizer]
-        is_again = self._outcome is not None
         with nullcontext() if is_again else self._ranks.calls.made("update"):
             for each in together:
                 if hasattr(each, "reallocate_cleared_grads"):

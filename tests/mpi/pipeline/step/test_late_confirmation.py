@@ -219,6 +219,22 @@ def _save_and_load(comm, directory):
     assert losses[True] == losses[False]
 
 
+def test_an_update_that_follows_an_update_continues_from_the_right_one():
+    assert_on_ranks(2, _update_twice)
+
+
+def _update_twice(comm):
+    found = {}
+    for overlap in (True, False):
+        for pipe, optimizer, x, t in clipped_run(comm, [2, 5], overlap):
+            result = pipe.step(x, t)
+            optimizer.update()
+        pipe.confirm_update()
+        found[overlap] = dict(result), bits(pipe, optimizer)
+        pipe.close()
+    assert found[True] == found[False]
+
+
 def test_after_two_wrong_updates_they_wait_until_one_is_right():
     assert_on_ranks(2, _wait_after_two)
 
