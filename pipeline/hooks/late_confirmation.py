@@ -82,13 +82,14 @@ class LateConfirmation:
         self._n_wrong = 0
         self._update: UnconfirmedUpdate | None = None
         self._late: LateNumbers | None = None
+        self._thread = 0
 
     def begin(self, update: UnconfirmedUpdate) -> None:
         """Takes over an update that other ranks have not confirmed."""
         ranks, reduction = self._ranks, update.reduction
         waits = ranks.timeout, ranks.watch
         self._late = LateNumbers(ranks.calls, reduction.numbers, reduction, *waits)
-        self._update = update
+        self._update, self._thread = update, threading.get_ident()
         self.n_updates += 1
 
     @property
@@ -140,11 +141,11 @@ class LateConfirmation:
     def finish(self) -> None:
         """Waits for other ranks, if an update is unconfirmed, and corrects it.
 
-        Other threads than the main one do not wait, since a step may run meanwhile.
+        Other threads than that of the update do not wait, since a step may run
+        meanwhile.
         """
-        if self._late is not None:
-            is_main = threading.current_thread() is threading.main_thread()
-            if is_main and not self._ranks.calls.is_within:
+        if self._late is not None and not self._ranks.calls.is_within:
+            if threading.get_ident() == self._thread:
                 self._finish()
 
     def __str__(self) -> str:
