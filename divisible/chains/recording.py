@@ -266,6 +266,16 @@ class _Watch:
             _place(),
         )
 
+    def refuse_number(self) -> None:
+        """Raises the error of a forward that makes a number of an array's values."""
+        raise ChainError(
+            "forward makes a number of values that depend on its input, such as"
+            " x.max(), int(n) or the condition of an if, and a layer would keep that"
+            " number for all minibatches: leave the check out, or put it, and what"
+            " reads the number, into the forward of a link of its own",
+            _place(),
+        )
+
 
 def _place() -> Place | None:
     return here(call_forward.__code__)

@@ -38,6 +38,9 @@ class Tape(Protocol):
     def refuse_change(self) -> None:
         """Raises the error of a forward that changes an array in place."""
 
+    def refuse_number(self) -> None:
+        """Raises the error of a forward that makes a number of an array's values."""
+
 
 class TracedArray(np.ndarray):
     """An array that records the operations on it; made by :func:`traced`."""
@@ -97,6 +100,14 @@ class TracedArray(np.ndarray):
     def T(self) -> Any:
         """The transposed array."""
         return self.transpose()
+
+    def __repr__(self) -> str:
+        """Returns the text of the plain array, whose numbers no layer reads."""
+        return repr(_plain(self))
+
+    def __str__(self) -> str:
+        """Returns the text of the plain array, whose numbers no layer reads."""
+        return str(_plain(self))
 
     @property
     def _is_traced(self) -> bool:
@@ -164,6 +175,7 @@ _METHODS = """
     swapaxes take trace transpose var
 """
 _CHANGING_METHODS = "fill partition put resize sort"
+_NUMBERS = "__bool__ __complex__ __float__ __index__ __int__ item tolist"
 
 
 def _recorded(name: str) -> Callable:
@@ -177,10 +189,10 @@ def _recorded(name: str) -> Callable:
     return run
 
 
-def _refused(name: str) -> Callable:
+def _refused(name: str, refuse: str) -> Callable:
     def run(self: TracedArray, *args: Any, **kwargs: Any) -> Any:
         if self._is_traced:
-            self._tape.refuse_change()
+            getattr(self._tape, refuse)()
         return getattr(_plain(self), name)(*_plain(args), **_plain(kwargs))
 
     run.__name__ = name
@@ -191,7 +203,9 @@ def _refused(name: str) -> Callable:
 for _name in _METHODS.split():
     setattr(TracedArray, _name, _recorded(_name))
 for _name in _CHANGING_METHODS.split():
-    setattr(TracedArray, _name, _refused(_name))
+    setattr(TracedArray, _name, _refused(_name, "refuse_change"))
+for _name in _NUMBERS.split():
+    setattr(TracedArray, _name, _refused(_name, "refuse_number"))
 
 
 def _apply(tape: Tape | None, function: Callable, args: tuple, kwargs: dict) -> Any:
@@ -231,7 +245,10 @@ def _noted(
     several = isinstance(result, (tuple, list))
     outputs = tuple(result) if several else (result,)
     if not all(isinstance(each, np.ndarray) for each in outputs):
-        # Numbers are arguments of later calls.
+        # Sizes, as of np.shape, are integers of Python.
+        numbers = any(isinstance(each, (np.generic, bool, float)) for each in outputs)
+        if numbers or operation.name == "count_nonzero":
+            tape.refuse_number()
         return result
     tape.note(operation, tuple(arrays), outputs)
     found = [traced(each, tape) for each in outputs]
