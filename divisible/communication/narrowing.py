@@ -11,7 +11,8 @@ The signature of a message has the dtype of each array, so receivers need no oth
 knowledge. Integers and bools always travel as they are. So does an array with a number
 that the dtype cannot hold: infinity, NaN, or one beyond the largest float16 if that is
 the dtype. In 8 bits of floating point, a number near the largest of the array's own
-dtype counts as one, because it may be rounded up to infinity. Such numbers arrive bit for bit, and a diverging training shows them.
+dtype counts as one, because it may be rounded up to infinity. Such numbers arrive bit
+for bit, and a diverging training shows them.
 """
 
 from __future__ import annotations

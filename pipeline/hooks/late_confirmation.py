@@ -144,9 +144,9 @@ class LateConfirmation:
         Other threads than that of the update do not wait, since a step may run
         meanwhile.
         """
-        if self._late is not None and not self._ranks.calls.is_within:
-            if threading.get_ident() == self._thread:
-                self._finish()
+        is_mine = self._late is not None and threading.get_ident() == self._thread
+        if is_mine and not self._ranks.calls.is_within:
+            self._finish()
 
     def __str__(self) -> str:
         """Returns how many updates were taken back, and the memory of the copies."""
