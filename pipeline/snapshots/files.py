@@ -191,7 +191,8 @@ class Snapshot:
         n_ranks (int): Number of ranks in the pipeline that saved it.
         n_steps (int): Number of minibatches that the pipeline had run.
         schedule (dict): ``'name'``, ``'n_microbatches'`` and the grid as ``'text'``,
-            ``'hold_dtype'`` if it is not ``'float32'``; empty if the stages are no
+            ``'hold_dtype'`` if it is not ``'float32'``, and ``'message_dtypes'`` if an
+            edge is narrowed, a text for each edge. It is empty if the stages are no
             longer those of the schedule.
         versions (dict): Versions of Python, NumPy, Chainer and this package, and the
             dtype of products if it is not float32.

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Callable, NamedTuple
 
 from divisible.optimizer_hooks import named_hooks
+from divisible.planning.message_plan import WHOLE
 from divisible.planning.retained_arrays import FULL
 from divisible.user_warnings import warn_user
 from pipeline.pipeline import Pipeline
@@ -132,7 +133,7 @@ def load_snapshot(
 
 
 def _warn_of_rounding(snapshot: Snapshot, pipeline: Pipeline) -> None:
-    """Warns if activations wait in another dtype than in the run that was saved."""
+    """Warns if activations wait or travel in other dtypes than in the run saved."""
     here = pipeline.internals.hold_dtype
     saved = snapshot.schedule.get("hold_dtype", FULL)
     if snapshot.schedule and saved != here:
@@ -140,6 +141,15 @@ def _warn_of_rounding(snapshot: Snapshot, pipeline: Pipeline) -> None:
             f"{snapshot.path} was saved by a run whose activations wait in {saved}, and"
             f" this run's wait in {here}: it does not continue bit for bit. Give"
             f" hold_dtype={saved!r}, if this is not meant"
+        )
+    here = pipeline.internals.message_dtypes
+    saved = snapshot.schedule.get("message_dtypes", [])
+    if snapshot.schedule and saved != here:
+        saved, here = ("; ".join(each) or WHOLE for each in (saved, here))
+        warn_user(
+            f"{snapshot.path} was saved by a run whose messages between stages are in"
+            f" {saved}, and this run's are in {here}: it does not continue bit for bit."
+            f" Give the same message_dtype, if this is not meant"
         )
 
 

@@ -304,6 +304,8 @@ def _schedule_of(pipeline: Pipeline) -> Mapping[str, Any]:
         }
         if (hold_dtype := pipeline.internals.hold_dtype) != FULL:
             fields["hold_dtype"] = hold_dtype
+        if message_dtypes := pipeline.internals.message_dtypes:
+            fields["message_dtypes"] = message_dtypes
         _schedules[pipeline] = schedule, fields
     return fields
 

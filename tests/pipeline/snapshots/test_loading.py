@@ -259,18 +259,24 @@ def test_layers_that_a_dry_run_cannot_read_are_loaded(tmp_path):
     assert other.stages[0][0].extra is None
 
 
-def test_activations_that_wait_in_another_dtype_are_reported(tmp_path):
+def test_activations_in_another_dtype_are_reported(tmp_path):
     def run(**arguments):
-        stage = Divisible(L.Linear(3, 4), L.Linear(4, 2))
-        pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2, **arguments)
-        return pipe, optimizers.SGD().setup(stage)
+        model = Divisible(L.Linear(3, 4), L.Linear(4, 2))
+        stages = [model.divide(0, 1), model.divide(1, 2)]
+        options = dict(n_microbatches=2, schedule="interleaved", **arguments)
+        pipe = Pipeline(stages, MPI.COMM_SELF, **options)
+        return pipe, pipe.setup(optimizers.SGD())
 
-    pipe, optimizer = run(hold_dtype="bfloat16")
+    narrow = {"hold_dtype": "bfloat16", "message_dtype": ("int8", "bf16")}
+    pipe, optimizer = run(**narrow)
     pipe.step(X, T)
     save_snapshot(tmp_path / "s", pipe, optimizer)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = load_snapshot(tmp_path / "s", *run(hold_dtype="bfloat16"))
+        found = load_snapshot(tmp_path / "s", *run(**narrow))
     assert found.schedule["hold_dtype"] == "bfloat16"
-    with pytest.warns(UserWarning, match="wait in bfloat16, and this run's wait in fl"):
+    with pytest.warns(UserWarning) as caught:
         load_snapshot(tmp_path / "s", *run())
+    waiting, travelling = (str(each.message) for each in caught)
+    assert "wait in bfloat16, and this run's wait in float32" in waiting
+    assert "in int8 forward, bf16 backward, and this run's are in fp32" in travelling
