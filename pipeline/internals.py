@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from divisible.planning.message_plan import as_plans, narrowed_pairs
+from divisible.planning.message_plan import as_plans
 from divisible.schedules.automatic import ScheduleTrial
 from divisible.schedules.group_trial import GroupTrial
 from divisible.schedules.rank_program import Record, Span
@@ -58,7 +58,7 @@ class Internals:
         """Dtypes of messages over each edge, as texts; none if no edge is narrowed."""
         n_edges = self._pipeline.schedule.n_stages - 1
         plans = as_plans(self._pipeline._arguments.dtypes_over(n_edges))
-        return [*map(str, plans)] if narrowed_pairs(plans) else []
+        return [*map(str, plans)]
 
     @property
     def record(self) -> Record | None:

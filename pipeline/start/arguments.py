@@ -19,6 +19,7 @@ from divisible.communication.narrowing import Pair, pair_of
 from divisible.communication.wire import WIRE
 from divisible.dtypes import floating_dtypes
 from divisible.number_lists import as_list
+from divisible.planning.message_plan import WHOLE, as_plans, narrowed_pairs
 from divisible.planning.plan_fields import HOLD_IN, check_hold_dtype
 from divisible.planning.retained_arrays import HALF
 from divisible.schedules.schedule import Schedule
@@ -99,7 +100,7 @@ class Arguments(NamedTuple):
         """
         if self.message_dtype is None:
             return self.edge_dtypes
-        return [self.message_dtype] * n_edges
+        return narrowed_pairs(as_plans([self.message_dtype] * n_edges))
 
     def to_compare(self, loss_names: Sequence[str]) -> dict[str, str]:
         """Returns the arguments that must be equal on all ranks, as texts, by name.
@@ -182,7 +183,7 @@ def check_message_dtypes(
     pairs: Sequence[Pair], transport: str, stages: Sequence[Divisible]
 ) -> None:
     """Refuses dtypes of messages that do not go with a transport, device or model."""
-    names = {name for pair in pairs for name in pair}
+    names = {name for pair in pairs for name in pair} - {WHOLE}
     if not names:
         return
     if transport != "mpi":

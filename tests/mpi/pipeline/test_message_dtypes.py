@@ -83,8 +83,27 @@ def every_pair(comm):
         as_the_serial_model_that_rounds(comm, make, pairs, **options)
 
 
+def fp32_narrows_nothing(comm):
+    def losses(**options):
+        np.random.seed(0)
+        with chainer.using_config("dtype", np.float64):
+            model = Divisible(*mlp())
+        stage = model.divide(*[(0, 2), (2, None)][comm.rank])
+        with Pipeline(stage, comm, n_microbatches=2, **options) as pipe:
+            return pipe.step(np.ones((4, 6)) / 3, np.arange(4))["loss"]
+
+    exact = losses()
+    for transport in ("mpi", "chainermn"):
+        assert losses(message_dtype="fp32", transport=transport) == exact
+
+
+def one_edge(comm):
+    every_pair(comm)
+    fp32_narrows_nothing(comm)
+
+
 def test_one_edge():
-    assert_on_ranks(2, every_pair, timeout=120)
+    assert_on_ranks(2, one_edge, timeout=120)
 
 
 def every_schedule(comm):
