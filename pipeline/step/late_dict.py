@@ -27,11 +27,13 @@ class LateValue(NamedTuple):
 
 
 def _reading(method: Callable) -> Callable:
-    """Returns a method of dict that reads all values first."""
+    """Returns a method of dict that reads all values first, and those it is given."""
 
     @functools.wraps(method)
     def read_first(self: LateDict, *args: Any) -> Any:
-        self.read()
+        for each in (self, *args):
+            if isinstance(each, LateDict):
+                each.read()
         return method(self, *args)
 
     return read_first

@@ -99,3 +99,11 @@ def test_unread_values_can_be_kept_for_later():
     kept = some.unread()
     assert type(kept) is dict and kept["lr"] == 0.1 and not reads
     assert isinstance(kept["loss"], LateValue) and float(kept["loss"]) == 2.5
+
+
+def test_two_that_nobody_has_read_are_compared():
+    def late(loss):
+        return LateDict(loss=LateValue("loss", lambda: {"loss": loss}))
+
+    assert late(2.5) == late(2.5) and late(2.5) != late(2.0)
+    assert operator.ne(late(2.5), late(2.5)) is False
