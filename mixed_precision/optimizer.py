@@ -318,8 +318,8 @@ class MixedPrecision(OptimizerWrapper):
         if self._later is not None:
             self._later.finish()
 
-    def confirm_late(self, later: Confirmation) -> None:
-        """Allows updates ahead of other ranks, which ``later`` confirms."""
+    def confirm_late(self, later: Confirmation | None) -> None:
+        """Allows updates ahead of other ranks, which ``later`` confirms, if any."""
         self._later = later
 
     def _next_step(self) -> Step:

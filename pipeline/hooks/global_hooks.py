@@ -122,7 +122,7 @@ class GlobalHooks:
         is_ours = isinstance(hookable, _CalledTogether) and hookable.hooks is self
         if not (is_ours or is_mixed(optimizer)):
             optimizer._hookable = _CalledTogether(optimizer, self)
-        if self.late is not None and isinstance(optimizer, MixedPrecision):
+        if isinstance(optimizer, MixedPrecision):
             optimizer.confirm_late(self.late)
 
     def begin(self, step: int) -> None:

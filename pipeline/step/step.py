@@ -303,6 +303,9 @@ class Step:
 
     def close(self) -> None:
         """Frees the communicators and buffers of messages; all ranks must call it."""
+        if self.confirming is not None:
+            # Optimizers may go on without the pipeline.
+            self.confirming.late.want(False)
         self.runner.close()
         if self.ties is not None:
             self.ties.close()

@@ -21,7 +21,7 @@ from mixed_precision import (
     MomentumSGD16,
     to_float16,
 )
-from pipeline import ActionError, load_snapshot, save_snapshot
+from pipeline import ActionError, Pipeline, load_snapshot, save_snapshot
 from tests.mpi.pipeline.step.test_overlap_bits import LARGE, OPTIMIZERS
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks
@@ -240,6 +240,42 @@ def _update_twice(comm):
     # A script may train in a thread.
     with ThreadPoolExecutor(1) as thread:
         assert thread.submit(run, True).result() == expected
+
+
+def test_an_optimizer_goes_on_without_the_pipeline_and_with_another():
+    assert_on_ranks(2, _change_pipelines)
+
+
+def _change_pipelines(comm):
+    batches, found = make_batches([8] * 6, n_in=8), []
+    for overlap in (True, False):
+        rule, scale = chainer.optimizers.MomentumSGD(0.1), DynamicLossScale(2.0**10)
+        optimizer = MixedPrecision(rule, comm=comm, loss_scale=scale)
+        np.random.seed(0)
+        model = to_float16(deep_mlp())
+        options = {"loss_scale": scale}
+        pipe, _ = make(
+            comm, "zb_h2", model, optimizer, overlap_minibatches=overlap, **options
+        )
+        for x, t in batches[:3]:
+            pipe.step(x, t)
+            optimizer.update()
+        pipe.step(x, t)
+        pipe.close()
+        if comm.rank == 0:
+            # All ranks skip this update.
+            next(optimizer.target.params()).grad[...] = np.inf
+        optimizer.update()
+        assert not overlap or pipe.internals.step.confirming.late.n_updates == 3
+        stages = [*pipe.stages.values()]
+        options |= {"schedule": "zb_h2", "n_microbatches": 4, "timeout": 60}
+        with Pipeline(stages, comm, **options) as pipe:
+            pipe.global_hooks(optimizer)
+            for x, t in batches[3:]:
+                pipe.step(x, t)
+                optimizer.update()
+            found.append(bits(pipe, optimizer))
+    assert found[0] == found[1]
 
 
 def test_after_two_wrong_updates_they_wait_until_one_is_right():
