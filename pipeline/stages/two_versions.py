@@ -50,7 +50,11 @@ class TwoVersionStage(Stage):
         complete: Callable[[chainer.Parameter], None] | None = None,
         is_updated_early: Callable[[chainer.Parameter], bool] | None = None,
     ) -> None:
-        """Begins a minibatch; microbatches in flight are of the one before."""
+        """Begins a minibatch; microbatches in flight are of the one before.
+
+        Raises:
+            ValueError: If an optimizer has updated an array that these still need.
+        """
         before, held = self._step, [{**segment.held} for segment in self._segments]
         super().begin(step, n_microbatches, complete, is_updated_early)
         if not chainer.config.enable_backprop:
@@ -58,6 +62,8 @@ class TwoVersionStage(Stage):
         for segment, microbatches in zip(self._segments, held):
             segment.held.update(microbatches)
         self._n_before, self._step_before = self._n_in_flight, before
+        if self._n_before:
+            self._check_kept()
         if not (self._n_before or self._late.has_turned):
             self._late.turn()
 
@@ -128,6 +134,18 @@ class TwoVersionStage(Stage):
             spare[...] = array
             self._kept[key] = param, array
             param.array = spare
+
+    def _check_kept(self) -> None:
+        """Refuses an update of arrays that microbatches in flight still need."""
+        for param, array in self._kept.values():
+            if param.array is array:
+                path = next(k for k, p in self.layers.namedparams() if p is param)
+                raise ValueError(
+                    f"an optimizer has updated the former array of {path}, whose values"
+                    f" backwards of the minibatch before still need: take an optimizer"
+                    f" that updates param.array in place, or a schedule with one weight"
+                    f" version"
+                )
 
     def hand_out(self, loss_scale: float | None) -> None:
         """Stores the gradients of the last minibatch in ``param.grad``, after a flush.

@@ -39,6 +39,7 @@ from divisible.schedules.rank_program import RankProgram
 from divisible.schedules.schedule import Schedule
 from mixed_precision import LossScale
 from pipeline.calls.ranks import Ranks
+from pipeline.hooks.optimizers import is_mixed
 from pipeline.stages.two_versions import TwoVersionStage
 from pipeline.start.agreement import Start
 from pipeline.step.current_schedule import CurrentSchedule
@@ -115,7 +116,13 @@ class TwoVersionStep(Step):
         """Runs a minibatch, and the rest of the one before; see :meth:`.Step.train`.
 
         The gradients are those of the minibatch before, ``None`` in the first step.
+
+        Raises:
+            ValueError: If an optimizer is in mixed precision, with parameters that
+                always are the same arrays.
         """
+        if any(is_mixed(each.optimizer) for each in self.updates.hooks.given):
+            raise ValueError(_refusal(self.current.schedule, "MixedPrecision"))
         self._let_update(True)
         programs, self._trains = self._programs, chainer.config.train
         self.current.training = programs.later if self._is_open else programs.first

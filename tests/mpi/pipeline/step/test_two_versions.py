@@ -16,6 +16,7 @@ from mpi4py import MPI
 from data_parallel import Grid
 from divisible import Divisible
 from divisible.schedules import Schedule, pipedream_2bw
+from mixed_precision import MixedPrecision
 from pipeline import (
     Pipeline,
     PipelineEvaluator,
@@ -419,9 +420,33 @@ def _check_refusals(comm):
     options.pop("rule")
     with pytest.raises(ValueError, match=f"{NAME}.*loss_scale"):
         make(of_pipe, overlap_minibatches=True, **options)
+    pipe, _ = make(comm)
+    stages = [*pipe.stages.values()]
+    mixed = MixedPrecision(optimizers.SGD(0.1), comm=comm).setup(stages)
+    pipe.global_hooks(mixed)
+    with pytest.raises(ValueError, match="together with MixedPrecision"):
+        pipe.step(*BATCHES[0])
     pipe, _ = make(comm, hooks=["clip"], overlap_minibatches=True)
     with pytest.raises(ValueError, match="True does not go together with Gradient"):
         pipe.step(*BATCHES[0])
+    comm.Barrier()
+
+
+def test_an_update_of_arrays_that_backwards_need_is_refused():
+    assert_on_ranks(2, _update_former_arrays)
+
+
+def _update_former_arrays(comm):
+    """An optimizer that the pipeline does not know uses the same arrays again."""
+    pipe, _ = make(comm)
+    params = [p for stage in pipe.stages.values() for p in stage.params()]
+    arrays = [param.array for param in params]
+    pipe.step(*BATCHES[0])
+    for param, array in zip(params, arrays):
+        param.array = array
+    if pipe.is_first:
+        with pytest.raises(ValueError, match="updated the former array of /0/W"):
+            pipe.step(*BATCHES[1])
     comm.Barrier()
 
 
