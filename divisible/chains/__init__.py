@@ -8,6 +8,7 @@
     recording          the run of a forward, in which its calls are noted
     own_calls          links that define __call__
     positional         arguments of links, by position
+    read_arrays        arrays of variables, which a forward reads
     traced_arrays      arrays that record the operations on them
     array_operations   these operations, which are layers
     slots              arguments with places for arrays

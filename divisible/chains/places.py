@@ -83,14 +83,22 @@ def raised_at(traceback: TracebackType | None) -> Place | None:
     return _first(frames[::-1])
 
 
+def is_users(frame: FrameType) -> bool:
+    """Returns whether a frame belongs to the code of a user."""
+    return _module(frame).partition(".")[0] not in _PACKAGES
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
 def _first(frames: list[tuple[FrameType, int]]) -> Place | None:
     """Returns the first line of a user, or else of a link of Chainer."""
     fallback = None
     for frame, line in frames:
-        module = str(frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] not in _PACKAGES:
+        if is_users(frame):
             return _place(frame, line)
-        if fallback is None and module.startswith(_LINKS):
+        if fallback is None and _module(frame).startswith(_LINKS):
             fallback = _place(frame, line)
     return fallback
 

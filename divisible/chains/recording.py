@@ -29,7 +29,8 @@ from divisible.chains.calls import (
 from divisible.chains.own_calls import reported_calls, signature_of
 from divisible.chains.places import Place, here, raised_at
 from divisible.chains.positional import by_position, is_plain
-from divisible.chains.slots import take_out
+from divisible.chains.read_arrays import reported_arrays
+from divisible.chains.slots import Slot, take_out
 from divisible.chains.traced_arrays import traced
 
 #: Attributes of functions that are no arguments.
@@ -96,9 +97,11 @@ def run(
     if not as_variables:
         # CuPy's arrays are given as they are, and operations on them are not noted.
         given = [traced(x, watch) if type(x) is np.ndarray else x for x in given]
+    watch.given = given
     hooks = _Links(watch), _Functions(watch)
     try:
-        with hooks[0], hooks[1], reported_calls(chain, watch):
+        reports = reported_calls(chain, watch), reported_arrays(watch.read)
+        with hooks[0], hooks[1], reports[0], reports[1]:
             result = call_forward(forward, given)
     finally:
         watch.is_over = True
@@ -146,6 +149,7 @@ class _Watch:
 
     def __init__(self, chain: chainer.Chain, depth: int) -> None:
         self.noted: list[Noted] = []
+        self.given: list[Any] = []
         self.is_over = False
         self._thread = threading.get_ident()
         self._train = chainer.config.train
@@ -257,6 +261,17 @@ class _Watch:
         """Records an operation of NumPy."""
         self.noted.append(Noted(operation, "", inputs, _place(), outputs))
 
+    def read(self, variable: Variable, array: Any) -> Any:
+        """Records that the forward reads the array of a variable."""
+        is_made = variable.creator_node is not None or any(
+            variable is x for x in self.given
+        )
+        # The array of an input that was traced is traced itself.
+        if not (self.is_on and is_made and type(array) is np.ndarray):
+            return array
+        self.note(ArrayOperation(_array, (Slot(0),), {}), (variable,), (array,))
+        return traced(array, self)
+
     def refuse_change(self) -> None:
         """Raises the error of a forward that changes an array in place."""
         raise ChainError(
@@ -275,6 +290,13 @@ class _Watch:
             " reads the number, into the forward of a link of its own",
             _place(),
         )
+
+
+def _array(array: Any) -> Any:
+    return array
+
+
+_array.__name__ = "array"
 
 
 def _place() -> Place | None:

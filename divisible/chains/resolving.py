@@ -144,9 +144,9 @@ def unknown(who: str, array: Any, place: Place | None) -> ChainError:
     """Returns the error of an array that no layer makes."""
     return ChainError(
         f"{who} an array of shape {array.shape} that is neither the input nor what a"
-        f" link or a function has returned, and no constant (h.array is none, nor what"
-        f" NumPy made of it, nor random numbers): compute it by Chainer's functions, or"
-        f" in the forward of a link of its own",
+        f" link or a function has returned, and no constant, as random numbers are"
+        f" none: compute it by Chainer's functions, or in the forward of a link of its"
+        f" own",
         place,
     )
 

@@ -277,9 +277,9 @@ def train_only(self, x):
     return h * 2 if chainer.config.train else h
 
 
-def by_value(self, x):
+def by_samples(self, x):
     h = self.a(x)
-    return F.relu(h) if float(x.array.max()) > 0.8 * X.max() else F.tanh(h)
+    return F.relu(h) if len(x) > 3 else F.tanh(h)
 
 
 def cut(self, x):
@@ -310,7 +310,7 @@ TWO = ("a", "b")
 REFUSED = {
     "/b (Linear) reads an array of shape (3, 6) that is neither": (
         TWO,
-        lambda self, x: self.b(self.a(x).array * 2),
+        lambda self, x: self.b(np.array(self.a(x).array)),
     ),
     "a minibatch of shape (7, 6), which has more samples: forward raised Inval": (
         "a",
@@ -346,7 +346,7 @@ REFUSED = {
             F.matmul(self.a(x), x, transb=True)[None], (len(x),) * 2
         ),
     ),
-    "goes another way for another minibatch: it calls": ("a", by_value),
+    "goes another way for another minibatch: it calls": ("a", by_samples),
     "goes another way for another minibatch: of ": (
         "a",
         lambda self, x: sum(F.separate(self.a(x))),

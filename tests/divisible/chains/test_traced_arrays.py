@@ -147,7 +147,6 @@ REFUSED = {
     "forward changes an array in place": [sorted_in_place],
     "that is neither the input nor what": [
         random,
-        lambda self, x: self.a(x) + self.a(x).array * 2,
         lambda self, x: self.a(x) + np.tanh(np.array(x)),
         lambda self, x: self.a(x) * self.a.W.array.sum(axis=0)[None],
     ],
