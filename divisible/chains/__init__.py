@@ -10,6 +10,7 @@
     positional         arguments of links, by position
     read_arrays        arrays of variables, which a forward reads
     traced_arrays      arrays that record the operations on them
+    array_copies       copies by np.array, which are recorded as well
     array_operations   these operations, which are layers
     slots              arguments with places for arrays
     places             lines of the user's code, for messages

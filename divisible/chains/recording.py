@@ -17,6 +17,7 @@ import chainer
 import numpy as np
 from chainer import FunctionNode, Link, Variable
 
+from divisible.chains.array_copies import recorded_copies
 from divisible.chains.array_operations import ArrayOperation
 from divisible.chains.calls import (
     Callee,
@@ -101,7 +102,7 @@ def run(
     hooks = _Links(watch), _Functions(watch)
     try:
         reports = reported_calls(chain, watch), reported_arrays(watch.read)
-        with hooks[0], hooks[1], reports[0], reports[1]:
+        with hooks[0], hooks[1], reports[0], reports[1], recorded_copies():
             result = call_forward(forward, given)
     finally:
         watch.is_over = True

@@ -121,6 +121,14 @@ def traced(array: np.ndarray, tape: Tape) -> TracedArray:
     return found
 
 
+def apply(function: Callable, args: tuple, kwargs: dict) -> Any:
+    """Calls a function; records it if an array among its arguments is traced."""
+    tape = _tape_of((args, kwargs))
+    if tape is None:
+        return function(*args, **kwargs)
+    return _apply(tape, function, args, kwargs)
+
+
 def _getitem(array: Any, key: Any) -> Any:
     return array[key]
 
