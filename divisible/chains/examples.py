@@ -54,9 +54,14 @@ def recorded_examples(
     first = recorded(inputs)
     # A constant is the same with other weights and other random numbers.
     more = tuple(map(_another_minibatch, inputs))
+    varied = tuple(map(_varied, more))
     with changed_parameters(chain):
         try:
-            other = recorded(more, seed=1)
+            try:
+                other = recorded(varied, seed=1)
+            except ForwardError:
+                # A forward may accept these integers only.
+                other = recorded(more, seed=1)
         except ForwardError as error:
             shapes = " and ".join(str(x.shape) for x in more)
             raise ForwardError(
@@ -93,6 +98,29 @@ def _another_minibatch(x: Any) -> Any:
     xp = chainer.backend.get_array_module(x)
     more = xp.concatenate([x[::-1], x, x[:1]])
     return more / 2 if x.dtype.kind == "f" else more
+
+
+def _varied(x: Any) -> Any:
+    """Returns a minibatch whose samples differ, as those of zeros do not.
+
+    What a forward makes of equal samples may be taken for a constant.
+    """
+    if not (x == x[:1]).all():
+        return x
+    xp = chainer.backend.get_array_module(x)
+    if x.dtype.kind == "f":
+        size = abs(x).max() / 4 or 1
+        steps = abs(xp.cos(xp.arange(x.size))).reshape(x.shape)
+        return (x + size * steps).astype(x.dtype)
+    if x.dtype.kind == "b":
+        return x ^ (xp.arange(x.size) % 2 == 0).reshape(x.shape)
+    if (x == x.ravel()[0]).all():
+        # The largest known word has none above it.
+        other = x - 1 if x.ravel()[0] > 0 else x + 1
+        return xp.where((xp.arange(x.size) % 2 == 0).reshape(x.shape), x, other)
+    rolled = x.copy()
+    rolled[1::2] = xp.roll(x[:1].ravel(), 1).reshape(x[:1].shape)
+    return rolled
 
 
 def _check_alike(first: Recording, other: Recording, what: str, cure: str) -> None:

@@ -60,6 +60,29 @@ def test_a_constant_follows_the_sizes(name):
         np.testing.assert_allclose(model(x).array, chain(x).array, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.zeros((3, 5), np.int32),
+        np.full((3, 5), 8, np.int32),
+        np.arange(5, dtype=np.int32)[None],
+        np.zeros((3, 5), bool),
+        np.ones((2, 5), np.float32),
+    ],
+)
+def test_rows_of_a_table_are_no_constant_of_equal_samples(x):
+    class Rows(chainer.Chain):
+        def __init__(self):
+            super().__init__(a=L.Linear(6, 6))
+
+        def __call__(self, x):
+            rows = np.random.RandomState(0).normal(size=(9, 6)).astype(np.float32)
+            return self.a(F.sum(chainer.Variable(rows[np.int32(x)]), axis=1))
+
+    with pytest.raises(ValueError, match="neither the input .* and no constant"):
+        from_chain(Rows(), x)
+
+
 def test_a_minibatch_beyond_the_example_is_refused():
     chain = build(CONSTANTS["positions"])
     model = from_chain(chain, X)
