@@ -115,9 +115,12 @@ def function_class(name):
 
 
 def zero_grads(self) -> None:
-    """Clears the gradients, as ``target.cleargrads()`` does."""
+    """Fills all gradients with zeros, which links without a use have as well."""
     tell("zero_grads", "optimizer.zero_grads() is model.cleargrads() in the script")
-    self.target.cleargrads()
+    for param in self.target.params():
+        param.cleargrad()
+        if param.is_initialized:
+            param.grad = param.xp.zeros_like(param.array)
 
 
 def clip_grads(self, maxnorm) -> None:

@@ -54,6 +54,16 @@ SCRIPT = """
     assert losses[-1] < losses[0], losses
     assert (model.bn.avg_mean != before).any()
 
+    # A link that no loss has used has gradients of zeros.
+    idle = chainer.FunctionSet(used=L.Linear(4, 1), idle=L.Linear(4, 1))
+    optimizer = chainer.optimizers.SGD(0.1)
+    optimizer.setup(idle)
+    optimizer.zero_grads()
+    F.sum(idle.used(x)).backward()
+    optimizer.weight_decay(0.5)
+    optimizer.clip_grads(1.0)
+    assert (idle.idle.W.grad * idle.idle.W.array > 0).all()
+
     images = np.random.rand(2, 3, 6, 6).astype("f")
     pooled = F.MaxPooling2D(2, stride=2, use_cudnn=False)(images)
     assert (pooled.array == F.max_pooling_2d(images, 2).array).all()
