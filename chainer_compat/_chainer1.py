@@ -5,7 +5,9 @@
     F.dropout(x, train=False)       using_config('train', False): F.dropout(x)
     bn(x, test=True)                using_config('train', False): bn(x)
     Variable(x, volatile='on')      functions of it run with enable_backprop False
+    Variable(x, 'on')               as volatile='on'
     L.Linear(3, 2, wscale=2)        initialW=LeCunNormal(sqrt(2))
+    L.Linear(3, 2, 2)               as wscale=2
     F.relu(x, use_cudnn=False)      F.relu(x)
     F.Linear(3, 2)                  L.Linear(3, 2)
     F.MaxPooling2D(2)(x)            F.max_pooling_2d(x, 2)
@@ -18,6 +20,7 @@ each kind of change, at its first use.
 
 import functools
 import inspect
+import numbers
 import sys
 from contextlib import ExitStack
 
@@ -140,9 +143,9 @@ def _change_links(links) -> None:
     for cls in list(vars(links).values()):
         if not (isinstance(cls, type) and issubclass(cls, Link)):
             continue
-        if "__init__" in vars(cls):
-            cls.__init__ = _with_old_sizes(cls.__init__)
-        if "forward" in vars(cls):
+        # Some have both from a base class that has no public name, as NStepLSTM.
+        cls.__init__ = _with_old_sizes(cls.__init__)
+        if hasattr(cls, "forward"):
             cls.forward = _tolerant(cls.forward, cls.__name__)
 
 
@@ -154,8 +157,16 @@ def _with_old_sizes(init):
     # Both links that Chainer made of convolutions take further arguments by name.
     weights = "conv_init" if "mlp" in init.__module__ else "initialW"
 
+    order = list(inspect.signature(init).parameters)[1:]
+    n_before = order.index("nobias") if "nobias" in order else len(order)
+
     @functools.wraps(init)
     def call(self, *args, **kwargs):
+        is_old = len(args) > n_before and isinstance(args[n_before], numbers.Real)
+        if is_old and not isinstance(args[n_before], bool):
+            # Chainer 1 had both in the place where nobias is today.
+            kwargs.update(zip(["wscale", "bias", *order[n_before:]], args[n_before:]))
+            args = args[:n_before]
         if not kwargs.keys().isdisjoint(names | ignored):
             _drop(kwargs, ignored)
             if "bias" in names & kwargs.keys():
@@ -201,9 +212,10 @@ def _change_variable(variable) -> None:
     init = cls.__init__
 
     @functools.wraps(init)
-    def call(self, *args, **kwargs):
+    def call(self, data=None, *args, **kwargs):
+        kwargs.update(zip(("volatile", "name", "grad"), args))
         volatile = kwargs.pop("volatile", None)
-        init(self, *args, **kwargs)
+        init(self, data, **kwargs)
         if volatile is not None:
             _is_on = str(volatile).lower() in ("on", "true")
             self._is_volatile = _is_on

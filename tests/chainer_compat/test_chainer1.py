@@ -70,6 +70,14 @@ SCRIPT = """
     assert F.Concat(axis=0)(x, x).shape == (12, 4)
     conv = F.Convolution2D(3, 2, 3, pad=1, wscale=0.25, deterministic=True)
     assert conv(images).shape == (2, 2, 6, 6)
+    scaled = L.Linear(4, 50, 100, 3), L.Convolution2D(3, 50, 3, 1, 0, 27.0)
+    assert abs(scaled[0].W.array.std() - 5) < 1 and (scaled[0].b.array == 3).all()
+    assert abs(scaled[1].W.array.std() - 1) < 0.1 and scaled[1].b is not None
+    assert L.Linear(4, 50, True).b is None
+    assert chainer.Variable(x, "on").volatile == "on"
+    lstm = L.NStepLSTM(1, 4, 3, 0.5, use_cudnn=False)
+    (h, _, _), (same, _, _) = [lstm(None, None, [x], train=False) for _ in range(2)]
+    assert (h.array == same.array).all()
     other = chainer.FunctionSet(l1=L.Linear(4, 50), l2=L.Linear(50, 3))
     other.bn = L.BatchNormalization(50)
     other.copy_parameters_from(model.parameters)
