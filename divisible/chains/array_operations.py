@@ -50,6 +50,10 @@ class ArrayOperation:
 
     Attributes:
         makes_shape (bool): Whether the argument ``shape`` is the shape of the result.
+        in_place (bool): Whether the forward changed an array, whose memory has the
+            result.
+        completes (bool): Whether ``y[0] += 1`` has changed a part before, and gives it
+            to the array that it is a part of.
 
     Example:
         >>> import numpy as np
@@ -66,6 +70,8 @@ class ArrayOperation:
         self._n_args = len(args)
         self._names = tuple(kwargs)
         self.makes_shape = False
+        self.in_place = False
+        self.completes = False
         # One attribute for each argument, as functions of Chainer have.
         for i, value in enumerate(args):
             setattr(self, f"argument_{i}", value)

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import chainer
+import numpy as np
 from chainer import Variable
 
+from divisible.chains.array_operations import ArrayOperation
 from divisible.chains.calls import (
     INPUT,
     Call,
@@ -56,14 +58,21 @@ class _Resolver:
         # Values by node, and by memory of arrays. The noted calls keep both alive.
         self._nodes: dict[int, Value] = {}
         self._arrays: dict[tuple, Value] = {}
+        self._registered: dict[tuple, Any] = {}
+        # Arrays that were changed in place, and memory in which another one was.
+        self._changed: list[Any] = []
+        self._outdated: set[tuple] = set()
         for i, x in enumerate(given):
             self._register(x, Value(INPUT, i))
-            self._arrays[_memory(chainer.as_array(x))] = Value(INPUT, i)
+            self._register(chainer.as_array(x), Value(INPUT, i))
 
     def add(self, noted: Noted) -> None:
         """Adds a call behind the constants that it reads."""
         name = title(noted.callee, noted.path)
         reads = f"{name} reads"
+        operation = noted.callee if isinstance(noted.callee, ArrayOperation) else None
+        if operation is not None and operation.completes:
+            self._outdated.discard(_memory(noted.inputs[0]))
         values = list(noted.inputs)
         if noted.ran is not None:
             # The graph has the node of an input, and of an array a new one.
@@ -85,6 +94,8 @@ class _Resolver:
             outputs = tuple(y() for y in noted.ran.outputs)
         for i, y in enumerate(outputs):
             self._register(y, Value(len(self.calls), i))
+        if operation is not None and operation.in_place:
+            self._outdate(outputs[0])
         shapes = tuple(None if y is None else y.shape for y in outputs)
         self.calls.append(Call(noted.callee, noted.path, inputs, shapes, noted.place))
 
@@ -107,10 +118,29 @@ class _Resolver:
         if y is None:
             return
         if isinstance(y, chainer.get_array_types()):
-            self._arrays[_memory(y)] = value
+            key = _memory(y)
+            self._arrays[key] = value
+            self._registered[key] = y
+            self._outdated.discard(key)
         else:
             node = y.node if isinstance(y, Variable) else y
             self._nodes[id(node)] = value
+
+    def _outdate(self, changed: np.ndarray) -> None:
+        """Records which arrays a change in place has changed as well."""
+        self._changed.append(changed)
+        own = _memory(changed)
+        for key, array in self._registered.items():
+            if key != own and np.may_share_memory(array, changed):
+                self._outdated.add(key)
+
+    def _is_outdated(self, array: Any) -> bool:
+        key = _memory(array)
+        if key in self._arrays:
+            return key in self._outdated
+        return isinstance(array, np.ndarray) and any(
+            np.may_share_memory(array, each) for each in self._changed
+        )
 
     def _value(self, given: Any, who: str, place: Place | None) -> Value:
         """Finds a variable, an array, or a pair of a node and its array."""
@@ -121,6 +151,13 @@ class _Resolver:
         found = self._nodes.get(id(node))
         path = self._params.get(id(node))
         if found is None and path is None:
+            if self._is_outdated(array):
+                raise ChainError(
+                    f"{who} an array of shape {array.shape} that a change in place of"
+                    f" another one has changed, as of a part of it: change the array"
+                    f" itself, as by y[:, 0] *= 2 for part *= 2",
+                    place,
+                )
             found = self._arrays.get(_memory(array))
             path = self._weights.get(_memory(array))
         if path is not None:

@@ -86,10 +86,13 @@ class TracedArray(np.ndarray):
         tape = _tape_of((self, key, value))
         arrays: list[Any] = []
         slots = take_out((self, key, chainer.as_array(value)), arrays)
-        changed = _plain(self)
-        changed[_plain(key)] = _plain(chainer.as_array(value))
+        changed, part = _plain(self), _plain(chainer.as_array(value))
+        completes = _is_same_part(changed[_plain(key)], part)
+        changed[_plain(key)] = part
         if tape is not None:
-            tape.note(ArrayOperation(_with_items, slots, {}), tuple(arrays), (changed,))
+            operation = ArrayOperation(_with_items, slots, {})
+            operation.in_place, operation.completes = True, completes
+            tape.note(operation, tuple(arrays), (changed,))
 
     def reshape(self, *shape: Any, **kwargs: Any) -> Any:
         """Returns the array in another shape, and records it."""
@@ -146,6 +149,13 @@ def _with_items(array: Any, key: Any, value: Any) -> Any:
 _with_items.__name__ = "setitem"
 
 
+def _is_same_part(a: Any, b: Any) -> bool:
+    """Returns whether two arrays show the same memory in the same way."""
+    if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
+        return False
+    return a.__array_interface__ == b.__array_interface__
+
+
 class _InDtype:
     """An elementwise operation whose result has the dtype of the array it replaces."""
 
@@ -170,6 +180,7 @@ def _in_place(tape: Tape | None, ufunc: np.ufunc, inputs: tuple, kwargs: dict) -
     ufunc(*_plain(inputs), **_plain(others), out=changed)
     if tape is not None:
         operation = ArrayOperation(_InDtype(ufunc, changed.dtype), *slots)
+        operation.in_place = True
         tape.note(operation, tuple(arrays), (changed,))
     return out
 
