@@ -10,7 +10,7 @@
     positional         arguments of links, by position
     read_arrays        arrays of variables, which a forward reads
     traced_arrays      arrays that record the operations on them
-    array_copies       copies by np.array, which are recorded as well
+    made_arrays        arrays by np.array and np.zeros, which record as well
     array_operations   these operations, which are layers
     slots              arguments with places for arrays
     places             lines of the user's code, for messages

@@ -111,7 +111,9 @@ def _settle(
     """Returns the layer of a constant, and the value whose shape it follows."""
     first = recordings[0]
     constants = [each.calls[number].callee for each in recordings]
-    arrays = [chainer.get_device("@numpy").send(each.array) for each in constants]
+    send = chainer.get_device("@numpy").send
+    # A layer keeps no array that records operations.
+    arrays = [np.asarray(send(each.array)) for each in constants]
     for anchor in _anchors(first, number):
         rule = _rule(arrays, [each.shape(anchor) for each in recordings])
         if rule is not None:

@@ -17,7 +17,6 @@ import chainer
 import numpy as np
 from chainer import FunctionNode, Link, Variable
 
-from divisible.chains.array_copies import recorded_copies
 from divisible.chains.array_operations import ArrayOperation
 from divisible.chains.calls import (
     Callee,
@@ -27,6 +26,7 @@ from divisible.chains.calls import (
     short,
     title,
 )
+from divisible.chains.made_arrays import recorded_arrays
 from divisible.chains.own_calls import reported_calls, signature_of
 from divisible.chains.places import Place, here, raised_at
 from divisible.chains.positional import by_position, is_plain
@@ -102,7 +102,7 @@ def run(
     hooks = _Links(watch), _Functions(watch)
     try:
         reports = reported_calls(chain, watch), reported_arrays(watch.read)
-        with hooks[0], hooks[1], reports[0], reports[1], recorded_copies():
+        with hooks[0], hooks[1], reports[0], reports[1], recorded_arrays(watch):
             result = call_forward(forward, given)
     finally:
         watch.is_over = True

@@ -46,6 +46,8 @@ class TracedArray(np.ndarray):
     """An array that records the operations on it; made by :func:`traced`."""
 
     _tape: Tape | None = None
+    #: Whether it was made of sizes alone, as zeros are, and no call has read it.
+    _is_made = False
 
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any
@@ -85,7 +87,8 @@ class TracedArray(np.ndarray):
         """Changes the array, and records it."""
         tape = _tape_of((self, key, value))
         arrays: list[Any] = []
-        slots = take_out((self, key, chainer.as_array(value)), arrays)
+        before = self._before_change(tape)
+        slots = take_out((before, key, chainer.as_array(value)), arrays)
         changed, part = _plain(self), _plain(chainer.as_array(value))
         completes = _is_same_part(changed[_plain(key)], part)
         changed[_plain(key)] = part
@@ -112,9 +115,12 @@ class TracedArray(np.ndarray):
         """Returns the text of the plain array, whose numbers no layer reads."""
         return str(_plain(self))
 
-    @property
-    def _is_traced(self) -> bool:
-        return self._tape is not None and self._tape.is_on
+    def _before_change(self, tape: Tape | None) -> Any:
+        """Returns the array as it is before a change that a tape records."""
+        if tape is None or not self._is_made:
+            return self
+        self._is_made = False
+        return _plain(self).copy()
 
 
 def traced(array: np.ndarray, tape: Tape) -> TracedArray:
@@ -126,10 +132,14 @@ def traced(array: np.ndarray, tape: Tape) -> TracedArray:
 
 def apply(function: Callable, args: tuple, kwargs: dict) -> Any:
     """Calls a function; records it if an array among its arguments is traced."""
-    tape = _tape_of((args, kwargs))
-    if tape is None:
-        return function(*args, **kwargs)
-    return _apply(tape, function, args, kwargs)
+    return _apply(_tape_of((args, kwargs)), function, args, kwargs)
+
+
+def made(array: np.ndarray, tape: Tape) -> TracedArray:
+    """Returns an array of sizes alone, which is recorded once an input changes it."""
+    found = traced(array, tape)
+    found._is_made = True
+    return found
 
 
 def _getitem(array: Any, key: Any) -> Any:
@@ -175,6 +185,9 @@ def _in_place(tape: Tape | None, ufunc: np.ufunc, inputs: tuple, kwargs: dict) -
     others = dict(kwargs)
     (out,) = others.pop("out")
     arrays: list[Any] = []
+    if isinstance(out, TracedArray):
+        before = out._before_change(tape)
+        inputs = tuple(before if each is out else each for each in inputs)
     slots = take_out(inputs, arrays), take_out(others, arrays)
     changed = _plain(out)
     ufunc(*_plain(inputs), **_plain(others), out=changed)
@@ -210,8 +223,9 @@ def _recorded(name: str) -> Callable:
 
 def _refused(name: str, refuse: str) -> Callable:
     def run(self: TracedArray, *args: Any, **kwargs: Any) -> Any:
-        if self._is_traced:
-            getattr(self._tape, refuse)()
+        tape = _tape_of((self, args, kwargs))
+        if tape is not None:
+            getattr(tape, refuse)()
         return getattr(_plain(self), name)(*_plain(args), **_plain(kwargs))
 
     run.__name__ = name
@@ -232,7 +246,7 @@ def _apply(tape: Tape | None, function: Callable, args: tuple, kwargs: dict) -> 
     plain = _plain(args)
     result = function(*plain, **_plain(kwargs))
     if tape is None:
-        return result
+        return _made_too(result, (args, kwargs))
     if plain and result is plain[0]:
         # The array itself, by astype(copy=False) of the same type.
         return args[0]
@@ -241,11 +255,19 @@ def _apply(tape: Tape | None, function: Callable, args: tuple, kwargs: dict) -> 
     return _noted(tape, ArrayOperation(function, *slots), arrays, result)
 
 
+def _made_too(result: Any, arguments: tuple) -> Any:
+    """Returns a result of made arrays as made ones."""
+    tape = _tape_of(arguments, is_made=True)
+    if tape is None or type(result) is not np.ndarray:
+        return result
+    return made(result, tape)
+
+
 def _to_shape(tape: Tape | None, function: Callable, args: tuple, kwargs: dict) -> Any:
     """Applies a reshape or a broadcast; records the shape of its result."""
     result = function(*_plain(args), **_plain(kwargs))
     if tape is None or not isinstance(args[0], TracedArray):
-        return result
+        return _made_too(result, (args, kwargs))
     others = {key: value for key, value in kwargs.items() if key not in _SHAPES}
     arrays: list[Any] = []
     slot = take_out(args[0], arrays)
@@ -274,15 +296,21 @@ def _noted(
     return type(result)(found) if several else found[0]
 
 
-def _tape_of(value: Any) -> Tape | None:
-    """Returns the tape of an array in a value, if it is on."""
+def _tape_of(value: Any, is_made: bool = False) -> Tape | None:
+    """Returns the tape of an array in a value, if it is on.
+
+    Args:
+        value: Any value.
+        is_made (bool): Whether to find arrays that were made of sizes, not the others.
+    """
     if isinstance(value, TracedArray):
-        return value._tape if value._is_traced else None
+        is_wanted = value._tape is not None and value._is_made == is_made
+        return value._tape if is_wanted and value._tape.is_on else None
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, (tuple, list)):
         return None
-    return next(filter(None, map(_tape_of, value)), None)
+    return next(filter(None, (_tape_of(each, is_made) for each in value)), None)
 
 
 def _plain(value: Any) -> Any:

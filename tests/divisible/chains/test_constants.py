@@ -9,6 +9,7 @@ import pytest
 from divisible import from_chain
 from divisible.chains.constants import ConstantLayer
 
+ROWS = np.random.RandomState(0).normal(size=(9, 6)).astype(np.float32)
 X = np.random.RandomState(1).normal(size=(4, 5, 6)).astype(np.float32)
 
 
@@ -76,8 +77,7 @@ def test_rows_of_a_table_are_no_constant_of_equal_samples(x):
             super().__init__(a=L.Linear(6, 6))
 
         def __call__(self, x):
-            rows = np.random.RandomState(0).normal(size=(9, 6)).astype(np.float32)
-            return self.a(F.sum(chainer.Variable(rows[np.int32(x)]), axis=1))
+            return self.a(F.sum(chainer.Variable(ROWS[np.int32(x)]), axis=1))
 
     with pytest.raises(ValueError, match="neither the input .* and no constant"):
         from_chain(Rows(), x)
