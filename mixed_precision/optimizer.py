@@ -10,6 +10,7 @@ import chainer
 import numpy as np
 
 import chainer_kernels
+from chainer_kernels.product_dtype import BFLOAT16
 from divisible.communication.errors import TIMEOUT, check_timeout
 from divisible.optimizer_hooks import Hooks
 from divisible.optimizer_wrapper import OptimizerWrapper
@@ -77,7 +78,7 @@ class MixedPrecision(OptimizerWrapper):
             ``setup`` on the wrapper, whether or not the optimizer was set up before.
         loss_scale: A :class:`StaticLossScale`, a :class:`DynamicLossScale`, or a number
             for a static one; ``None`` for a dynamic one with its defaults, or for 1 if
-            ``products`` is given.
+            ``products`` is ``'bfloat16'``.
         comm: A ChainerMN communicator or an mpi4py one of all ranks that must take the
             same decision: those of all stages and all replicas. A pipeline of several
             ranks needs it; without it each rank would skip steps of its own. Exchange
@@ -138,15 +139,17 @@ class MixedPrecision(OptimizerWrapper):
         check_timeout(timeout)
         super().__init__(optimizer)
         check_optimizer(optimizer)
-        if products is not None:
-            chainer_kernels.set_products(products)
-            loss_scale = 1 if loss_scale is None else loss_scale
+        if loss_scale is None and products == BFLOAT16:
+            loss_scale = 1
         self.loss_scale = loss_scale
         self._comm = comm
         self._agreement = Agreement(comm, timeout)
         self._masters = Masters()
         self._later: Confirmation | None = None
         self._n_skipped, self._gradient_norm = 0, math.nan
+        # The process changes after everything that may fail.
+        if products is not None:
+            chainer_kernels.set_products(products)
 
     @property
     def loss_scale(self) -> LossScale:

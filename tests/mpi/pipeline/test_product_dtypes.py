@@ -9,6 +9,7 @@ import pytest
 from mpi4py import MPI
 
 import chainer_kernels
+from chainer_kernels import product_dtype
 from chainer_kernels.bfloat16 import rounded
 from divisible import Divisible
 from mixed_precision import MixedPrecision
@@ -154,7 +155,13 @@ def test_mixed_precision_needs_no_scale():
     link = L.Linear(3, 2)
     optimizer = MixedPrecision(set_up(link, 0.1), products="bfloat16").setup(link)
     assert float(optimizer.loss_scale) == 1
-    assert float(MixedPrecision(set_up(link, 0.1)).loss_scale) > 1
+    for products in (None, "float32"):
+        usual = MixedPrecision(set_up(link, 0.1), products=products)
+        assert float(usual.loss_scale) > 1
+    with pytest.raises(ValueError, match="scale"):
+        MixedPrecision(set_up(link, 0.1), products="bfloat16", loss_scale=-1)
+    assert product_dtype.here() == "float32"
+    chainer_kernels.set_products("bfloat16")
     before = link.W.array.copy()
     optimizer.update(lambda: F.sum(quiet(link, np.full((1, 3), 1.01, "f"))))
     np.testing.assert_array_equal(link.W.grad, np.float32(1.0078125))
