@@ -30,6 +30,7 @@ from divisible.chains.made_arrays import recorded_arrays
 from divisible.chains.own_calls import reported_calls, signature_of
 from divisible.chains.places import Place, here, raised_at
 from divisible.chains.positional import by_position, is_plain
+from divisible.chains.random_draws import refused_draws
 from divisible.chains.read_arrays import reported_arrays
 from divisible.chains.slots import Slot, take_out
 from divisible.chains.traced_arrays import traced
@@ -102,7 +103,8 @@ def run(
     hooks = _Links(watch), _Functions(watch)
     try:
         reports = reported_calls(chain, watch), reported_arrays(watch.read)
-        with hooks[0], hooks[1], reports[0], reports[1], recorded_arrays(watch):
+        draws = refused_draws(watch.refuse_draw)
+        with hooks[0], hooks[1], reports[0], reports[1], recorded_arrays(watch), draws:
             result = call_forward(forward, given)
     finally:
         watch.is_over = True
@@ -272,6 +274,17 @@ class _Watch:
             return array
         self.note(ArrayOperation(_array, (Slot(0),), {}), (variable,), (array,))
         return traced(array, self)
+
+    def refuse_draw(self) -> None:
+        """Raises the error of a forward that draws random numbers itself."""
+        if self.is_on:
+            raise ChainError(
+                "forward draws random numbers, and a layer would keep them, or the way"
+                " that they decide: use a function of Chainer that draws, such as"
+                " F.dropout or F.gaussian, or put it into the forward of a link of its"
+                " own",
+                _place(),
+            )
 
     def refuse_change(self) -> None:
         """Raises the error of a forward that changes an array in place."""

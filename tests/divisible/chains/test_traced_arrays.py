@@ -139,14 +139,9 @@ def sorted_in_place(self, x):
     return self.a(y)
 
 
-def random(self, x):
-    return self.a(x) + np.random.normal(size=x.shape).astype(np.float32)
-
-
 REFUSED = {
     "forward changes an array in place": [sorted_in_place],
     "that is neither the input nor what": [
-        random,
         lambda self, x: self.a(x) + np.tanh(x.view(np.ndarray)),
         lambda self, x: self.a(x) * self.a.W.array.sum(axis=0)[None],
     ],
