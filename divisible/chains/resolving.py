@@ -51,7 +51,7 @@ class _Resolver:
         self.calls: list[Call] = []
         self._params = {id(param.node): path for path, param in chain.namedparams()}
         self._weights = {
-            _memory(param.array): path
+            path: param.array
             for path, param in chain.namedparams()
             if param.array is not None
         }
@@ -142,6 +142,16 @@ class _Resolver:
             np.may_share_memory(array, each) for each in self._changed
         )
 
+    def _weight(self, array: Any) -> str | None:
+        """Returns the path of the parameter of which an array has memory."""
+        for path, weight in self._weights.items():
+            if isinstance(array, np.ndarray) and isinstance(weight, np.ndarray):
+                if np.may_share_memory(array, weight):
+                    return path
+            elif _memory(array) == _memory(weight):
+                return path
+        return None
+
     def _value(self, given: Any, who: str, place: Place | None) -> Value:
         """Finds a variable, an array, or a pair of a node and its array."""
         node, array = given if isinstance(given, tuple) else (None, given)
@@ -159,7 +169,7 @@ class _Resolver:
                     place,
                 )
             found = self._arrays.get(_memory(array))
-            path = self._weights.get(_memory(array))
+            path = None if found is not None else self._weight(array)
         if path is not None:
             raise ChainError(
                 f"{who} the parameter {path} outside of a call of the link that has it:"

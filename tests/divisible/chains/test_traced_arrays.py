@@ -145,7 +145,14 @@ REFUSED = {
         lambda self, x: self.a(x) + np.tanh(x.view(np.ndarray)),
         lambda self, x: self.a(x) * self.a.W.array.sum(axis=0)[None],
     ],
-    "reads the parameter /a/W outside": [lambda self, x: F.linear(x, self.a.W.array)],
+    "reads the parameter /a/W outside": [
+        lambda self, x: F.linear(x, self.a.W.array),
+        lambda self, x: self.a(x) + x * self.a.W.data[:1],
+        # The codes of a VQ-VAE, whose layer would keep this rank's weights.
+        lambda self, x: (
+            self.a(x) + (self.a(x).data[:, None] - self.a.W.data[None]).argmin(1)
+        ),
+    ],
     "forward makes a number of values": [
         lambda self, x: self.a(x) * max(1.0, float(abs(x).max()) / 50),
         lambda self, x: self.a(x) if (x < 50).all() else self.a(x) * 2,
