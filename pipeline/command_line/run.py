@@ -27,7 +27,8 @@ from chainer_compat import _modes
     metavar="MODES",
     default=_modes.DEFAULT,
     show_default=True,
-    help="Help for old scripts: names, cupy, chainer1, or '' for none.",
+    help="Help for old scripts: names, cupy, or '' for none. Code of Chainer 1 needs"
+    " CHAINER_COMPAT=chainer1 in the environment.",
 )
 @click.argument("script", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
