@@ -36,6 +36,7 @@
     dynamic_program    the search for the best cuts
     cuts               cuts by several methods
     layer_choice       the layers of a stage to run again, so that it fits
+    cheapest_runs      the search for them, compiled
     recomputed_cuts    cuts with such layers
     partition          partition(): a model cut for one size of microbatch
     workload           a minibatch on a machine, from which cost models are made
