@@ -142,8 +142,7 @@ class MixedPrecision(OptimizerWrapper):
         if loss_scale is None and products == BFLOAT16:
             loss_scale = 1
         self.loss_scale = loss_scale
-        self._comm = comm
-        self._agreement = Agreement(comm, timeout)
+        self._comm, self._agreement = comm, Agreement(comm, timeout)
         self._masters = Masters()
         self._later: Confirmation | None = None
         self._n_skipped, self._gradient_norm = 0, math.nan

@@ -244,30 +244,3 @@ def _averages_of(function: Any) -> tuple[Any, tuple[str, str] | None]:
     if renormalizes and inner.update_statistics:
         return inner, ("_running_mean", "_running_var")
     return function, None
-
-
-class FirstLook(function_hook.FunctionHook):
-    """Searches for running averages in the first microbatch of a minibatch.
-
-    Args:
-        statistics (BatchStatistics): Collects their statistics from then on.
-    """
-
-    name = "pipeline.FirstLook"
-    # The hook changes no array, and need not see each function of fused layers.
-    only_reads, minds_fusion = True, False
-
-    def __init__(self, statistics: BatchStatistics) -> None:
-        self.statistics = statistics
-
-    def forward_preprocess(self, function: Any, in_data: tuple) -> None:
-        """Is called by every function."""
-        if isinstance(function, NORMALIZING):
-            if not self.statistics.is_needed:
-                self.statistics.added()
-            self.statistics.forward_preprocess(function, in_data)
-
-    def forward_postprocess(self, function: Any, in_data: tuple) -> None:
-        """Is called by every function."""
-        if isinstance(function, NORMALIZING):
-            self.statistics.forward_postprocess(function, in_data)

@@ -23,11 +23,12 @@ from typing import Any
 
 import chainer
 import numpy as np
+from chainer.function_hook import FunctionHook
 
 from divisible import Divisible, RandomKey, keyed_random_state
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors, check_plain
-from pipeline.stages.batch_statistics import BatchStatistics, FirstLook, discarded
+from pipeline.stages.batch_statistics import NORMALIZING, BatchStatistics, discarded
 from pipeline.stages.carried_rows import CarriedRows
 from pipeline.stages.held import Graph, Inputs
 from pipeline.stages.loss import Loss
@@ -92,7 +93,7 @@ class Stage:
         self.statistics: BatchStatistics | None = None
         if defer_batch_statistics:
             self.statistics = BatchStatistics(layers.links, gather)
-            self._first_look = FirstLook(self.statistics)
+            self._first_look = _FirstLook(self.statistics)
         # Whether the next forward is the first one of its minibatch.
         self._is_first = True
         self.reports = Reports(self._observers())
@@ -109,9 +110,8 @@ class Stage:
         return itertools.chain.from_iterable(map(_params, self._outermost))
 
     def _observers(self) -> Iterator[tuple[str, chainer.Link]]:
-        yield from self.layers.namedlinks()
-        if self.loss is not None:
-            yield from self.loss.namedlinks()
+        of_loss = () if self.loss is None else self.loss.namedlinks()
+        return itertools.chain(self.layers.namedlinks(), of_loss)
 
     def begin(
         self,
@@ -141,8 +141,7 @@ class Stage:
         if self.carried.is_used:
             self.carried.begin(trains)
         if not trains:
-            # A training minibatch may be unfinished: its gradients and averages must
-            # stay.
+            # Gradients and averages of an unfinished training minibatch must stay.
             return
         self._weight_gradients.begin()
         if (known := self.statistics) and (known.is_needed or known.is_shared):
@@ -371,6 +370,29 @@ class Stage:
         unsized = self._uncalled.sized_now() if self._uncalled.places else ()
         key = self.random_key(microbatch)
         return keyed_random_state(key, self.layers.device, unsized)
+
+
+class _FirstLook(FunctionHook):
+    """Searches for running averages in the first microbatch of a minibatch."""
+
+    name = "pipeline.FirstLook"
+    # The hook changes no array, and need not see each function of fused layers.
+    only_reads, minds_fusion = True, False
+
+    def __init__(self, statistics: BatchStatistics) -> None:
+        self.statistics = statistics
+
+    def forward_preprocess(self, function: Any, in_data: tuple) -> None:
+        """Is called by every function."""
+        if isinstance(function, NORMALIZING):
+            if not self.statistics.is_needed:
+                self.statistics.added()
+            self.statistics.forward_preprocess(function, in_data)
+
+    def forward_postprocess(self, function: Any, in_data: tuple) -> None:
+        """Is called by every function."""
+        if isinstance(function, NORMALIZING):
+            self.statistics.forward_postprocess(function, in_data)
 
 
 def _nothing(param: chainer.Parameter) -> None:

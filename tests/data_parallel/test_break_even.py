@@ -64,4 +64,4 @@ def test_alone_nothing_gains(exchange_dtype):
 
 def test_an_unknown_exchange_dtype_is_refused():
     with pytest.raises(ValueError, match="exchange_dtype must be"):
-        measure_break_even(MPI.COMM_SELF, "int4")
+        measure_break_even(MPI.COMM_SELF, "int3")

@@ -27,8 +27,8 @@ def test_the_paper_has_e5m2():
     ("arguments", "error", "words"),
     [
         ({"strategy": "ring"}, ValueError, "'two_roundings' or 'oyama2017', not ring"),
-        ({"exchange_dtype": "int4"}, ValueError, "int8, fp8, not 'int4'"),
-        ({"exchange_dtype": ["int8"]}, ValueError, "int8, fp8, not"),
+        ({"exchange_dtype": "int3"}, ValueError, "int4, fp8, not 'int3'"),
+        ({"exchange_dtype": ["int8"]}, ValueError, "int4, fp8, not"),
         (
             {"strategy": "oyama2017", "exchange_dtype": "int8"},
             ValueError,

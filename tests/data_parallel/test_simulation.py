@@ -244,7 +244,7 @@ A, B = np.ones(3, "f"), np.ones(4, "f")
         ({"gradients": []}, ValueError, "at least one"),
         ({"gradients": [A, B]}, ValueError, r"gradients\[1\] is \(4,\), not \(3,\)"),
         ({"gradients": [A.astype("d")]}, TypeError, "must be float32, not float64"),
-        ({"exchange_dtype": "int4"}, ValueError, "int8, fp8, not 'int4'"),
+        ({"exchange_dtype": "int3"}, ValueError, "int4, fp8, not 'int3'"),
         ({"strategy": "ring"}, ValueError, "'two_roundings' or 'oyama2017', not ring"),
         ({"block": 24}, ValueError, "multiple of 16, not 24"),
         ({"block": 0}, ValueError, "multiple of 16, not 0"),

@@ -94,12 +94,14 @@ def test_accuracies_quantiles_and_gains_are_shown():
         each.finding: each
         for each in findings(curves(**{f"{CAFFENET}, {FLOAT}": 92.0}), look())
     }
-    alike = found["fp8 with 1e-5 is as accurate as float: best accuracies"]
+    alike = found["Fig. 8: fp8 with 1e-5 is as accurate as float: best accuracies"]
     assert alike.here == "92.00 and 90.00 %: -2.00" and "keeps 0.70" in alike.why
-    quantiles = found["quantiles of tensors differ by several orders of magnitude"]
+    quantiles = found[
+        "Fig. 12: quantiles of tensors differ by several orders of magnitude"
+    ]
     assert quantiles.here == "up to 3e+05 times; 2 among weights"
     assert quantiles.is_reproduced
-    gradients = found["most gradients are between 1e-10 and 1"]
+    gradients = found["Fig. 1: most gradients are between 1e-10 and 1"]
     assert gradients.is_reproduced and gradients.here.startswith("9")
 
 
@@ -115,9 +117,10 @@ def test_steps_to_an_accuracy():
 def test_the_shapes_of_ratios():
     narrow = look()
     found = {each.finding: each for each in findings(curves(), narrow)}
-    cancelled = found["the division cancels them"]
+    cancelled = found["Fig. 10: the division cancels them"]
     local = found[
-        "rows and columns of weights and of gradients have magnitudes of their own"
+        "Fig. 10: rows and columns of weights and of gradients have magnitudes of"
+        " their own"
     ]
     assert "with gradients" in cancelled.here and "with gradients" in local.here
     # Ratios that are wider than gradients do not reproduce Fig. 9.

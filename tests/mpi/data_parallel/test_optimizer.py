@@ -372,7 +372,7 @@ def wrong_arguments(comm):
             sgd, comm, exchange_dtype="int8" if wrong else "fp32", minimum=0
         )
     with pytest.raises(ValueError, match="exchange_dtype must be"):
-        create_multi_node_optimizer(sgd, comm, exchange_dtype="int4")
+        create_multi_node_optimizer(sgd, comm, exchange_dtype="int3")
 
 
 def test_wrong_arguments_are_refused():

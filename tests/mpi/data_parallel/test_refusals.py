@@ -35,7 +35,7 @@ WRONG = [
         ValueError,
         "sends e5m2, not 'int8': give exchange_dtype",
     ),
-    ({"exchange_dtype": "int4"}, ValueError, "int8, fp8, not 'int4'"),
+    ({"exchange_dtype": "int3"}, ValueError, "int4, fp8, not 'int3'"),
     ({**PAPER, "error_feedback": True}, ValueError, "knows no error feedback"),
     ({"timeout": 0}, ValueError, "timeout must be positive, not 0"),
     ({"timeout": "long"}, TypeError, "'str' and 'int'"),

@@ -469,7 +469,7 @@ def test_everything_has_help():
         (
             ["plan", "profile-1.json", "--stages", "2", "--schedule", "zb_v"],
             2,
-            "for 1f1b, zb_h1, zb_h2, gpipe; --ranks chooses among the other schedules",
+            "zb_h2, pipedream_2bw, gpipe; --ranks chooses among the other schedules",
         ),
         (
             ["plan", "profile-1.json", "--ranks", "2", "--bandwidth", "0B/s"],

@@ -12,8 +12,8 @@ from tests.support.walk import walk
 
 X, T = np.ones((4, 4), np.float32), np.zeros(4, np.int32)
 #: The most modules and calls of three layers on one rank. A feature that a run does not
-#: use adds none.
-MOST_MODULES, MOST_CALLS = 24, 700
+#: use adds none. Three modules find the dtype of products, which a snapshot has always.
+MOST_MODULES, MOST_CALLS = 27, 710
 
 
 def test_a_save_passes_few_modules(tmp_path):
