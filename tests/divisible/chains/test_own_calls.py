@@ -1,5 +1,6 @@
 """Links that define __call__ count as links that are called, as those with forward."""
 
+import contextlib
 import threading
 
 import chainer
@@ -7,6 +8,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.utils import type_check
 
 from divisible import from_chain
 
@@ -101,12 +103,17 @@ def test_classes_have_their_calls_again_and_other_threads_are_not_heard():
     before = Gained.__call__, TwiceGained.__call__
     other = TwiceGained(4, 4)
 
+    def call(x):
+        # from_chain tries minibatches of other widths too.
+        with contextlib.suppress(type_check.InvalidType):
+            other(x)
+
     class Calling(chainer.Chain):
         def __init__(self):
             super().__init__(a=TwiceGained(4, 4))
 
         def __call__(self, x):
-            thread = threading.Thread(target=other, args=(x,))
+            thread = threading.Thread(target=call, args=(x,))
             thread.start()
             thread.join()
             return self.a(x)
