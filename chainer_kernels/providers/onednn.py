@@ -7,6 +7,7 @@ Activations stay as they are. :mod:`.onednn_convolutions` has the convolutions, 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 
@@ -85,20 +86,42 @@ def product(
     accumulate: bool = False,
 ) -> np.ndarray:
     """Returns a product of matrices, written or added to ``out`` if there is one."""
-    m, k = a.shape
-    n = b.shape[1]
-    # For a vector, oneDNN 3.2 adds 0 times what is in `out`, which may be no number.
-    if m * n * k < SMALLEST_PRODUCT or min(m, n) == 1:
+    if not has_product(a, b, out):
         return blas.product(a, b, out, accumulate)
+    return multiply(dnnl.library().sgemm, a, b, out, accumulate)
+
+
+def has_product(a: np.ndarray, b: np.ndarray, out: np.ndarray | None) -> bool:
+    """Returns whether oneDNN computes a product: large, into rows without gaps."""
+    (m, k), n = a.shape, b.shape[1]
+    # For a vector, oneDNN 3.2 adds 0 times what is in `out`, which may be no number.
+    is_large = m * n * k >= SMALLEST_PRODUCT and min(m, n) > 1
+    return is_large and (out is None or out.strides[1] == out.itemsize)
+
+
+def multiply(
+    gemm: Callable[..., int],
+    a: np.ndarray,
+    b: np.ndarray,
+    out: np.ndarray | None,
+    accumulate: bool,
+) -> np.ndarray:
+    """Returns a product of matrices by a function of oneDNN.
+
+    Args:
+        gemm: The function, for matrices of the dtype of ``a`` and ``b``.
+        a: (m, k).
+        b: (k, n).
+        out: (m, n) of float32; ``None`` for a new array.
+        accumulate: Whether the product is added to ``out``.
+    """
+    (m, k), n = a.shape, b.shape[1]
     if out is None:
         out = np.empty((m, n), np.float32)
-    elif out.strides[1] != out.itemsize:
-        return blas.product(a, b, out, accumulate)
     left, is_left_transposed, left_stride = operand(a)
     right, is_right_transposed, right_stride = operand(b)
-    library = dnnl.library()
-    library.check(
-        library.sgemm(
+    dnnl.library().check(
+        gemm(
             *(is_left_transposed, is_right_transposed, m, n, k, 1),
             *(left.__array_interface__["data"][0], left_stride),
             *(right.__array_interface__["data"][0], right_stride),

@@ -16,7 +16,6 @@ import numpy as np
 
 from chainer_kernels import kept_weights
 from chainer_kernels.bfloat16 import narrowed
-from chainer_kernels.gemm import operand
 from chainer_kernels.geometry import Geometry
 from chainer_kernels.product_dtype import BFLOAT16
 from chainer_kernels.providers import onednn, onednn_convolutions, onednn_stacks
@@ -109,25 +108,10 @@ def product(
         out: (m, n) of float32, or nothing.
         accumulate: Whether the product is added to ``out``.
     """
-    (m, k), n = a.shape, b.shape[1]
-    is_small = m * n * k < SMALLEST_PRODUCT or min(m, n) == 1
-    if is_small or out is not None and out.strides[1] != out.itemsize:
+    if not onednn.has_product(a, b, out):
         return _in_float32.product(a, b, out, accumulate)
-    if out is None:
-        out = np.empty((m, n), np.float32)
-    left, is_left_transposed, left_stride = operand(narrowed(a))
-    right, is_right_transposed, right_stride = operand(narrowed(b))
-    library = dnnl.library()
-    library.check(
-        library.gemm_bf16bf16f32(
-            *(is_left_transposed, is_right_transposed, m, n, k, 1),
-            *(left.__array_interface__["data"][0], left_stride),
-            *(right.__array_interface__["data"][0], right_stride),
-            *(int(accumulate), out.__array_interface__["data"][0]),
-            out.strides[0] // out.itemsize,
-        )
-    )
-    return out
+    gemm = dnnl.library().gemm_bf16bf16f32
+    return onednn.multiply(gemm, narrowed(a), narrowed(b), out, accumulate)
 
 
 def product_with_weights(

@@ -17,7 +17,6 @@ import itertools
 
 import numpy as np
 
-from chainer_kernels import threads
 from divisible.streaming.held_store import HeldStore
 
 
@@ -64,7 +63,7 @@ class HeldInHalf:
         while arrays:
             array = arrays.pop()
             are_rounded.append(array.dtype == np.float32)
-            held.append(_narrowed(array) if are_rounded[-1] else array)
+            held.append(_rounding().narrowed(array) if are_rounded[-1] else array)
             del array
         if self._store is None:
             key = next(self._keys)
@@ -93,7 +92,9 @@ class HeldInHalf:
         held.reverse()
         for is_rounded in are_rounded:
             codes = held.pop()
-            found.append(_widened(codes) if is_rounded else codes)
+            if is_rounded:
+                codes = _rounding().rounded(codes.view(np.uint16))
+            found.append(codes)
             del codes
         return found
 
@@ -112,23 +113,8 @@ class HeldInHalf:
             self._store.close()
 
 
-def _narrowed(array: np.ndarray) -> np.ndarray:
-    """Returns the codes of bfloat16 for float32."""
-    codes = np.empty(array.size, np.uint16)
-    threads.run_slices(_loops().narrow, [array.view(np.uint32), codes])
-    return codes
-
-
-def _widened(codes: np.ndarray) -> np.ndarray:
-    """Returns float32 for codes of bfloat16, which may be bytes."""
-    codes = codes.view(np.uint16)
-    array = np.empty(codes.size, np.float32)
-    threads.run_slices(_loops().widen, [codes, array.view(np.uint32)])
-    return array
-
-
-def _loops():
+def _rounding():
     # Numba takes a second to load, and most runs do not need it here.
-    from chainer_kernels.loops import bfloat16
+    from chainer_kernels import bfloat16
 
     return bfloat16
