@@ -29,7 +29,8 @@ def main() -> None:
     $ divisible profile models/vgg16.py:VGG16 --input 3x32x32 --batch 84,21,5
     $ divisible plan profile-*.json --ranks 8 --memory 4GiB --bandwidth 1Gbit/s
     $ divisible simulate plan.json --plot step.png
-    $ divisible schedule plan.json --seconds 30
+    $ divisible schedule search plan.json --seconds 30
+    $ divisible schedule compare 1f1b zb_v mine.txt --stages 4 --microbatches 8
     $ divisible repartition result/snapshot_epoch_3 --stages 8
     $ divisible export result/snapshot_epoch_3 --to safetensors
     $ divisible import result/snapshot_iter_1000

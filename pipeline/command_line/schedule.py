@@ -1,72 +1,232 @@
-"""The command ``divisible schedule``."""
+"""The commands ``divisible schedule``: schedules without a script."""
 
 from __future__ import annotations
 
-import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
-from divisible.files import written_aside
-from divisible.planning.plan import Plan
-from divisible.planning.plan_order import shortest_order
-from divisible.planning.plan_simulation import simulate_plan
-from divisible.planning.units import format_seconds
-from divisible.schedules.lower_bound import above
+from divisible.planning.profile import Profile
+from divisible.planning.stage_costs import stage_costs
+from divisible.planning.units import count, format_seconds
+from divisible.records import shown
+from divisible.schedules.actions import ScheduleError
+from divisible.schedules.catalogue import CATALOGUE, NAMES, create
+from divisible.schedules.costs import Costs
+from divisible.schedules.plot import describe, plot_timelines
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.simulator import simulate
+from divisible.schedules.timeline import Timeline
 from pipeline.command_line import console, options
-from pipeline.command_line.simulate import (
-    draw,
-    print_timeline,
-    profiles_of,
+from pipeline.command_line.search import search_command
+
+
+@click.group("schedule")
+def schedule_command() -> None:
+    """Checks, draws, compares and searches schedules, without a script.
+
+    SCHEDULE is a name of the catalogue, or a file that has the text of a schedule, as
+    print(schedule) and "divisible schedule draw" write it.
+    """
+
+
+schedule_command.add_command(search_command)
+
+_schedules = click.argument("schedules", metavar="SCHEDULE...", nargs=-1, required=True)
+_n_stages = click.option(
+    "--stages",
+    "n_ranks",
+    type=options.NUMBER,
+    help="Number of stages for a name, where each rank has one. A schedule with several"
+    " on a rank has as many ranks, and thinner stages.  [default: as in the first"
+    " file]",
+)
+_n_microbatches = click.option(
+    "--microbatches",
+    "n_microbatches",
+    type=options.NUMBER,
+    help="Number of microbatches for a name.  [default: as in the first file]",
 )
 
 
-def _seconds(text: str) -> float:
-    """Parses seconds for a search."""
-    value = float(text)
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{text!r} is not 0 seconds or more")
-    return value
+@schedule_command.command("check")
+@_schedules
+@_n_stages
+@_n_microbatches
+@options.speaking
+def check_command(schedules, n_ranks, n_microbatches) -> None:
+    """Proves that schedules are complete, in order and free of deadlocks.
+
+    Prints a line for each schedule, or its grid with the fault marked. Then the exit
+    code is 1.
+    """
+    for schedule in _read_all(schedules, n_ranks, n_microbatches):
+        held = max(schedule.validate().held)
+        console.say_wrapped(
+            f"{schedule.name}: {count(schedule.n_stages, 'stage')} on"
+            f" {count(schedule.n_ranks, 'rank')},"
+            f" {count(schedule.n_microbatches, 'microbatch')}; each action runs once,"
+            f" after what it needs, and no rank waits for ever. A rank holds at most"
+            f" {held:.4g} microbatches in its layers."
+        )
 
 
-@click.command("schedule")
-@click.argument("plan", type=options.Loaded(Plan.load))
-@options.profiles(required=False)
+@schedule_command.command("draw")
+@click.argument("schedule")
+@_n_stages
+@_n_microbatches
+@options.speaking
+def draw_command(schedule, n_ranks, n_microbatches) -> None:
+    """Prints a schedule as a grid of ranks and steps.
+
+    Redirected to a file, the grid is a schedule that other commands and
+    Schedule.parse read. Change it there as you like.
+    """
+    (found,) = _read_all([schedule], n_ranks, n_microbatches)
+    console.say(str(found))
+
+
+@schedule_command.command("compare")
+@_schedules
+@_n_stages
+@_n_microbatches
 @click.option(
-    "--held",
-    type=options.Parsed("number,...", float, several=True),
-    help="Number of microbatches that a rank may hold at once: one value for all, or"
-    " one for each.  [default: as with the plan's schedule]",
+    "--profile",
+    type=options.Loaded(Profile.load),
+    help="Costs of a model's layers, which each schedule cuts into its stages.",
 )
 @click.option(
-    "--seconds",
-    type=options.Parsed("seconds", _seconds),
-    default=30.0,
-    show_default=True,
-    help="Seconds for the search.",
+    "--times",
+    type=options.Parsed("F,I,W", float, several=True),
+    help="Seconds of a forward, an input gradient and a weight gradient, in all layers"
+    " of a rank, in place of a profile.  [default: 1,1,1]",
 )
-@options.output("schedule.txt")
+@click.option(
+    "--message",
+    type=options.Parsed("number", float),
+    help="Seconds of a message between two ranks, in place of a profile.  [default: 0]",
+)
 @options.plot
 @options.speaking
-def schedule_command(plan, profiles, held, seconds, output, plot) -> None:
-    """Searches the shortest schedule for the stages of a plan, and proves how short.
+def compare_command(
+    schedules, n_ranks, n_microbatches, profile, times, message, plot
+) -> None:
+    """Simulates schedules, and prints time, bubble and memory of each.
 
-    A solver orders the forwards, input gradients and weight gradients of each rank. No
-    schedule of these stages, within the same memory, takes less time than the printed
-    bound. A script reads the file by Schedule.parse, and passes the schedule to its
-    pipeline.
+    All schedules run the same layers on the same ranks. The column "held" is the number
+    of microbatches in all layers of the fullest rank. It counts activations, and what
+    waits for W. The column "above bound" compares the time with a proved bound: no
+    order of the same actions takes less.
     """
-    profiles = profiles or profiles_of(plan)
-    found, timeline = shortest_order(plan, profiles, held=held, seconds=seconds)
-    # Saved before it is printed: "| head" closes the pipe, which ends the command.
-    with written_aside(output) as aside, open(aside, "w", encoding="utf-8") as file:
-        file.write(f"{found.schedule}\n")
-    own = simulate_plan(plan, profiles)
-    console.say_wrapped(f"{plan.title}: {format_seconds(own.makespan)}")
-    print_timeline(timeline)
-    console.say(f"written to {output}")
-    draw(timeline, plot)
-    solver = f", by {found.solver}" if found.solver else ""
-    console.say_wrapped(
-        f"{format_seconds(found.makespan)}, {above(found.gap)} under this limit of"
-        f" memory{solver}"
+    if profile is not None and (times is not None or message is not None):
+        raise click.UsageError("--profile has times of its own: leave out the others")
+    found = _read_all(schedules, n_ranks, n_microbatches)
+    _check_same_work(found)
+    timelines = {}
+    for schedule in found:
+        if profile is None:
+            costs = _equal_costs(schedule, times, message or 0.0)
+        else:
+            costs = stage_costs(profile, schedule)
+        timelines[schedule.name] = simulate(schedule, costs)
+    if len(timelines) < len(found):
+        raise click.UsageError("two schedules have one name: change it in a file")
+    _print_comparison(timelines)
+    if plot is not None:
+        titled = {f"{name}: {describe(each)}": each for name, each in timelines.items()}
+        plot_timelines(titled, plot)
+        console.say(f"drawn to {plot}")
+
+
+def _print_comparison(timelines: dict[str, Timeline]) -> None:
+    first = next(iter(timelines.values())).makespan
+    console.print_table(
+        ["schedule", "time", "of the first", "bubble", "held", "above bound"],
+        [
+            [
+                name,
+                format_seconds(timeline.makespan),
+                f"{timeline.makespan / first:.2f}",
+                f"{timeline.bubble.mean():.1%}",
+                f"{timeline.peak_held.max():.4g}",
+                f"{timeline.gap:.1%}",
+            ]
+            for name, timeline in timelines.items()
+        ],
     )
+
+
+def _read_all(
+    texts: Sequence[str], n_ranks: int | None, n_microbatches: int | None
+) -> list[Schedule]:
+    """Returns the schedules of names and files, in order.
+
+    Raises:
+        UsageError: If a text is neither a name nor a file, or the sizes of a named
+            schedule are not known.
+        ScheduleError: If a file has no valid schedule.
+    """
+    from_files = {text: _read(text) for text in texts if text not in NAMES}
+    for schedule in from_files.values():
+        n_ranks = n_ranks or schedule.n_ranks
+        n_microbatches = n_microbatches or schedule.n_microbatches
+    found = []
+    for text in texts:
+        if text in from_files:
+            found.append(from_files[text])
+        elif n_ranks is None or n_microbatches is None:
+            raise click.UsageError(
+                f"{text} is made for any number of stages and microbatches: give"
+                f" --stages and --microbatches"
+            )
+        else:
+            n_stages = n_ranks * CATALOGUE[text].stages_per_rank
+            found.append(create(text, n_stages, n_microbatches, n_ranks))
+    return found
+
+
+def _read(path: str) -> Schedule:
+    """Reads a schedule from a file, and proves it."""
+    if not os.path.isfile(path):
+        raise click.UsageError(
+            f"{shown(path)} is neither a file nor a schedule: choose one of"
+            f" {', '.join(NAMES)}"
+        )
+    try:
+        schedule = Schedule.parse(Path(path).read_text(encoding="utf-8"))
+        schedule.validate()
+    except (ScheduleError, UnicodeDecodeError) as error:
+        raise ScheduleError(f"{path}: {error}") from error
+    return schedule
+
+
+def _check_same_work(schedules: Sequence[Schedule]) -> None:
+    """Refuses schedules of which one has more work or ranks than another."""
+    first = schedules[0]
+    for other in schedules:
+        for what in ("n_ranks", "n_microbatches"):
+            if getattr(other, what) != getattr(first, what):
+                noun = what.removeprefix("n_")
+                raise click.UsageError(
+                    f"{other.name} has {getattr(other, what)} {noun}, and {first.name}"
+                    f" {getattr(first, what)}: schedules compare if they have the same"
+                    f" number"
+                )
+
+
+def _equal_costs(
+    schedule: Schedule, times: float | Sequence[float] | None, message: float
+) -> Costs:
+    """Returns the costs of stages of equally many layers.
+
+    Raises:
+        ValueError: If there are not three times.
+    """
+    times = [1.0] * 3 if times is None else times
+    if not isinstance(times, list) or len(times) != 3:
+        raise ValueError("--times needs three numbers, F,I,W, such as 1,1,1")
+    # The stages of a rank have its layers together.
+    share = schedule.n_ranks / schedule.n_stages
+    return Costs(*(share * each for each in times), latency=message)

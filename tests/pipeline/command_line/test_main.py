@@ -164,13 +164,15 @@ def test_from_profile_to_timeline(folder):
 def test_the_shortest_schedule_of_a_plan(folder):
     small, _ = profiles(folder)
     run("plan", small, "--stages", 3, "--schedule", "1f1b", "--microbatches", 4)
-    output = run("schedule", "plan.json", "--held", 2, "--plot", "order.png")
+    output = run("schedule", "search", "plan.json", "--held", 2, "--plot", "order.png")
     assert "at most 0.0% above the bound under this limit of memory" in output
     assert "written to schedule.txt" in output
     assert (folder / "order.png").exists()
     schedule = Schedule.parse((folder / "schedule.txt").read_text())
     assert max(schedule.validate().held) <= 2
-    shown = run("schedule", "plan.json", small, "--seconds", 0, "-o", "list.txt")
+    shown = run(
+        "schedule", "search", "plan.json", small, "--seconds", 0, "-o", "list.txt"
+    )
     assert "list" in shown and (folder / "list.txt").exists()
     # As many microbatches as 1F1B holds.
     schedule = Schedule.parse((folder / "list.txt").read_text())
@@ -190,7 +192,7 @@ def test_plans_without_a_shortest_schedule(folder, options, message):
     small, _ = profiles(folder)
     options = {"schedule": "1f1b", "n_microbatches": 4, **options}
     Plan([0, 2, 6], **options).save(folder / "plan.json")
-    assert message in run("schedule", "plan.json", small, code=1)
+    assert message in run("schedule", "search", "plan.json", small, code=1)
 
 
 def test_warnings_come_without_the_line_of_code(folder, monkeypatch):
