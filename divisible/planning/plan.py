@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chainer_kernels.text_table import text_table
 from divisible.files import write_json
+from divisible.notebook_html import Part, Rows, as_html, as_text
 from divisible.placement import cheaper_placement
 from divisible.planning import plan_fields as fields
 from divisible.planning.conditions import Conditions
@@ -27,7 +27,6 @@ from divisible.records import (
 )
 from divisible.schedules.catalogue import create
 from divisible.schedules.recomputation import check_recomputation
-from divisible.terminal_text import printable
 
 if TYPE_CHECKING:
     from divisible.model import Divisible
@@ -350,19 +349,24 @@ class Plan:
             return from_fields(cls, fields.from_json(content, _folder(path)))
 
     def __str__(self) -> str:
-        lines = [self.headline]
+        return as_text(self._parts())
+
+    def _repr_html_(self) -> str:
+        """Returns the plan as a notebook shows it."""
+        return as_html(self._parts())
+
+    def _parts(self) -> Iterator[Part]:
+        yield self.headline
         if self.certainty:
-            lines.append(self.certainty)
+            yield self.certainty
         if self.exchange is not None:
-            lines.append(f"exchange of gradients: {self.exchange}")
-        lines += message_lines(self.messages)
+            yield f"exchange of gradients: {self.exchange}"
+        yield from message_lines(self.messages)
         if self.stages is not None:
-            rows = [PLAN_COLUMNS, *plan_rows(self.cuts, self.stages)]
-            lines.append(text_table(rows))
-            lines += gains_of(self)
+            yield Rows([PLAN_COLUMNS, *plan_rows(self.cuts, self.stages)])
+            yield from gains_of(self)
         if self.conditions is not None:
-            lines.append(f"for {self.conditions}")
-        return printable("\n".join(lines), keeps_lines=True)
+            yield f"for {self.conditions}"
 
     @property
     def certainty(self) -> str:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from chainer_kernels.text_table import text_table
 from divisible.files import write_json
 from divisible.layer_texts import differing_titles
 from divisible.model import Divisible
+from divisible.notebook_html import Part, Rows, as_html, as_text
 from divisible.planning.coding import CodingRate, check_coding, rates_from_json
 from divisible.planning.layer_cost import SECONDS, LayerCost
 from divisible.planning.layer_sums import LayerSums
@@ -27,7 +27,6 @@ from divisible.records import (
     shown,
     take_kind,
 )
-from divisible.terminal_text import printable
 
 
 @dataclass(frozen=True)
@@ -175,9 +174,15 @@ class Profile:
         return profile
 
     def __str__(self) -> str:
-        rows = [PROFILE_COLUMNS, *profile_rows(self.layers, self.loss)]
-        table = text_table(rows, left=(1,))
-        return printable(f"{self.headline}\n{table}", keeps_lines=True)
+        return as_text(self._parts())
+
+    def _repr_html_(self) -> str:
+        """Returns the profile as a notebook shows it."""
+        return as_html(self._parts())
+
+    def _parts(self) -> Iterator[Part]:
+        yield self.headline
+        yield Rows([PROFILE_COLUMNS, *profile_rows(self.layers, self.loss)], left=(1,))
 
     @property
     def headline(self) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import textwrap
 from collections.abc import Collection
+from typing import Any
 
 import numpy as np
 
@@ -53,10 +55,7 @@ def plot_timeline(
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    if title is None:
-        ranks = f"{timeline.n_ranks} rank{'s' * (timeline.n_ranks != 1)}"
-        title = f"{timeline.name} on {ranks}: {describe(timeline)}"
-    plot_timelines({title: timeline}, path)
+    plot_timelines({_title(timeline) if title is None else title: timeline}, path)
 
 
 def plot_timelines(timelines: dict[str, EventTable], path: str | os.PathLike) -> None:
@@ -69,6 +68,30 @@ def plot_timelines(timelines: dict[str, EventTable], path: str | os.PathLike) ->
     Raises:
         ImportError: If matplotlib is not installed.
     """
+    write_picture(path, _figure(timelines))
+
+
+def timeline_svg(timeline: EventTable) -> str:
+    """Returns the picture of a timeline as SVG, for a notebook.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    picture = io.StringIO()
+    timeline_figure(timeline).savefig(picture, format="svg")
+    return picture.getvalue()
+
+
+def timeline_figure(timeline: EventTable) -> Any:
+    """Returns the picture of a timeline, a ``matplotlib.figure.Figure``.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    return _figure({_title(timeline): timeline})
+
+
+def _figure(timelines: dict[str, EventTable]) -> Any:
     heights = [
         min(max(0.34 * max(timeline.n_ranks, 1), 0.6), 8.0)
         for timeline in timelines.values()
@@ -94,7 +117,12 @@ def plot_timelines(timelines: dict[str, EventTable], path: str | os.PathLike) ->
         frameon=False,
         fontsize=9,
     )
-    write_picture(path, figure)
+    return figure
+
+
+def _title(timeline: EventTable) -> str:
+    ranks = f"{timeline.n_ranks} rank{'s' * (timeline.n_ranks != 1)}"
+    return f"{timeline.name} on {ranks}: {describe(timeline)}"
 
 
 def describe(timeline: EventTable) -> str:

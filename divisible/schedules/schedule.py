@@ -26,6 +26,7 @@ from numpy.typing import ArrayLike
 
 from divisible.schedules.actions import FORWARD, Action, ScheduleError
 from divisible.schedules.grid import draw, read
+from divisible.schedules.grid_html import grid_html
 from divisible.schedules.held import Moments, Report, moments
 from divisible.schedules.table import CODES, Table
 from divisible.schedules.validation import validate
@@ -241,6 +242,10 @@ class Schedule(Table):
 
     def __str__(self) -> str:
         return draw(self)
+
+    def _repr_html_(self) -> str:
+        """Returns the grid as a notebook shows it, in the colours of timelines."""
+        return grid_html(self)
 
     @classmethod
     def parse(cls, text: str) -> Schedule:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from html import escape
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,7 +21,7 @@ from divisible.schedules.critical_path import critical_path
 from divisible.schedules.event_table import COLUMNS, DIRECTIONS, NONE, EventTable
 from divisible.schedules.events import CATEGORIES, RECEIVE, SEND, Event
 from divisible.schedules.lower_bound import above
-from divisible.schedules.plot import plot_timeline
+from divisible.schedules.plot import plot_timeline, timeline_svg
 from divisible.schedules.trace import read_trace, save_trace
 from divisible.terminal_text import printable
 
@@ -175,6 +176,13 @@ class Timeline(EventTable):
             f"<Timeline {printable(self.name)}: {self.n_ranks} ranks,"
             f" {len(self)} events, {self.makespan:.6g} s>"
         )
+
+    def _repr_html_(self) -> str:
+        """Returns the picture as a notebook shows it; text without matplotlib."""
+        try:
+            return timeline_svg(self)
+        except ImportError:
+            return f"<pre>{escape(self.summary())}</pre>"
 
     def summary(self) -> str:
         """Describes each rank in a line.

@@ -192,3 +192,11 @@ def test_plot_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         measured().plot(tmp_path / "t.png")
+
+
+def test_a_notebook_shows_the_picture_or_without_matplotlib_the_text(monkeypatch):
+    pytest.importorskip("matplotlib")
+    timeline = measured()
+    assert "<svg" in timeline._repr_html_()
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert timeline._repr_html_() == f"<pre>{timeline.summary()}</pre>"
