@@ -58,6 +58,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "pipeline.snapshots.saving": ["save_snapshot"],
         "pipeline.snapshots.tools": ["export_npz", "import_npz", "repartition"],
         "pipeline.training.evaluator": ["PipelineEvaluator", "predict"],
+        "pipeline.training.logger_report": ["LoggerReport"],
         "pipeline.training.shuffle": ["SeededShuffle"],
         "pipeline.training.signals": ["StopOnSignal"],
         "pipeline.training.timeline_report": ["TimelineReport"],

@@ -14,5 +14,6 @@
     shuffle         an order of samples that can be resumed
     measures        the cost of every minibatch, for the log
     timeline_report pictures of training steps
+    logger_report   the log for other loggers
     signals         stopping from outside, all ranks at the same minibatch
 """
