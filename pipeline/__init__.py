@@ -16,6 +16,7 @@
     snapshots        training runs on disk
     exports          trained models for other libraries
     rebalancing      layers that move to other ranks while a pipeline trains
+    supervision      runs that are started again when a rank is lost
     command_line     the command line
 
     scripts          runs a training script: "divisible run", "python -m pipeline"

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from chainer_compat import _modes
+from divisible.communication.launchers import is_one_of_several
+from pipeline.command_line import options
 
 
 @click.command(
@@ -30,16 +37,55 @@ from chainer_compat import _modes
     help="Help for old scripts: names, cupy, or '' for none. Code of Chainer 1 needs"
     " CHAINER_COMPAT=chainer1 in the environment.",
 )
+@click.option(
+    "--keep-going",
+    is_flag=True,
+    help="Start the ranks here, by a launcher, and start them again when one is lost.",
+)
+@click.option(
+    "-n",
+    "n_ranks",
+    type=options.NUMBER,
+    help="Number of ranks, with --keep-going.",
+)
+@click.option(
+    "--launcher",
+    metavar="COMMAND",
+    help="Launcher and its options, with --keep-going, such as 'srun' or 'mpiexec"
+    " -hosts a,b'.  [default: mpiexec]",
+)
+@click.option(
+    "--restarts",
+    type=click.IntRange(0),
+    default=5,
+    show_default=True,
+    help="Number of restarts without progress; 100 steps give one back.",
+)
+@click.option(
+    "--log",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File for a line of JSON about each start and end, with --keep-going.",
+)
 @click.argument("script", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@options.speaking
 def run_command(
-    plan: str | None, compat: str, script: str, arguments: tuple[str, ...]
+    plan: str | None,
+    compat: str,
+    keep_going: bool,
+    n_ranks: int | None,
+    launcher: str | None,
+    restarts: int,
+    log: Path | None,
+    script: str,
+    arguments: tuple[str, ...],
 ) -> None:
     """Runs a training script so that all ranks end when one does.
 
     \b
     mpiexec -n 4 divisible run train.py --epoch 20
     mpiexec -n 4 divisible run --plan plan.json train.py --epoch 20
+    divisible run --keep-going -n 4 train.py --epoch 20
 
     ARGUMENTS are the arguments of SCRIPT. It runs as "python SCRIPT" would run it, with
     four differences. All ranks end if one does: by an exception in any thread, by
@@ -48,6 +94,11 @@ def run_command(
     SCRIPT hides the packages of this project, as a pipeline.py would hide them from
     "python -m pipeline SCRIPT". Names that NumPy and Python removed come back when
     SCRIPT uses one, and so do former names of CuPy's modules.
+
+    With --keep-going, no launcher stands before "divisible". SCRIPT saves snapshots,
+    and resumes from the newest one (resume='auto'). If a rank is killed or does not
+    answer, the ranks start again, and a line says why. An error of the program that
+    comes twice at the same step ends the run, and so does a signal.
     """  # noqa: D301
     try:
         _modes.enable(compat)
@@ -55,6 +106,12 @@ def run_command(
         raise click.BadParameter(str(error), param_hint="--compat") from None
     except RuntimeError as error:
         raise click.ClickException(str(error)) from None
+    if keep_going:
+        options_of_ranks = ["--compat", compat, *(["--plan", plan] if plan else [])]
+        on_ranks = [*options_of_ranks, script, *arguments]
+        sys.exit(_keep_going(launcher, n_ranks, restarts, log, on_ranks))
+    if n_ranks is not None or launcher is not None or log is not None:
+        raise click.UsageError("-n, --launcher and --log need --keep-going")
     # These modules start MPI, which the other commands do not need.
     from pipeline.scripts import run_script
     from pipeline.start.plan_choice import VARIABLE
@@ -63,3 +120,35 @@ def run_command(
         # The script may change its directory.
         os.environ[VARIABLE] = os.path.abspath(plan)
     run_script([script, *arguments])
+
+
+def _keep_going(
+    launcher: str | None,
+    n_ranks: int | None,
+    restarts: int,
+    log: Path | None,
+    on_ranks: Sequence[str],
+) -> int:
+    """Runs a supervisor, and returns its exit code."""
+    from pipeline.supervision.budget import Budget
+    from pipeline.supervision.supervisor import Supervisor
+
+    if is_one_of_several():
+        raise click.UsageError(
+            "a launcher has started this process with others, but --keep-going starts"
+            " the ranks itself: leave out mpiexec before it"
+        )
+    if n_ranks is None:
+        raise click.UsageError("--keep-going needs the number of ranks: give -n")
+    command = [
+        *(shlex.split(launcher) if launcher else [_mpiexec()]),
+        *("-n", str(n_ranks), sys.executable),
+        *("-c", "import divisible_command; divisible_command.main()", "run", *on_ranks),
+    ]
+    return Supervisor(command, n_ranks, Budget(restarts), log).run()
+
+
+def _mpiexec() -> str:
+    """Returns the launcher beside this Python, or else that of the system."""
+    beside = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+    return beside or "mpiexec"

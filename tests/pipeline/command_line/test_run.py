@@ -30,3 +30,26 @@ def test_a_mode_that_cannot_be_turned_on_is_refused(tmp_path, mode, words):
     path.write_text(SCRIPT)
     result = CliRunner().invoke(main, ["run", "--compat", mode, str(path)])
     assert result.exit_code and words in result.output
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--keep-going"], "give -n"),
+        (["-n", "2"], "need --keep-going"),
+        (["--keep-going", "-n", "2", "--launcher", "no-such-launcher"], "no-such-"),
+        (["--keep-going", "-n", "0"], "not positive"),
+    ],
+)
+def test_wrong_options_of_a_supervisor_are_refused(tmp_path, options, words):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    result = CliRunner().invoke(main, ["run", *options, str(path)])
+    assert result.exit_code in (1, 2) and words in result.output, result.output
+
+
+def test_a_supervisor_is_refused_below_a_launcher(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.command_line.run.is_one_of_several", lambda: True)
+    options = ["--keep-going", "-n", "2", str(tmp_path / "script.py")]
+    result = CliRunner().invoke(main, ["run", *options])
+    assert result.exit_code == 2 and "leave out mpiexec" in result.output

@@ -1,0 +1,85 @@
+"""One start of the ranks of a run, by a launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
+
+#: Signals that are passed on to the ranks, and after which no run starts again.
+PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+# The number of an option of Linux's prctl.
+_SIGNAL_AT_PARENTS_END = 1
+
+
+class Signals:
+    """The signals that this process got while it watches ranks.
+
+    Attributes:
+        got: The first of them, or ``None``.
+    """
+
+    def __init__(self) -> None:
+        self.got: signal.Signals | None = None
+        self._launcher: subprocess.Popen | None = None
+
+    @contextlib.contextmanager
+    def passed_on(self) -> Iterator[None]:
+        """Passes signals on to the launcher within the block."""
+        before = {number: signal.signal(number, self._pass_on) for number in PASSED_ON}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self.got = self.got or signal.Signals(number)
+        if self._launcher is not None and self._launcher.poll() is None:
+            self._launcher.send_signal(number)
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
+        """Starts a launcher, and waits until it has ended.
+
+        The launcher is in a session of its own, so that a signal of the terminal
+        reaches it once. It ends with this process.
+
+        Args:
+            command: The launcher with its arguments.
+            environment: Variables of the ranks.
+
+        Returns:
+            The exit code; negative for the number of a signal.
+
+        Raises:
+            OSError: If the launcher cannot be started.
+        """
+        self._launcher = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+        try:
+            return self._launcher.wait()
+        finally:
+            if self._launcher.poll() is None:
+                self._launcher.terminate()
+                self._launcher.wait()
+            self._launcher = None
+
+
+def _end_with_parent() -> None:
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_SIGNAL_AT_PARENTS_END, signal.SIGTERM)
