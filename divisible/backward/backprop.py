@@ -32,7 +32,7 @@ from typing import Any
 import chainer
 
 from divisible.backward.graph_walk import GraphWalk
-from divisible.backward.joint_weights import weights_together
+from divisible.backward.joint_weights import run_weights_together
 from divisible.backward.weight_gradients import WeightGradients
 
 Array = Any
@@ -207,5 +207,4 @@ def run_together(
         >>> link.W.grad
         array([[20., 20.]], dtype=float32)
     """
-    for _ in weights_together([each.take() for each in pending], weight_gradients):
-        pass
+    run_weights_together([each.take() for each in pending], weight_gradients)

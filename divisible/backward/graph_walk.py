@@ -42,8 +42,6 @@ class GraphWalk:
     Attributes:
         deferred (collections.deque): Functions that were left out, each with the
             positions of its weights and the gradients of its outputs.
-        not_deferred (set of int): Identities of the parameters whose gradients
-            :meth:`run_activations` has computed although it defers.
     """
 
     def __init__(self, weight_gradients: WeightGradients, defer: bool) -> None:
@@ -56,7 +54,6 @@ class GraphWalk:
         self.deferred: collections.deque[tuple] = collections.deque()
         self._inputs: frozenset[variable.VariableNode] = frozenset()
         self._weight_functions: frozenset[chainer.FunctionNode] = frozenset()
-        self.not_deferred: set[int] = set()
 
     def run_activations(
         self,
@@ -100,17 +97,11 @@ class GraphWalk:
 
     def run_weights(self) -> None:
         """Runs the functions that were left out, and those between weights."""
-        for _ in self.weights():
-            pass
-
-    def weights(self) -> Iterator[None]:
-        """Runs the same functions, one of those left out at each step."""
         completion = self._weight_gradients.completion
         if self._defer and completion is not None:
             completion.expect(self.expected_parameters())
         while self.deferred:
             self.run_next_weights()
-            yield
         self.run_between_weights()
 
     def run_next_weights(self) -> None:
@@ -163,9 +154,6 @@ class GraphWalk:
             if weights and (not others or backward_of(type(function)).is_splittable):
                 self.deferred.append((function, weights, output_gradients))
                 targets = others
-            elif weights:
-                step = (function, weights)
-                self.not_deferred.update(map(id, self._parameters_of([step])))
         if targets:
             self._step(function, targets, output_gradients)
 

@@ -27,17 +27,14 @@ from divisible.backward.weight_gradients import WeightGradients
 Array = Any
 
 
-def weights_together(
+def run_weights_together(
     walks: Sequence[GraphWalk], weight_gradients: WeightGradients
-) -> Iterator[None]:
+) -> None:
     """Computes the weight gradients that several backwards left out.
 
     Args:
         walks: The backwards of some microbatches, in the order of the microbatches.
         weight_gradients (WeightGradients): The object to which all of them add.
-
-    Yields:
-        ``None`` after each function, for all microbatches.
 
     Raises:
         Exception: An error of a function, with its layer's ``layer_position``.
@@ -45,7 +42,7 @@ def weights_together(
     steps = [_steps(walk) for walk in walks]
     if any(each != steps[0] for each in steps):
         for walk in walks:
-            yield from walk.weights()
+            walk.run_weights()
         return
     completion = weight_gradients.completion
     if completion is not None:
@@ -58,7 +55,6 @@ def weights_together(
         with together.added_up(step.layer_position):
             for walk in walks:
                 walk.run_next_weights()
-        yield
     for walk in walks:
         with together.added_up(None):
             walk.run_between_weights()

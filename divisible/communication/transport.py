@@ -208,15 +208,9 @@ class Receiver(_Channel):
         buffer = None
         if microbatch in self._agreed:
             buffer = self._free_buffer(self._agreed[microbatch])
-            buffer.post()
+            buffer.is_posted = True
+            MPI.Prequest.Startall(buffer.requests)
         self._posted.append((microbatch, buffer))
-
-    def has_come(self) -> bool:
-        """Returns whether the channel's next message has come, or begins to come."""
-        _, buffer = self._posted[0]
-        if buffer is None:
-            return self._comm.Iprobe(self._peer, self._signature_tag)
-        return buffer.is_filled()
 
     def receive(self, microbatch: int, waiting: str) -> tuple[Tensor, ...]:
         """Returns the channel's next message, which must have been posted.
@@ -231,9 +225,10 @@ class Receiver(_Channel):
         posted, buffer = self._posted.popleft()
         assert posted == microbatch, (posted, microbatch)
         if buffer is not None:
-            self._wait(buffer.is_filled, waiting)
+            statuses = [MPI.Status() for _ in buffer.requests]
+            self._wait(lambda: MPI.Request.Testall(buffer.requests, statuses), waiting)
             buffer.is_posted = False
-            if buffer.statuses[0].Get_count(MPI.BYTE) > 0:
+            if statuses[0].Get_count(MPI.BYTE) > 0:
                 return buffer.message()
         return self._receive_new(microbatch, waiting)
 
@@ -312,8 +307,6 @@ class _ReceiveBuffer:
         self.requests = [
             transport.comm.Recv_init([piece, MPI.BYTE], peer, tag) for piece in pieces
         ]
-        self.statuses = [MPI.Status() for _ in pieces]
-        self._is_filled = False
         self._references_if_free = self._references()
 
     def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -326,18 +319,6 @@ class _ReceiveBuffer:
 
     def _references(self) -> list[int]:
         return [sys.getrefcount(array) for array in self.arrays]
-
-    def post(self) -> None:
-        """Starts to receive a message."""
-        self.is_posted, self._is_filled = True, False
-        MPI.Prequest.Startall(self.requests)
-
-    def is_filled(self) -> bool:
-        """Returns whether the posted message has come."""
-        # MPI tells the sizes of the pieces once, when all of them have come.
-        if not self._is_filled:
-            self._is_filled = MPI.Request.Testall(self.requests, self.statuses)
-        return self._is_filled
 
     def is_free(self) -> bool:
         return not self.is_posted and self._references() == self._references_if_free

@@ -141,10 +141,7 @@ def measured_costs(timelines: Iterable[Timeline], n_stages: int) -> Costs:
         computes = timeline.category < len(KINDS)
         where = timeline.category[computes], timeline.stage[computes]
         np.add.at(seconds, where, (timeline.end - timeline.start)[computes])
-        # An action that was interrupted has an event for each piece.
-        columns = *where, timeline.microbatch[computes]
-        actions, first = np.unique(columns, axis=1, return_index=True)
-        np.add.at(counts, (*actions[:2],), timeline.count[computes][first])
+        np.add.at(counts, where, timeline.count[computes])
         _add_delays(timeline, delays)
     means = seconds / np.maximum(counts, 1)
     known = [delay for edge in delays for delay in edge]

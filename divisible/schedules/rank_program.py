@@ -84,19 +84,6 @@ class Task(NamedTuple):
     group: Sequence[Member] = ()
 
 
-class Weights(NamedTuple):
-    """The weight gradients of a W, which may run before their position.
-
-    Attributes:
-        position: Position of the W among the tasks of its rank.
-        since: Position of the task after which it may run. After this task, no backward
-            of its microbatches is left, and none that adds to the same sums first.
-    """
-
-    position: int
-    since: int
-
-
 class RankProgram(NamedTuple):
     """A schedule from one rank's point of view.
 
@@ -108,7 +95,6 @@ class RankProgram(NamedTuple):
         receives: For each channel the microbatches that come over it, in order.
         absences: When microbatches may be outside memory, as positions among this
             rank's actions.
-        weights: The weight gradients (W) of this rank, in order.
     """
 
     name: str
@@ -117,7 +103,6 @@ class RankProgram(NamedTuple):
     tasks: Sequence[Task]
     receives: Mapping[Channel, Sequence[int]]
     absences: Absences
-    weights: Sequence[Weights]
 
     @classmethod
     def of(
@@ -194,7 +179,6 @@ class RankProgram(NamedTuple):
             tasks[::-1],
             receives,
             absences,
-            _weights(operations),
         )
 
     @property
@@ -213,26 +197,6 @@ def _takes(action: Action, routes: Sequence[Route]) -> dict[str, Slot]:
             if here == action.stage:
                 takes[name] = Slot(there, is_forward, action.microbatch, name)
     return takes
-
-
-def _weights(operations: Sequence[Operation]) -> list[Weights]:
-    """Returns the W of a rank's operations, in order."""
-    found = []
-    # For each stage the position of its last whole backward.
-    whole: dict[int, int] = {}
-    of_inputs: dict[tuple[int, int], int] = {}
-    for position, operation in enumerate(operations):
-        if isinstance(operation, Action):
-            stage, kind, _ = operation
-            if kind == "B":
-                whole[stage] = position
-            elif kind == "I":
-                for i in operation.microbatches:
-                    of_inputs[stage, i] = position
-            elif kind == "W":
-                before = [of_inputs[stage, i] for i in operation.microbatches]
-                found.append(Weights(position, max(*before, whole.get(stage, 0))))
-    return found
 
 
 def _members(action: Action, routes: Sequence[Route]) -> tuple[Member, ...]:
@@ -275,54 +239,30 @@ class Span(NamedTuple):
         return self._replace(start=max(ends, default=self.start))
 
 
-class Piece(NamedTuple):
-    """A part of an operation that was interrupted, and went on later.
-
-    Attributes:
-        position: Position of the operation in its program.
-        start: Start in seconds, by the clock of the code that records it.
-        end: End in seconds, by the same clock.
-    """
-
-    position: int
-    start: float
-    end: float
-
-    def since(self, zero: float) -> Piece:
-        """Returns the piece with seconds since a given moment."""
-        return Piece(self.position, self.start - zero, self.end - zero)
-
-
 class Record(NamedTuple):
     """The times of one run of a program on one rank.
 
     Attributes:
         program: The program that was run.
         times: The start and end of each operation in turn, in seconds of this host's
-            clock. A W that ran early has the times of its last piece.
+            clock.
         after: Spans between this run and the next one, by the same clock.
-        pieces: The pieces before the last one of each operation that was interrupted.
     """
 
     program: RankProgram
     times: list[float]
     after: Sequence[Span] = ()
-    pieces: Sequence[Piece] = ()
 
     @property
     def durations(self) -> np.ndarray:
         """Seconds of each operation, in the order of the program."""
         times = np.array(self.times)
-        seconds = times[1::2] - times[::2]
-        for position, start, end in self.pieces:
-            seconds[position] += end - start
-        return seconds
+        return times[1::2] - times[::2]
 
     @property
     def span(self) -> float:
         """Seconds from the start of the first operation to the end of the last one."""
-        # The last operation of the program may have run early.
-        return max(self.times) - self.times[0] if self.times else 0.0
+        return self.times[-1] - self.times[0] if self.times else 0.0
 
     def followed_by(self, span: Span) -> Record:
         """Returns the record with one more span after the run."""
@@ -336,13 +276,11 @@ class RankTimes(NamedTuple):
         operations: The operations of the rank's program.
         times: The start and end of each in turn, in seconds.
         besides: Spans besides the program, during the run or after it.
-        pieces: The pieces before the last one of each operation that was interrupted.
     """
 
     operations: Sequence[Operation]
     times: np.ndarray
     besides: Sequence[Span]
-    pieces: Sequence[Piece] = ()
 
 
 def measured_timeline(name: str, ranks: Sequence[RankTimes]) -> Timeline:
@@ -357,12 +295,8 @@ def measured_timeline(name: str, ranks: Sequence[RankTimes]) -> Timeline:
     """
     first = min(each.times[0] for each in ranks if len(each.times))
     events = []
-    for rank, (operations, times, besides, pieces) in enumerate(ranks):
+    for rank, (operations, times, besides) in enumerate(ranks):
         for operation, start, end in zip(operations, times[::2], times[1::2]):
-            category = _category(operation)
-            events.append((rank, operation, start - first, end - first, category))
-        for position, start, end in pieces:
-            operation = operations[position]
             category = _category(operation)
             events.append((rank, operation, start - first, end - first, category))
         events += [(rank, *span.since(first)) for span in besides]

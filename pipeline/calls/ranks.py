@@ -205,8 +205,7 @@ class Ranks:
         after = [span.behind(others) for span in record.after]
         besides = [span.since(offset) for span in (*others, *after)]
         times = np.array(record.times) - offset
-        pieces = [piece.since(offset) for piece in record.pieces]
-        mine = RankTimes(record.program.operations, times, besides, pieces)
+        mine = RankTimes(record.program.operations, times, besides)
         said = all_gather(self.comm, mine, self.timeout, "to tell what they did")
         return measured_timeline(f"{record.program.name}, measured", said)
 

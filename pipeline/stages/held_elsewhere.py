@@ -82,11 +82,6 @@ class HeldElsewhere:
                 self._away[self._position] = away
         self._position += 1
 
-    def skip(self) -> None:
-        """Passes an action that has run before: weight gradients (W)."""
-        self.before()
-        self._position += 1
-
     def close(self) -> None:
         """Closes the store."""
         self._store.close()

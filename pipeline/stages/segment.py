@@ -12,7 +12,7 @@ import chainer
 from divisible import Divisible
 from divisible.backward.completion import Completion
 from divisible.backward.graph_walk import GraphWalk
-from divisible.backward.joint_weights import weights_together
+from divisible.backward.joint_weights import run_weights_together
 from divisible.backward.tensors import attached, copied, detached, leaves, to_message
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensor, Tensors
@@ -76,8 +76,6 @@ class Segment:
         #: The graph or the inputs held between forward and backward, by microbatch.
         self.held: dict[int, Graph | Inputs] = {}
         self._pending: dict[int, GraphWalk] = {}
-        # Identities of parameters to whose gradients split backwards add.
-        self._not_deferred: set[int] = set()
 
     def begin(self) -> None:
         """Drops what an unfinished minibatch left."""
@@ -238,7 +236,6 @@ class Segment:
         found = walk.run_activations(variables, outputs, output_gradients)
         if split:
             self._pending[microbatch] = walk
-            self._not_deferred |= walk.not_deferred
         else:
             walk.run_between_weights()
         by_variable = dict(zip(map(id, variables), found))
@@ -255,34 +252,14 @@ class Segment:
         for walk in self._pending.values():
             yield from walk.held_arrays()
 
-    def backward_weight(self, microbatches: Sequence[int]) -> Iterator[None]:
-        """Adds the weight gradients that split backwards left out.
-
-        Args:
-            microbatches: Positions of the microbatches.
-
-        Yields:
-            ``None`` after each function.
-        """
+    def backward_weight(self, microbatches: Sequence[int]) -> None:
+        """Adds the weight gradients that split backwards left out."""
         # A microbatch without samples has none.
         walks = [self._pending.pop(i) for i in microbatches if i in self._pending]
         if len(walks) == 1:
-            yield from walks[0].weights()
+            walks[0].run_weights()
         elif walks:
-            yield from weights_together(walks, self._weight_gradients)
-
-    def adds_in_any_order(self, microbatches: Sequence[int]) -> bool:
-        """Returns whether these weight gradients may be added before later backwards.
-
-        Otherwise split backwards also add to some of their parameters, and the order of
-        additions would change.
-        """
-        return not self._not_deferred or self._not_deferred.isdisjoint(
-            id(parameter)
-            for i in microbatches
-            if i in self._pending
-            for parameter in self._pending[i].expected_parameters()
-        )
+            run_weights_together(walks, self._weight_gradients)
 
 
 def segments_of(

@@ -318,19 +318,11 @@ class Stage:
                 check_plain(gradient, "plain gradients pass between stages, but one is")
         return gradients, skip_gradients
 
-    def backward_weight(self, microbatches: Sequence[int]) -> Iterator[None]:
-        """Adds the weight gradients of some microbatches (W), in their order.
-
-        Yields:
-            ``None`` after each function. Other actions may run between two functions.
-        """
+    def backward_weight(self, microbatches: Sequence[int]) -> None:
+        """Adds the weight gradients of some microbatches (W), in their order."""
         self._n_backwards -= len(microbatches)
         for segment in self._from_last(is_last=not self._n_backwards):
-            yield from segment.backward_weight(microbatches)
-
-    def adds_in_any_order(self, microbatches: Sequence[int]) -> bool:
-        """Returns whether a W may run before later backwards, with the same bits."""
-        return all(each.adds_in_any_order(microbatches) for each in self._segments)
+            segment.backward_weight(microbatches)
 
     def pending_bytes(self) -> int:
         """Returns the bytes that microbatches hold for their weight gradients (W)."""

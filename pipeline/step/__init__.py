@@ -22,7 +22,6 @@ and features that only some runs use::
     fused_layers     chains of layers that run as one function
     early_exchanges  gradients that replicas exchange while a step computes
     early_updates    streamed layers that are updated while a step computes
-    early_weights    weight gradients that run while a message is late
     confirming       updates that are confirmed after they have been made
     unconfirmed_forwards  forwards that run before the update is confirmed
     two_versions     steps whose gradients come one minibatch late

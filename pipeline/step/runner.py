@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Callable, NamedTuple, NoReturn
+from typing import Any, Callable
 
 import chainer
 import numpy as np
@@ -34,20 +33,10 @@ from pipeline.stages.held_elsewhere import HeldElsewhere
 from pipeline.stages.stage import Stage
 from pipeline.stages.stage_groups import StageGroups
 from pipeline.step.action_error import ActionError
-from pipeline.step.early_weights import EarlyWeights
 from pipeline.step.unconfirmed_forwards import UnconfirmedForwards
 
 # Number of receives that a channel has posted ahead of the one it waits for.
 RECEIVES_AHEAD = 2
-
-
-class _Run(NamedTuple):
-    """Tensors that wait for their use, receives to post, times of tasks, early W."""
-
-    results: dict[Slot, Tensors]
-    posts: dict[Channel, Iterator[int]]
-    times: list[float]
-    early: EarlyWeights | None
 
 
 class Runner:
@@ -70,8 +59,6 @@ class Runner:
         waits_for_device (bool): Whether each action waits for the GPU, so that its
             times are those of the computation, not of the launch.
         measures_pending (bool): Whether to measure :attr:`pending_bytes`.
-        fills_waits (bool): Whether weight gradients run during waits for messages,
-            except in steps that are measured to choose a schedule.
         awaited: Ranks that must have taken what was sent to them when a run ends;
             ``None`` for all.
     """
@@ -114,10 +101,6 @@ class Runner:
         self.waits_for_device = self.measures_pending = False
         self._pending: dict[int, float] = {}
         self._groups: dict[int, StageGroups] = {}
-        # A GPU starts functions before the ones before them have ended.
-        on_cpu = all(stage.layers.device.xp is np for stage in stages.values())
-        self.fills_waits = on_cpu and not transport.rendezvous
-        self._early_weights = EarlyWeights(stages)
         self.awaited: Container[int] | None = None
 
     @property
@@ -175,51 +158,52 @@ class Runner:
 
         if self._elsewhere is not None:
             self._elsewhere.begin(program.absences)
-        times = [0.0] * (2 * len(program.tasks))
-        self.record = Record(program, times, pieces=[])
-        early, is_trial = None, self.waits_for_device or self.measures_pending
-        if program.weights and self.fills_waits and not is_trial:
-            early = self._early_weights
-            early.begin(self.record)
+        times: list[float] = []
+        self.record = Record(program, times)
         looks = self._looks if look is None else [*self._looks, look]
-        run, tasks = _Run(results, posts, times, early), enumerate(program.tasks)
+        tasks = program.tasks
+        execute = functools.partial(self._run_tasks, results, posts, times)
         with Progress(*looks) if looks else nullcontext():
             if unconfirmed is not None:
-                execute = functools.partial(self._run_tasks, run)
                 ends = self._senders, self._receivers, posts, self._post_next
                 if not unconfirmed.run(program, execute, *ends):
                     return None
-                tasks = itertools.islice(tasks, unconfirmed.end, None)
-            self._run_tasks(run, tasks)
+                tasks = tasks[unconfirmed.end :]
+            execute(tasks)
         if self._senders:
             self._transport.flush(self.awaited)
         outputs = (Slot(n_stages - 1, True, i) for i in microbatches)
         return [results[slot] for slot in outputs if slot in results]
 
-    def _run_tasks(self, run: _Run, tasks: Iterable[tuple[int, Task]]) -> None:
-        """Runs tasks, given with their positions."""
+    def _run_tasks(
+        self,
+        results: dict[Slot, Tensors],
+        posts: dict[Channel, Iterator[int]],
+        times: list[float],
+        tasks: Iterable[Task],
+    ) -> None:
+        """Runs some tasks of a program.
+
+        Args:
+            results: Tensors that wait for their use.
+            posts: The receives to post, by channel.
+            times: Gets the start and end of each task.
+            tasks: The tasks.
+        """
         clock = time.perf_counter
-        results, posts, times, early = run
-        for position, task in tasks:
+        for task in tasks:
             operation, slot = task.operation, task.slot
-            start = clock()
+            times.append(clock())
             if isinstance(operation, Action):
-                if early and operation.kind == "W" and early.has_run(position):
-                    if self._elsewhere is not None:
-                        self._elsewhere.skip()
-                    continue
                 own_flight_record.write(ACTION, BEGIN, task.name)
-                self._compute(task, results, early)
+                self._compute(task, results)
                 own_flight_record.write(ACTION, END, task.name)
             elif operation.direction == "send":
                 self._send(task, results.pop(slot))
             else:
-                if early is not None:
-                    self._fill_wait(early, task.channel, position)
-                    start = clock()
                 results[slot] = self._receive(task)
                 self._post_next(task.channel, posts)
-            times[2 * position : 2 * position + 2] = start, clock()
+            times.append(clock())
 
     def close(self) -> None:
         """Frees the buffers of messages."""
@@ -250,18 +234,7 @@ class Runner:
         own_flight_record.write(RECEIVE, END, task.name, peer, _n_bytes(tensors))
         return tensors
 
-    def _fill_wait(self, early: EarlyWeights, channel: Channel, position: int) -> None:
-        """Runs weight gradients until the next message of a channel has come."""
-        try:
-            early.run_until(self._receivers[channel].has_come, position)
-        except Exception as error:
-            if early.action is None:
-                raise
-            self._raise(early.action, error)
-
-    def _compute(
-        self, task: Task, results: dict[Slot, Tensors], early: EarlyWeights | None
-    ) -> None:
+    def _compute(self, task: Task, results: dict[Slot, Tensors]) -> None:
         action = task.operation
         stage, microbatch = self._stages[action.stage], action.microbatch
         try:
@@ -276,11 +249,7 @@ class Runner:
             if action.kind == "W":
                 if self.measures_pending:
                     self._measure_pending(stage, action)
-                if early is not None:
-                    early.run(action)
-                else:
-                    for _ in stage.backward_weight(action.microbatches):
-                        pass
+                stage.backward_weight(action.microbatches)
             elif task.group:
                 self._compute_group(task, results)
             elif action.kind == "R":
@@ -300,8 +269,11 @@ class Runner:
                     results[task.slot._replace(skip=name)] = tensors
             if self._elsewhere is not None:
                 self._elsewhere.after(stage, microbatch)
+        except (DisagreementError, StallError):
+            # Errors of other ranks, received while this one computed.
+            raise
         except Exception as error:
-            self._raise(action, error)
+            raise ActionError.of(action, stage, error, self._title) from error
         if self.waits_for_device:
             synchronize(stage.layers.device)
 
@@ -333,14 +305,6 @@ class Runner:
         n_bytes = stage.pending_bytes() / len(action.microbatches)
         known = self._pending.get(action.stage, 0)
         self._pending[action.stage] = max(known, n_bytes)
-
-    def _raise(self, action: Action, error: Exception) -> NoReturn:
-        """Raises an error of an action, with its place."""
-        if isinstance(error, (DisagreementError, StallError)):
-            # An error of another rank, received while this one computed.
-            raise error
-        stage = self._stages[action.stage]
-        raise ActionError.of(action, stage, error, self._title) from error
 
 
 def _n_bytes(tensors: Tensors) -> int:

@@ -67,7 +67,7 @@ class UnconfirmedForwards:
     def run(
         self,
         program: RankProgram,
-        execute: Callable[[Iterable[tuple[int, Task]]], None],
+        execute: Callable[[Iterable[Task]], None],
         senders: Mapping[Channel, Sender],
         receivers: Mapping[Channel, Receiver],
         posts: dict[Channel, Iterator[int]],
@@ -79,7 +79,7 @@ class UnconfirmedForwards:
 
         Args:
             program (RankProgram): The program of this rank.
-            execute: Executes some of its tasks, with their positions.
+            execute: Executes some of its tasks.
             senders: The sending ends of channels.
             receivers: The receiving ends of channels.
             posts: The receives to post; see :meth:`posts`. Gets those of the whole
@@ -91,7 +91,7 @@ class UnconfirmedForwards:
             receivers[channel].receive(microbatch, "forwards that run again")
             post_next(channel, posts)
 
-        tasks = enumerate(program.tasks[: self.end])
+        tasks = iter(program.tasks[: self.end])
         if self._succeeds(tasks, execute):
             for channel, order in program.receives.items():
                 n_received = self._first.n_received.get(channel, 0)
@@ -102,7 +102,7 @@ class UnconfirmedForwards:
                     post_next(channel, posts)
             return True
         # The other end of a channel must get as many messages as it expects.
-        for _, task in tasks:
+        for task in tasks:
             operation, microbatch = task.operation, task.slot.microbatch
             if not isinstance(operation, Action):
                 if operation.direction == "send":
@@ -119,16 +119,16 @@ class UnconfirmedForwards:
 
     def _succeeds(
         self,
-        tasks: Iterator[tuple[int, Task]],
-        execute: Callable[[Iterable[tuple[int, Task]]], None],
+        tasks: Iterator[Task],
+        execute: Callable[[Iterable[Task]], None],
     ) -> bool:
         """Executes tasks, and returns whether they count."""
         late = self._late
         if late.is_surely_wrong:
             return False
-        for position, task in tasks:
+        for task in tasks:
             try:
-                execute([(position, task)])
+                execute([task])
             except (DisagreementError, StallError):
                 raise
             except Exception:

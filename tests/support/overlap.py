@@ -50,6 +50,6 @@ def hold_up(pipe, wait):
         if N_MICROBATCHES - 1 in microbatches:
             del stage.backward_weight
             wait()
-        yield from backward_weight(microbatches)
+        backward_weight(microbatches)
 
     stage.backward_weight = held_up

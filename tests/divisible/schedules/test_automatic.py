@@ -78,14 +78,6 @@ def test_a_backward_that_is_not_split_counts_as_input_gradients():
     assert found.backward_input == [6.0, 8.0] and found.backward_weight == [0.0, 0.0]
 
 
-def test_pieces_of_an_action_count_once():
-    whole = [(0, "0F0", 0, 1), (0, "0I0", 1, 2), (0, "0W0", 2, 6), (0, "0W1", 6, 8)]
-    pieces = [*whole[:2], (0, "0W0", 2, 3), (0, "0W0", 4, 7), (0, "0W1", 7, 9)]
-    for events in (whole, pieces):
-        found = measured_costs([Timeline(events)], 1)
-        assert (found.backward_input, found.backward_weight) == ([1.0], [3.0])
-
-
 @pytest.mark.slow
 @examples(60)
 @given(cases(), st.sampled_from(["never", "except_last", "always"]))

@@ -87,7 +87,7 @@ def test_microbatches_in_flight_go_backward_in_any_order(order, is_split):
     if is_split:
         # The weight gradients in yet another order.
         for i in sorted(order, key=lambda i: (i + 1) % N_MICROBATCHES):
-            list(stage.backward_weight([i]))
+            stage.backward_weight([i])
     stage.finish()
     input_gradients, weight_gradients = reference(xs)
     for i, expected in enumerate(input_gradients):
@@ -126,7 +126,7 @@ def test_an_empty_message_calls_no_layer():
     assert stage.forward(0, ()) == ()
     assert stage.backward(0, ()) == ()
     assert stage.backward_input(0, ()) == ()
-    list(stage.backward_weight([0]))
+    stage.backward_weight([0])
     stage.finish()
 
 
@@ -225,7 +225,7 @@ def test_memory_is_held_from_forward_to_backward(is_split):
         if is_split:
             stage.backward_input(i, ones(outputs[i]))
             assert remember.n_alive() == n_left + 1
-            list(stage.backward_weight([i]))
+            stage.backward_weight([i])
         else:
             stage.backward(i, ones(outputs[i]))
         assert remember.n_alive() == n_left
@@ -252,7 +252,7 @@ def test_begin_forgets_an_unfinished_minibatch(is_split):
     stage.begin()
     assert remember.n_alive() == 0
     assert stage.backward(1, ones(outputs[1])) == ()
-    list(stage.backward_weight([0]))
+    stage.backward_weight([0])
     stage.finish()
     assert all(p.grad is None for p in stage.layers.params())
 
@@ -340,7 +340,7 @@ def test_an_error_in_a_late_weight_gradient_says_which_layer(monkeypatch):
 
     monkeypatch.setattr(stage._weight_gradients, "accumulate", spill)
     with pytest.raises(ArithmeticError, match="spilt") as caught:
-        list(stage.backward_weight([0]))
+        stage.backward_weight([0])
     assert caught.value.layer_position == 2
 
 
@@ -369,7 +369,7 @@ def run_stage(stage, xs, recomputed=(), is_split=False):
             stage.recompute(i)
         gradients += plain.backward(i, ones(outputs[i]), {}, is_split)[0]
         if is_split:
-            list(stage.backward_weight([i]))
+            stage.backward_weight([i])
     stage.finish()
     found = {path: p.grad.copy() for path, p in stage.layers.namedparams()}
     return [y.array for (y,) in outputs], [g.array for g in gradients], found
@@ -608,7 +608,7 @@ def test_the_last_microbatch_tells_what_is_complete():
         stage.backward(i, ones(y), {}, split=i == 0)
     # The first one's weights come last, and then nothing is missing.
     assert not told
-    list(stage.backward_weight([0]))
+    stage.backward_weight([0])
     ids = [id(param) for param, _, _ in told]
     assert set(ids[:2]) == {id(model[2].W), id(model[2].b)}
     assert set(ids[2:]) == {id(shared.W), id(shared.b)}

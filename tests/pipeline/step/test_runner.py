@@ -26,9 +26,6 @@ class Channel:
     def post(self, microbatch):
         self._notes.append(("post", self._name, microbatch))
 
-    def has_come(self):
-        return self._notes.is_in_time()
-
     def receive(self, microbatch, waiting):
         self._notes.append(("receive", self._name, microbatch, waiting))
         return self._answer(microbatch)
@@ -39,14 +36,13 @@ class Channel:
 
 
 class Notes(list):
-    """A transport whose other end answers at once, or as ``is_in_time`` tells."""
+    """A transport whose other end answers at once."""
 
     rendezvous = False
 
     def __init__(self, answer):
         self._answer = answer
         self.n_looks = 0
-        self.is_in_time = lambda: True
 
     def look(self):
         self.n_looks += 1
