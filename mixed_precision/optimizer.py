@@ -27,6 +27,7 @@ from mixed_precision.memory import update_bytes
 from mixed_precision.model import LinkGroup
 from mixed_precision.parameters import (
     check_copies,
+    check_has_no_float16,
     check_is_whole,
     check_optimizer,
     check_parameter,
@@ -78,7 +79,7 @@ class MixedPrecision(OptimizerWrapper):
             ``setup`` on the wrapper, whether or not the optimizer was set up before.
         loss_scale: A :class:`StaticLossScale`, a :class:`DynamicLossScale`, or a number
             for a static one; ``None`` for a dynamic one with its defaults, or for 1 if
-            ``products`` is ``'bfloat16'``.
+            ``products`` is ``'bfloat16'`` and no parameter is float16.
         comm: A ChainerMN communicator or an mpi4py one of all ranks that must take the
             same decision: those of all stages and all replicas. A pipeline of several
             ranks needs it; without it each rank would skip steps of its own. Exchange
@@ -139,9 +140,8 @@ class MixedPrecision(OptimizerWrapper):
         check_timeout(timeout)
         super().__init__(optimizer)
         check_optimizer(optimizer)
-        if loss_scale is None and products == BFLOAT16:
-            loss_scale = 1
-        self.loss_scale = loss_scale
+        self._is_unscaled = loss_scale is None and products == BFLOAT16
+        self._scale = as_loss_scale(1 if self._is_unscaled else loss_scale)
         self._comm, self._agreement = comm, Agreement(comm, timeout)
         self._masters = Masters()
         self._later: Confirmation | None = None
@@ -158,7 +158,7 @@ class MixedPrecision(OptimizerWrapper):
 
     @loss_scale.setter
     def loss_scale(self, value: LossScale | float | None) -> None:
-        self._scale = as_loss_scale(value)
+        self._scale, self._is_unscaled = as_loss_scale(value), False
 
     @property
     def has_comm(self) -> bool:
@@ -167,17 +167,13 @@ class MixedPrecision(OptimizerWrapper):
 
     @property
     def _loss_scale(self) -> float:
-        # ChainerMN's and other optimizers around this one scale the loss by this
-        # attribute.
+        # Optimizers around this one, such as ChainerMN's, scale the loss by it.
         return float(self._scale)
 
     def loss_scaling(self, interval: int = 1000, scale: float | None = None) -> None:
         """Replaces the loss scale; see :meth:`chainer.Optimizer.loss_scaling`."""
-        self.loss_scale = (
-            DynamicLossScale(growth_interval=interval)
-            if scale is None
-            else StaticLossScale(scale)
-        )
+        dynamic = DynamicLossScale(growth_interval=interval)
+        self.loss_scale = dynamic if scale is None else scale
 
     def set_loss_scale(self, loss_scale: float) -> None:
         """Replaces the loss scale by a static one."""
@@ -205,8 +201,9 @@ class MixedPrecision(OptimizerWrapper):
 
         Raises:
             TypeError: If a parameter is not a floating-point array.
-            ValueError: If two parameters are copies with one array; or if other
-                processes have layers of the model, and ``comm`` is missing.
+            ValueError: If two parameters are copies with one array; if a parameter of
+                float16 has no loss scale; or if other processes have layers of the
+                model, and ``comm`` is missing.
         """
         if isinstance(link, (list, tuple)):
             link = LinkGroup(link)
@@ -218,6 +215,8 @@ class MixedPrecision(OptimizerWrapper):
         for path, param in link.namedparams(include_uninit=False):
             check_parameter(path, param)
         check_copies(link)
+        if self._is_unscaled:
+            check_has_no_float16(link)
         if not self.has_comm:
             check_is_whole(link)
         self.actual_optimizer.setup(link)

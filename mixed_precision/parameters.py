@@ -83,6 +83,18 @@ def check_copies(target: chainer.Link) -> None:
             )
 
 
+def check_has_no_float16(target: chainer.Link) -> None:
+    """Refuses float16 parameters, whose gradients underflow without a loss scale."""
+    for path, param in unique_parameters(target, include_uninit=True):
+        if _is_float16(param):
+            raise ValueError(
+                f"parameter {path} is float16, and its gradients underflow without a"
+                f" loss scale, which products='bfloat16' leaves out by default. Give"
+                f" MixedPrecision(..., loss_scale=DynamicLossScale()), or leave the"
+                f" model in float32"
+            )
+
+
 def check_is_whole(target: chainer.Link) -> None:
     """Refuses a stage of a model whose other stages are in other processes.
 
@@ -144,10 +156,11 @@ def keeps_master(param: chainer.Parameter) -> bool:
 
 def has_master(param: chainer.Parameter) -> bool:
     """Returns whether the parameter is float16 and updated in float32."""
-    if param.array is None:
-        # Before initialization the dtype is the initializer's, or that of the
-        # configuration.
-        dtype = chainer.get_dtype(getattr(param.initializer, "dtype", None))
-    else:
-        dtype = param.dtype
-    return dtype == np.float16 and keeps_master(param)
+    return _is_float16(param) and keeps_master(param)
+
+
+def _is_float16(param: chainer.Parameter) -> bool:
+    if param.array is not None:
+        return param.dtype == np.float16
+    # Before initialization the dtype is the initializer's, or the configuration's.
+    return chainer.get_dtype(getattr(param.initializer, "dtype", None)) == np.float16

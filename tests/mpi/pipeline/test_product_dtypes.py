@@ -2,6 +2,7 @@
 
 import warnings
 
+import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
@@ -12,7 +13,7 @@ import chainer_kernels
 from chainer_kernels import product_dtype
 from chainer_kernels.bfloat16 import rounded
 from divisible import Divisible
-from mixed_precision import MixedPrecision
+from mixed_precision import MixedPrecision, to_float16
 from pipeline import (
     DisagreementError,
     Pipeline,
@@ -168,3 +169,16 @@ def test_mixed_precision_needs_no_scale():
     np.testing.assert_allclose(before - link.W.array, 0.10078125, 1e-5)
     with pytest.raises(ValueError, match="Give 'float32' or 'bfloat16'"):
         MixedPrecision(set_up(link, 0.1), products="fp16")
+
+
+@pytest.mark.usefixtures("products_are_set_back")
+@pytest.mark.parametrize("n_in", [3, None], ids=["sized", "sized later"])
+def test_mixed_precision_of_float16_needs_a_scale(n_in):
+    link = to_float16(L.Linear(n_in, 2))
+    optimizer = MixedPrecision(chainer.optimizers.SGD(0.1), products="bfloat16")
+    with pytest.raises(ValueError, match="/W is float16, .* loss_scale=Dynamic"):
+        optimizer.setup(link)
+    optimizer.loss_scale = 1
+    assert optimizer.setup(link).target is link
+    given = {"products": "bfloat16", "loss_scale": 128}
+    MixedPrecision(chainer.optimizers.SGD(0.1), **given).setup(link)
