@@ -8,8 +8,9 @@ then the codes of all elements, of which a byte holds two if they have 4 bits::
 
     |value of block 0|  |value of block 1|  ...   code 0  code 1  code 2  ...
 
-The error of one rounding, for each element, is at most ``u |x| + a(block)``: one part
-is relative to the number, the other to the largest magnitude in its block of elements.
+The error of one rounding, for each element, is at most ``u |x| + a(block) + least``.
+One part is relative to the number, one to the largest magnitude in its block of
+elements, and one is that of subnormal numbers.
 
 Numbers and messages are NumPy's arrays, or both are CuPy's; the bits are the same. Only
 ``fp32`` loses numbers below 2^-126 on a GPU, where CuPy's arithmetic turns them into
@@ -278,7 +279,7 @@ WIRE: dict[str, WireDtype] = dict(
     (
         _entry("fp32", "f4", False, 0, 0),
         _entry("fp16", "u2", False, 2.0**-11, 0, 2.0**-25, greatest=65504.0),
-        _entry("bf16", "u2", False, 2.0**-8, 0),
+        _entry("bf16", "u2", False, 2.0**-8, 0, 2.0**-134),
         _entry("e5m2", "u1", True, 2.0**-3, 2.0**-30),
         _entry("e4m3", "u1", True, 2.0**-4, 2.0**-17),
         _entry("int8", "u1", True, 0, 1 / 254),

@@ -73,6 +73,17 @@ def test_half_floats_are_those_of_numpy():
     np.testing.assert_array_equal(brains, x.astype(ml_dtypes.bfloat16))
 
 
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_the_bound_holds_for_subnormal_numbers_too(name):
+    wire = WIRE[name]
+    # From a quarter of the least positive number on, over all that are subnormal.
+    x = np.geomspace(wire.least / 2, 2.0**12 * wire.least, 4001).astype("f")
+    found = wire.decode(wire.encode(x, 16), x.size, 16)
+    errors = np.abs(found.astype("d") - x)
+    assert (errors <= wire.bound(x, 16)).all()
+    assert errors.max() > 0.9 * wire.least
+
+
 @pytest.mark.parametrize("name", sorted({*WIRE} - {"fp32"}))
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_numbers_that_are_not_finite_are_not_encoded(name, value):
