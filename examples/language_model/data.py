@@ -74,8 +74,18 @@ def in_columns(samples: Samples, n_columns: int) -> Samples:
         samples (Samples): Samples in the order of the text; the last ones may be left
             out.
         n_columns (int): Samples of a minibatch.
+
+    Raises:
+        ValueError: If there are fewer samples than columns.
     """
     n_rows = len(samples.x) // n_columns
+    if n_rows == 0:
+        n_positions = samples.x.shape[1]
+        raise ValueError(
+            f"{n_columns} samples of a minibatch are more than the {len(samples.x)} of"
+            f" {n_positions} words that there are for training or test: take fewer, or"
+            f" shorter ones"
+        )
     order = np.arange(n_columns * n_rows).reshape(n_columns, n_rows).T.ravel()
     return Samples(samples.x[order], samples.t[order])
 
