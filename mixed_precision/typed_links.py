@@ -17,6 +17,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 
+from divisible.link_parts import LinkPart, with_part
 from mixed_precision import half_sum_links
 from mixed_precision.layer_types import FLOAT16, LayerTypes
 
@@ -33,25 +34,18 @@ _PLAIN = (
 )
 
 
-class Typed:
+class Typed(LinkPart):
     """A subclass's part of a link: casts inputs and outputs.
 
     Attributes:
         types: Types of the link.
         returned: Dtype of its outputs; ``None`` for that of the link.
         is_kept: Whether the types are its own, rather than those of the model.
-        plain_kind: Class of the link without this part.
     """
 
     types: LayerTypes
     returned: str | None
     is_kept: bool
-    plain_kind: type
-
-    def __reduce_ex__(self, protocol: int) -> tuple:
-        """Tells copies and pickles how to make the class, which has no module."""
-        _, _, *rest = super().__reduce_ex__(max(2, protocol))
-        return _new, (self.plain_kind,), *rest
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the link in its types."""
@@ -87,7 +81,7 @@ def set_types(
 ) -> None:
     """Makes a link compute in some types; :class:`Typed` has the arguments."""
     if not isinstance(link, Typed):
-        link.__class__ = _typed(type(link))
+        link.__class__ = with_part(type(link), Typed)
     link.types, link.returned, link.is_kept = types, returned, is_kept
 
 
@@ -112,19 +106,6 @@ def check_types(path: str, link: chainer.Link, types: LayerTypes) -> None:
             f" out forward_math and backward_math, or name links of the classes Linear"
             f" and Convolution2D"
         )
-
-
-@functools.cache
-def _typed(kind: type) -> type:
-    """Returns the subclass of a class of links; its name is the same, as in print."""
-    parts = {"__module__": kind.__module__, "plain_kind": kind}
-    return type(kind.__name__, (Typed, kind), parts)
-
-
-def _new(kind: type) -> chainer.Link:
-    """Returns an empty link with types, to be filled by a pickle."""
-    typed = _typed(kind)
-    return typed.__new__(typed)
 
 
 def _each(function: Callable[[Any], Any], values: Any) -> Any:

@@ -8,7 +8,6 @@ A link keeps its parameters, its path and its name; it gets a subclass of its cl
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import chainer
 import chainer.links as L
 import numpy as np
 
+from divisible.link_parts import LinkPart, with_part
 from model_compression.affine import Affine
 from model_compression.extents import Extent, extent_of, is_finite
 from model_compression.fake_quantization import fake_quantize
@@ -61,16 +61,10 @@ class Ranges:
         self.seen[target] = extent if before is None else before.joined(extent)
 
 
-class FewBits:
+class FewBits(LinkPart):
     """A subclass's part of a link: rounds inputs, parameters and outputs."""
 
     ranges: Ranges
-    plain_kind: type
-
-    def __reduce_ex__(self, protocol: int) -> tuple:
-        """Tells copies and pickles how to make the class, which has no module."""
-        _, _, *rest = super().__reduce_ex__(max(2, protocol))
-        return _new, (self.plain_kind,), *rest
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Computes the forward of the class, with few bits."""
@@ -80,19 +74,6 @@ class FewBits:
         with _rounded(self):
             y = super().forward(x, *args, **kwargs)
         return rounded_activation(self, "output", y, looks)
-
-
-@functools.cache
-def _few_bits(kind: type) -> type:
-    """Returns the subclass of a class of links; its name is the same, as in print."""
-    parts = {"__module__": kind.__module__, "plain_kind": kind}
-    return type(kind.__name__, (FewBits, kind), parts)
-
-
-def _new(kind: type) -> chainer.Link:
-    """Returns an empty link of few bits, to be filled by a pickle."""
-    few = _few_bits(kind)
-    return few.__new__(few)
 
 
 def check_kind(path: str, kinds: Sequence[str], rule: Quantize) -> None:
@@ -119,7 +100,7 @@ def add_rule(link: chainer.Link, rule: Quantize) -> None:
         rule: The rule, for whole numbers.
     """
     if not isinstance(link, FewBits):
-        link.__class__ = _few_bits(type(link))
+        link.__class__ = with_part(type(link), FewBits)
         link.ranges = Ranges()
     for target in rule.targets:
         before = link.ranges.rules.get(target)

@@ -75,8 +75,10 @@ def store(link: chainer.Link, rule: Quantize) -> None:
         delattr(link, name)
     kind = type(link)
     stored = {*names, *getattr(kind, "stored_names", ())}
-    if isinstance(link, (Stored, FewBits)):
-        kind = kind.__mro__[2]
+    if isinstance(link, FewBits):
+        kind = kind.plain_kind
+    elif isinstance(link, Stored):
+        kind = kind.stored_kind
     link.__class__ = _stored(kind, tuple(sorted(stored)))
 
 
