@@ -15,6 +15,7 @@ class Finding(NamedTuple):
         here: The number here.
         is_reproduced: Whether the finding holds here; ``None`` in part.
         why: The reason.
+        measured_with: The run that it was measured in, where a table has several.
     """
 
     finding: str
@@ -22,6 +23,7 @@ class Finding(NamedTuple):
     here: str
     is_reproduced: bool | None
     why: str
+    measured_with: str = ""
 
     @property
     def verdict(self) -> str:
@@ -39,7 +41,12 @@ def as_markdown(findings: Sequence[Finding]) -> list[str]:
         |---|---|---|---|---|
         | it is fast | 2 s | 3 s | in part | as is |
     """
-    columns = ("finding of the paper", "its number", "here", "reproduced", "why")
-    rows = [columns, *((*f[:3], f.verdict, f.why) for f in findings)]
+    columns = ("finding of the paper", "its number", "measured with", "here")
+    rows = [(*columns, "reproduced", "why")]
+    for each in findings:
+        place = each.finding, each.paper, each.measured_with
+        rows.append((*place, each.here, each.verdict, each.why))
+    if not any(each.measured_with for each in findings):
+        rows = [(*row[:2], *row[3:]) for row in rows]
     first, *others = (f"| {' | '.join(row)} |" for row in rows)
-    return [first, "|---" * len(columns) + "|", *others]
+    return [first, "|---" * len(rows[0]) + "|", *others]

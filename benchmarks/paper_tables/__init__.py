@@ -19,7 +19,7 @@ Figures 6 to 14 are measured on emulated hosts. Two other commands run on real r
     page.py        the page, and the CSV file of all points
     tables.py      the best speed-ups
     findings.py    the paper's findings beside those of the points
-    finding.py     a finding, and the points in which it is looked for;
+    claim.py       a claim, and the points in which it is checked;
                    perceptron_findings.py, input_size_findings.py, model_findings.py
     plots.py       the figures
     cli.py         the command

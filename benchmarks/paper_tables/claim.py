@@ -1,4 +1,4 @@
-"""A finding of the paper, and the points in which it is looked for."""
+"""A claim of the paper, and the points in which it is checked."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TOLERANCE = 0.1
 
 
 class Result(NamedTuple):
-    """A finding as it is here.
+    """A comparison of points with a claim.
 
     Attributes:
         here: Numbers that were measured here.
-        is_reproduced: Whether they agree with the paper's finding.
+        is_reproduced: Whether they agree with the paper.
         why: Other numbers of the same points, which explain it.
     """
 
@@ -33,15 +33,14 @@ class Result(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A finding of the paper.
+class Claim:
+    """A claim of the paper.
 
     Attributes:
         place: Section and figure.
-        text: The finding in words.
+        text: The claim in words.
         paper: The paper's numbers.
-        check: Function that looks for the finding; it returns ``None`` where points are
-            missing.
+        check: Function that compares; it returns ``None`` where points are missing.
     """
 
     place: str

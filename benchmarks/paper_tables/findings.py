@@ -1,30 +1,22 @@
-"""The table of the paper's findings, each looked for in every campaign."""
+"""The table of the paper's findings: each claim checked in every campaign."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.common.findings import Finding, as_markdown
 from benchmarks.paper_tables import (
     input_size_findings,
     model_findings,
     perceptron_findings,
 )
 from benchmarks.paper_tables.campaigns import Campaign
-from benchmarks.paper_tables.finding import TOLERANCE, Measured
+from benchmarks.paper_tables.claim import TOLERANCE, Measured
 
-FINDINGS = (
-    *perceptron_findings.FINDINGS,
-    *input_size_findings.FINDINGS,
-    *model_findings.FINDINGS,
-)
-COLUMNS = (
-    "finding of the paper",
-    "where",
-    "the paper's number",
-    "measured with",
-    "here",
-    "reproduced",
-    "why",
+CLAIMS = (
+    *perceptron_findings.CLAIMS,
+    *input_size_findings.CLAIMS,
+    *model_findings.CLAIMS,
 )
 
 
@@ -32,36 +24,26 @@ def section(campaigns: Sequence[Campaign]) -> list[str]:
     """Returns the section of the page with the table.
 
     Args:
-        campaigns: All campaigns; a finding has a line for each that has its points.
+        campaigns: All campaigns; a claim has a line for each that has its points.
     """
-    lines = []
-    for finding in FINDINGS:
+    found = []
+    for claim in CLAIMS:
         for campaign in campaigns:
-            result = finding.check(Measured(campaign.rows.values()))
+            result = claim.check(Measured(campaign.rows.values()))
             if result is not None:
-                cells = (
-                    finding.text,
-                    finding.place,
-                    finding.paper,
-                    campaign.title,
-                    result.here,
-                    "yes" if result.is_reproduced else "no",
-                    result.why,
-                )
-                lines.append(f"| {' | '.join(cells)} |")
-    if not lines:
+                text = f"Section {claim.place}: {claim.text}"
+                found.append(Finding(text, claim.paper, *result, campaign.title))
+    if not found:
         return []
     return [
         "",
         "## Findings of the paper",
         "",
-        "Every cell but the first three is computed from the points. VGG16 and ResNet50"
+        "Every cell but the first two is computed from the points. VGG16 and ResNet50"
         " are measured as in the paper, or with equal layers and 1F1B where that was"
         " not measured. Numbers that differ by"
         f" {TOLERANCE:.0%} at most count as the same. Equation (2) is the paper's model"
         " of a pipeline with equal stages and without messages.",
         "",
-        f"| {' | '.join(COLUMNS)} |",
-        "|---" * len(COLUMNS) + "|",
-        *lines,
+        *as_markdown(found),
     ]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from benchmarks.paper_tables.finding import (
+from benchmarks.paper_tables.claim import (
     TOLERANCE,
-    Finding,
+    Claim,
     Measured,
     Result,
     listed,
@@ -107,26 +107,26 @@ def largest_size(measured: Measured) -> Result | None:
     )
 
 
-FINDINGS = (
-    Finding(
+CLAIMS = (
+    Claim(
         "5.3, Fig. 9 to 11",
         f"speed-ups fall below an input size of {PAPER_SIZES[2]:,}",
         "no number",
         small_sizes,
     ),
-    Finding(
+    Claim(
         "5.3, Fig. 10 and 11",
         f"from {PAPER_SIZES[2]:,} on microbatches of {SAMPLES} samples are the fastest",
         f"{SAMPLES} samples",
         usual_samples,
     ),
-    Finding(
+    Claim(
         "5.3, Fig. 10 and 11",
         f"up to {PAPER_SIZES[1]:,} they are the second slowest",
         "place 2 from the slowest",
         usual_samples_when_small,
     ),
-    Finding(
+    Claim(
         "5.3, Fig. 9 to 11",
         f"at {PAPER_SIZES[4]:,} most speed-ups are smaller on 4 and 8 processes, and"
         " hardly change on 16",

@@ -6,9 +6,9 @@ from functools import partial
 
 import chainer
 
-from benchmarks.paper_tables.finding import (
+from benchmarks.paper_tables.claim import (
     TOLERANCE,
-    Finding,
+    Claim,
     Measured,
     Result,
     are_close,
@@ -121,34 +121,34 @@ def equal_times(measured: Measured, model: str) -> Result | None:
     )
 
 
-FINDINGS = (
-    Finding(
+CLAIMS = (
+    Claim(
         "7, Fig. 13",
         f"VGG16 is {LEAST} times as fast or more from {FROM} processes on, at best",
         f"{LEAST} at least",
         least_speedup,
     ),
-    Finding(
+    Claim(
         "7, Fig. 13",
         "VGG16 on 8 processes with 20 microbatches",
         f"{PRINTED[VGG16][8][1]:.2f}",
         printed_speedup,
     ),
-    Finding(
+    Claim(
         "7, Fig. 13",
         f"VGG16 on {MANY} processes is slower than on 8 or 4, for some have only layers"
         " without parameters",
         "no number",
         many_hosts,
     ),
-    Finding(
+    Claim(
         "7, Fig. 14",
         f"ResNet50 makes no clear difference from {FROM} processes on",
         "no number",
         no_difference,
     ),
     *(
-        Finding(
+        Claim(
             "8",
             f"{name} with stages that take equally long is faster",
             "expected, not measured",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.common.hosts import Hosts
-from benchmarks.paper_tables.finding import (
+from benchmarks.paper_tables.claim import (
     TOLERANCE,
-    Finding,
+    Claim,
     Measured,
     Result,
     are_close,
@@ -178,39 +178,37 @@ def _printed(form: str, position: int) -> str:
     return f"{found} on {listed(numbers, 'd')}"
 
 
-FINDINGS = (
-    Finding(
+CLAIMS = (
+    Claim(
         "5.1, Fig. 7", "one process is slower with microbatches", NO_NUMBER, one_process
     ),
-    Finding("5.1, Fig. 7", "best speed-ups", _printed(".2f", 1), speedups),
-    Finding(
+    Claim("5.1, Fig. 7", "best speed-ups", _printed(".2f", 1), speedups),
+    Claim(
         "5.1, Fig. 7",
         "the best number of microbatches grows with the processes",
         _printed("d", 0),
         best_microbatches,
     ),
-    Finding(
+    Claim(
         "5.1, Fig. 7",
         f"2 processes with {SLOW} microbatches or more are slower than without",
         "below 1",
         two_processes,
     ),
-    Finding(
+    Claim(
         "5.1, Fig. 7",
         "more microbatches than the best number are slower",
         NO_NUMBER,
         too_many,
     ),
-    Finding(
+    Claim(
         "5.1, Fig. 7",
         "without microbatches more processes are slower",
         NO_NUMBER,
         without_microbatches,
     ),
-    Finding(
-        "5.2, Fig. 8", "bandwidth makes hardly any difference", NO_NUMBER, bandwidth
-    ),
-    Finding(
+    Claim("5.2, Fig. 8", "bandwidth makes hardly any difference", NO_NUMBER, bandwidth),
+    Claim(
         "6, Fig. 12",
         "equation (3), fitted to 3, 12 and 40 microbatches, is close on 16 processes",
         NO_NUMBER,

@@ -8,7 +8,7 @@ from operator import attrgetter
 import numpy as np
 
 from benchmarks.paper_tables.campaigns import Campaign
-from benchmarks.paper_tables.finding import Measured
+from benchmarks.paper_tables.claim import Measured
 from benchmarks.paper_tables.points import EQUAL_LAYERS, OURS, PRINTED, WAYS
 from benchmarks.paper_tables.rows import Row
 

@@ -1,6 +1,6 @@
 """Samples as if they had been measured."""
 
-from benchmarks.paper_tables.finding import Measured
+from benchmarks.paper_tables.claim import Measured
 from benchmarks.paper_tables.rows import rows
 from benchmarks.paper_tables.samples import Sample
 

@@ -1,8 +1,8 @@
-"""The points in which findings are looked for."""
+"""The points in which claims are checked."""
 
 import pytest
 
-from benchmarks.paper_tables.finding import (
+from benchmarks.paper_tables.claim import (
     are_close,
     ideal,
     listed,

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.paper_tables import input_size_findings as findings
-from benchmarks.paper_tables.finding import Measured
+from benchmarks.paper_tables.claim import Measured
 from benchmarks.paper_tables.points import Point
 from tests.benchmarks.paper_tables.samples_for_tests import measured
 
@@ -11,7 +11,7 @@ from tests.benchmarks.paper_tables.samples_for_tests import measured
 WIDTHS = (100, 200, 300, 500, 1000)
 
 
-@pytest.mark.parametrize("check", [finding.check for finding in findings.FINDINGS])
+@pytest.mark.parametrize("check", [claim.check for claim in findings.CLAIMS])
 def test_without_points_nothing_is_found(check):
     assert check(Measured([])) is None
 

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.paper_tables import model_findings as findings
-from benchmarks.paper_tables.finding import Measured
+from benchmarks.paper_tables.claim import Measured
 from benchmarks.paper_tables.points import BATCH, EQUAL, FIG4, OURS, Point
 from tests.benchmarks.paper_tables.samples_for_tests import measured
 
@@ -15,7 +15,7 @@ def steps(model, speedups, schedule=FIG4, cut=EQUAL):
     }
 
 
-@pytest.mark.parametrize("check", [finding.check for finding in findings.FINDINGS])
+@pytest.mark.parametrize("check", [claim.check for claim in findings.CLAIMS])
 def test_without_points_nothing_is_found(check):
     assert check(Measured([])) is None
 

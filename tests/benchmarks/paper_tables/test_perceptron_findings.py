@@ -3,12 +3,12 @@
 import pytest
 
 from benchmarks.paper_tables import perceptron_findings as findings
-from benchmarks.paper_tables.finding import Measured
+from benchmarks.paper_tables.claim import Measured
 from benchmarks.paper_tables.points import MICROBATCHES, PRINTED, RATES, Point
 from divisible.schedules.paper_model import PerformanceModel
 from tests.benchmarks.paper_tables.samples_for_tests import measured
 
-CHECKS = {finding.check for finding in findings.FINDINGS}
+CHECKS = {claim.check for claim in findings.CLAIMS}
 
 
 def speedup(hosts, m, best=20):
