@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.paper_exchange.curves import Curve, Curves
@@ -77,7 +78,7 @@ def _draw_distributions(path: Path, look: Look) -> None:
         if np.unique(gradient).size > MANY:
             axes.plot(*density(gradient), **_style(name, colors))
     axes.set(xlabel="log10 |gradient|", ylabel="density, relative to its maximum")
-    axes.legend(fontsize=7)
+    _add_legend(axes)
     figure.savefig(path, dpi=90)
 
 
@@ -105,10 +106,16 @@ def _draw_quantiles(path: Path, curve: Curve) -> None:
     figure, (axes,) = _panels(1)
     colors = _layer_colors(curve.quantiles)
     for name, found in sorted(curve.quantiles.items()):
-        axes.semilogy(curve.quantile_steps, found, marker="o", **_style(name, colors))
+        axes.semilogy(curve.quantile_steps, found, marker=".", **_style(name, colors))
     axes.set(xlabel="step", ylabel="q")
-    axes.legend(fontsize=7, ncols=2)
+    _add_legend(axes)
     figure.savefig(path, dpi=90)
+
+
+def _add_legend(axes: Axes) -> None:
+    """Adds a legend beside the axes, with lines that are long enough for dashes."""
+    place = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+    axes.legend(fontsize=7, handlelength=3.5, **place)
 
 
 def _layer_colors(names: Iterable[str]) -> dict[str, str]:
