@@ -49,6 +49,8 @@ VARIABLE = "CHAINER_KERNELS_CACHE"
 #: The name by which a module that is in no file has its own text.
 SOURCE = "__source__"
 _PACKAGE = Path(__file__).parent
+#: The folder of our packages, which differs between environments and checkouts.
+_ROOT = _PACKAGE.parent
 #: Modules with compiled code, beside ``loops``, or with what Numba is told of it.
 _MODULES = (
     "code_cache",
@@ -135,7 +137,7 @@ class KeptCode(NullCache):
         """Returns what the code depends on besides the module's text."""
         code, closure = self._function.__code__, self._function.__closure__
         within = dumps([cell.cell_contents for cell in closure or ()])
-        place = self._place, code.co_firstlineno
+        place = _known_place(self._place), code.co_firstlineno
         return sig, codegen.magic_tuple(), place, code.co_code, within
 
     def _path(self, key: tuple) -> str:
@@ -153,6 +155,13 @@ class KeptCode(NullCache):
                 _cache_log("[cache] data loaded from %r", self._path(key))
                 return CompileResult._rebuild(target_context, *kept)
         return None
+
+
+def _known_place(path: str) -> str:
+    """Returns the path of a module; of ours, the same one in all environments."""
+    with contextlib.suppress(ValueError):
+        return str(Path(path).relative_to(_ROOT))
+    return path
 
 
 @functools.cache

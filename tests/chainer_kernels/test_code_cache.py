@@ -5,6 +5,7 @@ import hashlib
 import os
 import pickle
 import random
+import runpy
 import subprocess
 import sys
 import threading
@@ -120,6 +121,20 @@ def _copy(x, y):
 
 def test_found_the_second_time(cache):
     assert [thrice(), thrice()] == [0, 1]
+
+
+def test_environments_share_code(cache, tmp_path, monkeypatch):
+    assert code_cache.cache_directory() is not None
+    found = []
+    for name in ("one", "other"):
+        place = tmp_path / name / "loops.py"
+        place.parent.mkdir()
+        place.write_text(LOOP)
+        monkeypatch.setattr(code_cache, "_ROOT", place.parent)
+        twice = runpy.run_path(str(place), run_name="loops")["twice"]
+        compiling.LOOPS.remove(twice)
+        found.append(sum(twice.compiled.stats.cache_hits.values()))
+    assert found == [0, 1]
 
 
 def _shorter(data):
