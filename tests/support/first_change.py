@@ -66,7 +66,8 @@ class ChangedCopy:
         """Runs Python in the copy, and returns what it prints."""
         return self.run(sys.executable, *arguments).stdout
 
-    def passed(self, *arguments: object) -> int:
-        """Runs tests of the copy, and returns how many have passed."""
-        output = self.python("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
-        return int(re.search(r"(\d+) passed", output)[1])
+    def passed(self, *arguments: object) -> list[str]:
+        """Runs tests of the copy, and returns the names of those that have passed."""
+        options = "-q", "-rA", "-p", "no:cacheprovider"
+        output = self.python("-m", "pytest", *options, *arguments)
+        return re.findall(r"^PASSED (\S.*)$", output, re.MULTILINE)
