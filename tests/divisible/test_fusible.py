@@ -8,12 +8,13 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import chainer_kernels
 from divisible import Divisible, RandomKey, keyed_random_state, pop, stash
 from divisible.layer_pass import timed_layers
+from tests.support.examples import examples
 from tests.support.fusion import assert_same_bits
 
 X = np.random.RandomState(0).randn(8, 30).astype("f")
@@ -298,7 +299,7 @@ def several_steps(layers):
     return found
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=9))
 def test_any_list_of_layers_has_the_same_bits(kinds):
     layers = listed(kinds)
