@@ -47,6 +47,18 @@ class ChainNames(Mapping):
         named = {f"/{position}": path for position, path in self._paths.items()}
         return _replace(path, named)
 
+    def within(self, path: str) -> ChainNames:
+        """Returns the names in a larger chain, which has this one as a child.
+
+        Args:
+            path (str): Path of this chain in the larger one, such as ``'/predictor'``.
+
+        Example:
+            >>> ChainNames({0: '/conv1'}).within('/predictor').in_chain('/0/W')
+            '/predictor/conv1/W'
+        """
+        return ChainNames({position: path + self[position] for position in self})
+
     def in_layers(self, path: str) -> str:
         """Returns the path in the model of a parameter of the chain.
 

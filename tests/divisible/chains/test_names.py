@@ -29,6 +29,11 @@ def test_what_belongs_to_no_layer_has_no_other_name(path):
         NAMES.in_layers(path)
 
 
+def test_a_larger_chain_has_them_below_its_child():
+    assert NAMES.within("/predictor").in_chain("1/W") == "predictor/conv/W"
+    assert NAMES.within("/a/b").in_layers("/a/b/blocks/10/W") == "/4/W"
+
+
 def test_it_is_a_mapping_of_positions():
     assert dict(NAMES) == {1: "/conv", 3: "/blocks/1", 4: "/blocks/10"}
     assert len(NAMES) == 3 and NAMES[3] == "/blocks/1"
