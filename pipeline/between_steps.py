@@ -157,7 +157,9 @@ class BetweenSteps:
         Args:
             optimizer (chainer.Optimizer): An optimizer of Chainer, not set up; or a
                 :class:`~mixed_precision.MixedPrecision` with the ``comm`` of all ranks,
-                whose ``loss_scale`` the pipeline was given.
+                whose ``loss_scale`` the pipeline was given. An optimizer that was set
+                up with the chain of these layers (:func:`~divisible.from_chain`) keeps
+                its hooks, and parameters stay frozen.
 
         Returns:
             chainer.Optimizer: The optimizer for :class:`PipelineUpdater`,

@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import chainer
+
 from data_parallel import Grid, MultiNodeOptimizer, create_multi_node_optimizer
 from divisible import Divisible
 from divisible.optimizer_hooks import named_hooks
-from divisible.optimizer_wrapper import each_within
+from divisible.optimizer_wrapper import OptimizerWrapper, each_within
 from mixed_precision.model import LinkGroup
 
 
@@ -31,6 +33,9 @@ def set_up(
         pipeline (Pipeline): Pipeline of the stages. Its plan has the dtype in which
             replicas exchange gradients.
 
+    An optimizer that was set up with the chain that the layers come from keeps its
+    hooks, and the update rules of the parameters: only its target changes.
+
     Raises:
         TypeError: If ``optimizer`` is not a single optimizer.
         ValueError: If it has hooks already, which it would lose.
@@ -46,6 +51,10 @@ def set_up(
             f"optimizer must be a chainer.Optimizer such as Adam(), not"
             f" {'the class ' * (given is optimizer)}{given.__name__}"
         )
+    target = stages[0] if len(stages) == 1 else LinkGroup(stages)
+    if grid is None and _has_set_up(optimizer, target):
+        optimizer.target = target
+        return optimizer
     if hooks := named_hooks(optimizer):
         raise ValueError(
             f"optimizer has the hooks {', '.join(name for name, _ in hooks)}, which"
@@ -56,4 +65,15 @@ def set_up(
     )
     if grid is not None and not is_exchanging:
         optimizer = create_multi_node_optimizer(optimizer, grid.data, pipeline=pipeline)
-    return optimizer.setup(stages[0] if len(stages) == 1 else LinkGroup(stages))
+    return optimizer.setup(target)
+
+
+def _has_set_up(optimizer: Any, target: chainer.Link) -> bool:
+    """Returns whether an optimizer was set up with the chain of these layers."""
+    chain = getattr(optimizer, "target", None)
+    if isinstance(optimizer, OptimizerWrapper) or not isinstance(chain, chainer.Link):
+        return False
+    if isinstance(chain, (Divisible, LinkGroup)):
+        return False
+    theirs = {id(param) for param in chain.params() if param.update_rule is not None}
+    return all(id(param) in theirs for param in target.params())

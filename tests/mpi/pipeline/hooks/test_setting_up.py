@@ -1,11 +1,13 @@
 """One optimizer for all stages of a rank, as the plan of their pipeline wants it."""
 
 import chainer
+import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
 
 from data_parallel import Grid, MultiNodeOptimizer, create_multi_node_optimizer
-from divisible import Plan
+from divisible import Plan, from_chain
 from mixed_precision import MixedPrecision
 from pipeline import Pipeline
 from tests.support.equivalence import assert_close
@@ -89,3 +91,47 @@ def stage_alone(comm):
 
 def test_a_stage_alone():
     assert_on_ranks(2, stage_alone)
+
+
+class Net(chainer.Chain):
+    def __init__(self):
+        super().__init__(a=L.Linear(6, 9), b=L.Linear(9, 9), c=L.Linear(9, 4))
+
+    def forward(self, x):
+        return self.c(F.tanh(self.b(F.tanh(self.a(x)))))
+
+
+def set_up_with_a_chain():
+    """A classifier and its optimizer, which has hooks; one layer is frozen."""
+    np.random.seed(0)
+    model = L.Classifier(Net())
+    optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.1))
+    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.05))
+    model.predictor.b.disable_update()
+    return model, optimizer
+
+
+def keeps_its_hooks(comm):
+    x = np.random.RandomState(1).rand(8, 6).astype(np.float32)
+    t = np.arange(8, dtype=np.int32) % 4
+    model, optimizer = set_up_with_a_chain()
+    expected = []
+    for _ in range(3):
+        optimizer.update(model, x, t)
+        expected.append(float(model.loss.array))
+    model, optimizer = set_up_with_a_chain()
+    layers = from_chain(model.predictor, x)
+    with Pipeline(layers, comm, n_microbatches=2, timeout=20) as pipe:
+        assert pipe.setup(optimizer) is optimizer
+        (stage,) = pipe.stages.values()
+        assert optimizer.target is stage
+        losses = []
+        for _ in range(3):
+            losses.append(pipe.step(x, t)["loss"])
+            optimizer.update()
+    assert_close(losses, expected, rtol=1e-5)
+
+
+def test_an_optimizer_that_was_set_up_with_the_chain_keeps_its_hooks():
+    assert_on_ranks(2, keeps_its_hooks)
