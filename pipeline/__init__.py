@@ -17,6 +17,7 @@
     exports          trained models for other libraries
     rebalancing      layers that move to other ranks while a pipeline trains
     supervision      runs that are started again when a rank is lost
+    porting          training scripts rewritten for a pipeline
     command_line     the command line
 
     scripts          runs a training script: "divisible run", "python -m pipeline"

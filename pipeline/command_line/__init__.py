@@ -10,6 +10,7 @@
     flight_record    flight-record
     stragglers       stragglers
     run              run
+    port             port
 
     options          options that several commands share, and parsers of their values
     console          output to the terminal

@@ -7,6 +7,7 @@ import click
 from divisible import __version__
 from pipeline.command_line.flight_record import flight_record_command
 from pipeline.command_line.plan import plan_command
+from pipeline.command_line.port import port_command
 from pipeline.command_line.profile import profile_command
 from pipeline.command_line.run import run_command
 from pipeline.command_line.schedule import schedule_command
@@ -26,6 +27,7 @@ def main() -> None:
 
     \b
     $ mpiexec -n 4 divisible run train.py
+    $ divisible port train.py
     $ divisible profile models/vgg16.py:VGG16 --input 3x32x32 --batch 84,21,5
     $ divisible plan profile-*.json --ranks 8 --memory 4GiB --bandwidth 1Gbit/s
     $ divisible simulate plan.json --plot step.png
@@ -42,6 +44,7 @@ def main() -> None:
 
 for command in (
     run_command,
+    port_command,
     profile_command,
     plan_command,
     simulate_command,

@@ -1,0 +1,16 @@
+"""Training scripts rewritten for a pipeline: the command ``divisible port``.
+
+::
+
+    porting             a script in, its port and findings out
+    catalogue           the rules, one for each noun
+    script              a script that is read, and not run
+    parts               its model, optimizer, iterator and updater
+    edits, findings     changes of the source, and their reasons
+
+    classifier, loops, losses, normalization, iterators, chainermn_scripts, updaters,
+    own_updaters, minibatches, examples, evaluators, snapshots, devices, hooks, prints,
+    remains
+
+All of it is pure: source in, source out.
+"""

@@ -1,0 +1,107 @@
+"""A small minibatch, for ``from_chain``, out of what a loop gives the model."""
+
+from __future__ import annotations
+
+import ast
+
+from pipeline.porting.parts import Parts
+from pipeline.porting.script import Script
+
+_READS = ("next", "__next__")
+
+
+def example_of(script: Script, parts: Parts, node: ast.expr) -> str:
+    """Returns the source of two samples of an input.
+
+    Args:
+        script: The script.
+        parts: Its parts.
+        node: Expression of the input of a minibatch.
+
+    Returns:
+        str: Nothing if the array that the samples are parts of is not found.
+    """
+    node = _without_variable(script, node)
+    if isinstance(node, ast.Name):
+        for assign in _assignments(script, parts, node.id):
+            target = assign.targets[0]
+            if isinstance(target, ast.Tuple):
+                return _of_tuple(script, parts, assign, node.id)
+            return example_of(script, parts, assign.value)
+        return ""
+    for part in ast.walk(node):
+        is_part = isinstance(part, ast.Subscript) and isinstance(part.value, ast.Name)
+        if is_part and not _is_in_loop(script, parts, part.value.id):
+            start, end = script.span(part)
+            whole = script.span(node)
+            name = part.value.id
+            before = script.between(whole[0], start)
+            return f"{before}{name}[:2]{script.between(end, whole[1])}"
+    return ""
+
+
+def _without_variable(script: Script, node: ast.expr) -> ast.expr:
+    is_call = isinstance(node, ast.Call) and node.args
+    if is_call and script.is_chainers(node.func, "Variable", "as_variable"):
+        return node.args[0]
+    return node
+
+
+def _assignments(script: Script, parts: Parts, name: str) -> list[ast.Assign]:
+    """Returns the assignments of a variable, alone or in a tuple, behind the place."""
+    return [
+        node
+        for node in ast.walk(parts.place)
+        if isinstance(node, ast.Assign)
+        and any(
+            isinstance(each, ast.Name) and each.id == name
+            for target in node.targets
+            for each in ast.walk(target)
+        )
+    ]
+
+
+def _is_in_loop(script: Script, parts: Parts, name: str) -> bool:
+    return bool(_assignments(script, parts, name))
+
+
+def _of_tuple(script: Script, parts: Parts, assign: ast.Assign, name: str) -> str:
+    """Returns an example of one array of ``x, t = concat_examples(batch)``."""
+    value, target = assign.value, assign.targets[0]
+    names = [script.source(each) for each in target.elts]
+    if isinstance(value, ast.Tuple) and len(value.elts) == len(names):
+        return example_of(script, parts, value.elts[names.index(name)])
+    if not isinstance(value, ast.Call) or not value.args:
+        return ""
+    batch = value.args[0]
+    iterator = _iterator(script, parts, batch)
+    if not iterator:
+        return ""
+    start, end = script.span(batch)
+    whole = script.span(value)
+    call = (
+        script.between(whole[0], start)
+        + f"{iterator}.dataset[:2]"
+        + script.between(end, whole[1])
+    )
+    return f"{call}[{names.index(name)}]"
+
+
+def _iterator(script: Script, parts: Parts, batch: ast.expr) -> str:
+    """Returns the variable of the iterator that a batch comes from."""
+    if isinstance(batch, ast.Name):
+        for node in ast.walk(parts.place):
+            is_loop = isinstance(node, ast.For) and isinstance(node.target, ast.Name)
+            if is_loop and node.target.id == batch.id:
+                return node.iter.id if isinstance(node.iter, ast.Name) else ""
+        for assign in _assignments(script, parts, batch.id):
+            return _iterator(script, parts, assign.value)
+        return ""
+    if not isinstance(batch, ast.Call):
+        return ""
+    func = batch.func
+    if isinstance(func, ast.Attribute) and func.attr in _READS:
+        return script.source(func.value)
+    if isinstance(func, ast.Name) and func.id == "next" and batch.args:
+        return script.source(batch.args[0])
+    return ""

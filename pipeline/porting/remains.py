@@ -1,0 +1,90 @@
+"""Uses of the model behind the pipeline, where a rank has only its own stage."""
+
+from __future__ import annotations
+
+import ast
+
+from pipeline.porting.edits import removal, replacement
+from pipeline.porting.findings import Finding, obstacle
+from pipeline.porting.parts import Parts
+from pipeline.porting.script import Script, argument
+
+NOUN = "model"
+FINDS = "other uses of the model, ``DumpGraph``, ``ParameterStatistics``"
+WRITES = "``pipe.predict(x)`` for ``model.predictor(x)``"
+PAGE = "howto/take_a_chain_apart"
+
+_MOVES = ("to_cpu", "to_gpu", "to_device", "to_intel64", "to_chx")
+
+
+def find(
+    script: Script, parts: Parts, handled: list[tuple[int, int]], refused: set[int]
+) -> list[Finding]:
+    """Finds uses of the model that no other rule has changed.
+
+    Args:
+        script: The script.
+        parts: Its parts.
+        handled: Stretches of the source that other rules replace.
+        refused: Lines with obstacles that other rules have found.
+    """
+    findings = []
+    for call in script.calls("DumpGraph", "dump_graph"):
+        text = "no rank has the graph of the whole model: DumpGraph is left out"
+        statement = script.statement(call)
+        is_alone = isinstance(statement, ast.Expr)
+        edits = (removal(script, statement),) if is_alone else ()
+        findings.append(Finding(call.lineno, text, edits, "howto/trainer"))
+    for use in script.uses(parts.model, parts.scope):
+        start, end = script.span(use)
+        is_handled = any(a <= start and end <= b for a, b in handled)
+        statement = script.statement(use)
+        lines = range(statement.lineno, statement.end_lineno + 1)
+        is_handled = is_handled or not refused.isdisjoint(lines)
+        if is_handled or not parts.is_after(use) or _is_hidden(script, parts, use):
+            continue
+        findings.append(_use(script, parts, use))
+    return findings
+
+
+def _is_hidden(script: Script, parts: Parts, use: ast.Name) -> bool:
+    """Returns whether a function in the scope has a variable of the same name."""
+    for above in script.parents(use):
+        if above is parts.scope:
+            return False
+        if isinstance(above, ast.FunctionDef):
+            if use.id in [arg.arg for arg in above.args.args]:
+                return True
+            if script.assigned(use.id, above):
+                return True
+    return True
+
+
+def _use(script: Script, parts: Parts, use: ast.Name) -> Finding:
+    node, parent = use, script.parent(use)
+    while isinstance(parent, ast.Attribute):
+        node, parent = parent, script.parent(parent)
+    source = script.source(node)
+    if isinstance(node, ast.Attribute) and node.attr in _MOVES:
+        text = "the links of the model move, and so do the layers of this rank's stage"
+        return Finding(use.lineno, text)
+    is_call = isinstance(parent, ast.Call) and parent.func is node
+    if is_call and source == parts.chain and len(parent.args) == 1:
+        x = script.source(parent.args[0])
+        parts.imports.add("chainer.as_variable")
+        edit = replacement(script, parent, f"as_variable({parts.pipe}.predict({x}))")
+        text = "the output of the whole model, on every rank; all ranks must ask for it"
+        return Finding(use.lineno, text, (edit,), "tutorial")
+    statistics = isinstance(parent, ast.Call) and script.is_chainers(
+        parent.func, "ParameterStatistics"
+    )
+    if statistics and argument(parent, "links", 0) is node:
+        edit = replacement(script, node, f"{parts.optimizer}.target")
+        text = "statistics of the layers of each rank's stage"
+        return Finding(use.lineno, text, (edit,), "howto/trainer")
+    return obstacle(
+        use.lineno,
+        f"{source} is used behind the updater, where a rank has trained its own layers"
+        f" only: use pipe.predict(x), pipe.evaluate(x, t), or a snapshot",
+        PAGE,
+    )

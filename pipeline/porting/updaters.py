@@ -1,0 +1,184 @@
+"""``StandardUpdater`` and ``ParallelUpdater``: one updater over a pipeline."""
+
+from __future__ import annotations
+
+import ast
+
+from pipeline.porting.edits import insertion, replacement
+from pipeline.porting.findings import Finding, obstacle
+from pipeline.porting.own_updaters import own_updater, parameters
+from pipeline.porting.parts import Parts, updater_classes
+from pipeline.porting.script import Script, argument
+
+NOUN = "updater"
+FINDS = "``StandardUpdater``, ``ParallelUpdater``, classes derived from them"
+WRITES = "``PipelineUpdater(iterator, optimizer, pipe)``, and the pipeline before it"
+PAGE = "howto/trainer"
+
+_REFUSED = {
+    "loss_func": (
+        "loss_func= is another function than the model's call: pass it to the Pipeline"
+        " as lossfun=, a function of outputs and targets",
+        "howto/other_losses",
+    ),
+    "loss_scale": (
+        "loss_scale= belongs to MixedPrecision around the optimizer",
+        "howto/mixed_precision",
+    ),
+    "models": (
+        "models= gives each device a model of its own: give devices= alone",
+        "howto/trainer",
+    ),
+}
+_SPLITS = (
+    "each process has a share of the data set here: make one iterator over all of it,"
+    " with the batch size of all devices, and a StandardUpdater"
+)
+
+
+def find(script: Script, parts: Parts) -> list[Finding]:
+    """Finds updaters, and where the pipeline is made."""
+    findings = []
+    for call in parts.updaters:
+        findings += _updater(script, parts, call)
+    return findings
+
+
+def _updater(script: Script, parts: Parts, call: ast.Call) -> list[Finding]:
+    name = script.imported(call.func).rpartition(".")[2]
+    if name == "MultiprocessParallelUpdater":
+        return [obstacle(call.lineno, _SPLITS, PAGE)]
+    findings = []
+    is_parallel = name == "ParallelUpdater"
+    names = (
+        ["converter", "models", "devices"] if is_parallel else ["converter", "device"]
+    )
+    own = {each.name: each for each in updater_classes(script)}
+    is_own = isinstance(call.func, ast.Name) and call.func.id in own
+    if is_own:
+        names = parameters(own[call.func.id])[2:] or names
+    given = {
+        key: node
+        for position, key in enumerate(names, 2)
+        if (node := argument(call, key, position)) is not None
+    }
+    for keyword in call.keywords:
+        if keyword.arg not in (None, "iterator", "optimizer"):
+            given[keyword.arg] = keyword.value
+        if keyword.arg is None:
+            text = "the updater is called with **: write its arguments one by one"
+            findings.append(obstacle(call.lineno, text, PAGE))
+    for key in given.keys() & _REFUSED.keys():
+        findings.append(obstacle(call.lineno, *_REFUSED[key]))
+    more, converter = [], given.get("converter")
+    converter = converter and script.source(converter)
+    if is_own:
+        found, converter = own_updater(
+            script, parts, own[call.func.id], call, converter
+        )
+        findings += found
+        given = {key: given[key] for key in given if key in _KEPT}
+    if converter:
+        more.append(f"converter={converter}")
+    if is_parallel and "devices" in given:
+        findings.append(_moved(script, parts, call, given["devices"]))
+    for key in ("device", "input_device", "auto_new_epoch"):
+        if key in given:
+            more.append(f"{key}={script.source(given[key])}")
+    parts.imports |= {"pipeline.Pipeline", "pipeline.PipelineUpdater"}
+    device = given.get("device", given.get("input_device"))
+    _give_example(script, parts, converter, device)
+    words = [parts.iterator, parts.optimizer, parts.pipe, *more]
+    edit = replacement(script, call, f"PipelineUpdater({', '.join(words)})")
+    text = "each minibatch goes through the stages of all ranks"
+    return [*findings, Finding(call.lineno, text, (edit,), PAGE)]
+
+
+_KEPT = ("converter", "device", "input_device", "auto_new_epoch")
+
+
+def _moved(script: Script, parts: Parts, call: ast.Call, devices: ast.expr) -> Finding:
+    """Moves the model to the main device, and keeps the size of its updates."""
+    source = script.source(devices)
+    main, n = f"{source}['main']", f"len({source})"
+    if isinstance(devices, ast.Dict):
+        keys = [getattr(key, "value", None) for key in devices.keys]
+        node = dict(zip(keys, devices.values)).get("main")
+        main = script.source(node) if node is not None else main
+        n = str(len(keys))
+    parts.before.append(f"{parts.model}.to_device({main})")
+    text = (
+        f"the updater added up the gradients of {n} parts of a minibatch; a pipeline"
+        f" has the mean of all samples"
+    )
+    if _optimizer_class(script, parts) in _ANY_SCALE:
+        text += ", and this optimizer makes the same updates of both"
+    elif _optimizer_class(script, parts) in _LINEAR and not script.methods("add_hook"):
+        parts.after.append(f"{parts.optimizer}.lr *= {n}")
+        text += f", so the learning rate is {n} times as high"
+    else:
+        text += f". For the same updates, multiply the learning rate by {n}"
+    return Finding(call.lineno, text, page="explanation/numerics")
+
+
+#: Optimizers whose updates are as large for gradients of any scale, and proportional.
+_ANY_SCALE = ("Adam", "AdaGrad", "AdaDelta", "RMSprop", "SMORMS3")
+_LINEAR = ("SGD", "MomentumSGD", "NesterovAG", "CorrectedMomentumSGD")
+
+
+def _optimizer_class(script: Script, parts: Parts) -> str:
+    for assign in script.assigned(parts.optimizer, parts.scope):
+        for node in ast.walk(assign.value):
+            is_call = isinstance(node, ast.Call)
+            if is_call and script.is_chainers(node.func, *_ANY_SCALE, *_LINEAR):
+                return script.imported(node.func).rpartition(".")[2]
+    return ""
+
+
+def _give_example(
+    script: Script, parts: Parts, converter: str | None, device: ast.expr | None
+) -> None:
+    """Makes a small minibatch from the data set of the iterator."""
+    if parts.example:
+        return
+    iterator = parts.iterator
+    if not iterator.replace(".", "").isidentifier():
+        iterator = parts.iterator = script.unused("train_iter")
+        first = parts.updaters[0].args[0] if parts.updaters[0].args else None
+        node = first or argument(parts.updaters[0], "iterator")
+        parts.before.insert(0, f"{iterator} = {script.source(node)}")
+    if converter is None:
+        converter = "concat_examples"
+        parts.imports.add("chainer.dataset.concat_examples")
+    is_moved = any(script.mentions(name) for name in ("to_gpu", "to_device"))
+    is_moved = is_moved or any("to_device" in line for line in parts.before)
+    words = [f"{iterator}.dataset[:2]"]
+    if is_moved:
+        words.append(f"{parts.model}.device")
+    elif device is not None and converter != "concat_examples":
+        words.append(script.source(device))
+    elif converter != "concat_examples":
+        words.append("None")
+    parts.example = f"{converter}({', '.join(words)})[:-1]"
+
+
+def creation(script: Script, parts: Parts) -> Finding:
+    """Returns the finding that makes the pipeline before the place of its first use."""
+    parts.imports |= {"divisible.from_chain", "pipeline.Pipeline"}
+    conversion = ", ".join([parts.chain, parts.example, *parts.conversion])
+    words = [parts.layers, parts.comm, "n_microbatches=4", *parts.arguments]
+    if any(word.startswith("n_microbatches=") for word in parts.arguments):
+        words.remove("n_microbatches=4")
+    lines = [
+        *parts.before,
+        f"{parts.layers} = from_chain({conversion})",
+        f"{parts.pipe} = Pipeline({', '.join(words)})",
+        f"{parts.optimizer} = {parts.pipe}.setup({parts.optimizer})",
+        *parts.after,
+    ]
+    edit = insertion(script, parts.place, "\n".join(lines) + "\n")
+    text = (
+        "the chain becomes a list of layers, of which each rank keeps its stage; the"
+        " optimizer keeps its hooks"
+    )
+    return Finding(parts.place.lineno, text, (edit,), "howto/take_a_chain_apart")

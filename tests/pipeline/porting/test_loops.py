@@ -1,0 +1,110 @@
+"""Loops without an updater call the pipeline for each minibatch."""
+
+import pytest
+
+from pipeline.porting.porting import port
+
+HEAD = """\
+import chainer
+import chainer.functions as F
+import chainer.links as L
+from chainer.cuda import to_cpu
+import numpy as np
+np.random.seed(0)
+net = Net()
+model = {model}
+optimizer = chainer.optimizers.SGD().setup(model)
+for i in range(9):
+"""
+
+
+def loop(body, model="L.Classifier(net)"):
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    return HEAD.format(model=model) + lines
+
+
+def body(source):
+    """Returns the lines of the ported loop, and those that make the pipeline."""
+    ported = port(source)
+    assert ported.text is not None, ported.obstacles
+    before, _, after = ported.text.partition("for i in range(9):\n")
+    made = [line for line in before.splitlines() if "layers" in line]
+    return [line.strip() for line in after.splitlines()], made
+
+
+def test_an_update_with_the_model_is_a_step():
+    lines, made = body(
+        loop(
+            "x = chainer.Variable(np.asarray(images[i:i + 9]))\n"
+            "optimizer.update(model, x, labels[i:i + 9])\n"
+            "print(float(to_cpu(model.loss.data)) * len(x.data))\n"
+        )
+    )
+    assert lines == [
+        "x = np.asarray(images[i:i + 9])",
+        "result = pipe.step(x, labels[i:i + 9])",
+        "optimizer.update()",
+        "if comm.rank == 0:",
+        "print(float(result['loss']) * len(x))",
+    ]
+    assert made[0] == "layers = from_chain(model.predictor, np.asarray(images[:2]))"
+
+
+def test_forward_and_backward_are_a_step():
+    lines, made = body(
+        loop(
+            "x, t = chainer.dataset.concat_examples(it.next(), 0)\n"
+            "y = model(x)\n"
+            "loss = F.mean_squared_error(y, t)\n"
+            "model.cleargrads()\n"
+            "loss.backward()\n"
+            "optimizer.update()\n"
+            "total += loss.array\n"
+            "with chainer.using_config('train', False):\n"
+            "    y = model(v)\n"
+            "    error = F.mean_squared_error(y, w)\n",
+            model="net",
+        )
+    )
+    assert lines == [
+        "x, t = chainer.dataset.concat_examples(it.next(), 0)",
+        "result = pipe.step(x, t)",
+        "loss = result['loss']",
+        "optimizer.update()",
+        "total += loss",
+        "with chainer.using_config('train', False):",
+        "result = pipe.evaluate(v, w)",
+        "error = result['loss']",
+    ]
+    assert made == [
+        "layers = from_chain(model, chainer.dataset.concat_examples("
+        "it.dataset[:2], 0)[0])",
+        "pipe = Pipeline(layers, comm, n_microbatches=4, lossfun=F.mean_squared_error,"
+        " accfun=None)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("optimizer.update()", "no forward and backward"),
+        (
+            "x, t = load(i)\ny = model(x)\nloss = F.mean_squared_error(y, t)\n"
+            "loss.backward()\noptimizer.update()",
+            "are not seen to be parts",
+        ),
+        (
+            "y = model(a[i:])\nloss = F.mean_squared_error(y, t)\nloss.backward()\n"
+            "optimizer.update()\nprint(y.shape)",
+            "no forward and backward",
+        ),
+        (
+            "optimizer.update(model, a[i:], b[i:])\nloss = model(c, d)\nloss.unchain()",
+            "no meaning",
+        ),
+    ],
+)
+def test_other_loops_are_refused(text, words):
+    model = "L.Classifier(net)" if "model, a" in text else "net"
+    ported = port(loop(text, model))
+    assert any(words in each.text for each in ported.obstacles), ported

@@ -1,0 +1,55 @@
+"""Whole ports: layout that stays, and what cannot be read."""
+
+import ast
+
+import pytest
+
+from pipeline.porting.catalogue import RULES
+from pipeline.porting.porting import port
+from tests.support.ported import training_script
+from tests.support.processes import ROOT
+
+
+def test_comments_and_layout_stay():
+    source = training_script(before="a = [ 1,2 ]   # kept\n\n\nb = {'c' : 3}")
+    lines = port(source).text.splitlines()
+    kept = [line for line in source.splitlines() if not line.startswith("updater")]
+    position = -1
+    for line in kept:
+        position = lines.index(line, position + 1)
+
+
+def test_imports_that_are_there_are_not_added():
+    source = training_script(before="from pipeline import Pipeline")
+    text = port(
+        source.replace("np.random", "from pipeline import Pipeline\nnp.random")
+    ).text
+    assert "from pipeline import PipelineUpdater\n" in text
+
+
+def test_code_of_python_2_is_refused_with_its_line():
+    ported = port("import chainer\nprint 'a'\n")
+    assert ported.text is None
+    assert [(each.line, each.page) for each in ported.obstacles] == [
+        (2, "howto/old_scripts")
+    ]
+
+
+def test_an_optimizer_of_another_function_is_refused():
+    ported = port(training_script().replace("optimizer.setup(model)", ""))
+    assert "not in the same function" in ported.obstacles[0].text
+
+
+def test_findings_are_in_the_order_of_lines_and_have_pages():
+    ported = port(training_script(before="print(1)", after="print(2)"))
+    lines = [each.line for each in ported.findings]
+    assert lines == sorted(lines)
+    for each in ported.findings:
+        assert not each.page or (ROOT / "docs" / f"{each.page}.rst").is_file()
+    assert ast.parse(ported.text)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.noun)
+def test_rules_name_pages_that_exist(rule):
+    assert (ROOT / "docs" / f"{rule.page}.rst").is_file()
+    assert rule.finds and rule.writes

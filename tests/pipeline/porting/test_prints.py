@@ -1,0 +1,18 @@
+"""One rank prints."""
+
+from pipeline.porting.porting import port
+from tests.support.ported import training_script
+
+
+def test_prints_in_a_row_have_one_condition():
+    before = "print(1)\nprint('''a\nb''',\n      2)\nx = 1\nfor i in y: print(i)"
+    text = port(training_script(before=before)).text
+    assert (
+        "if comm.rank == 0:\n    print(1)\n    print('''a\nb''',\n          2)\nx = 1\n"
+        "for i in y: print(i)\n"
+    ) in text
+
+
+def test_what_asks_for_the_rank_already_stays():
+    before = "if rank == 0:\n    print(1)\nclass C:\n    def f(self):\n        print(2)"
+    assert before in port(training_script(before=before)).text

@@ -1,0 +1,37 @@
+"""Other uses of the model, where a rank has only its own stage."""
+
+import pytest
+
+from pipeline.porting.porting import port
+from tests.support.ported import added, obstacles, removed, training_script
+
+
+def test_outputs_are_those_of_the_whole_model():
+    lines = added(training_script(end="y = model.predictor(x).array"))
+    assert "y = as_variable(pipe.predict(x)).array" in lines
+    assert "from chainer import as_variable" in lines
+
+
+def test_statistics_are_of_the_stage_and_the_graph_is_left_out():
+    graph = "trainer.extend(extensions.dump_graph('main/loss'))"
+    after = f"trainer.extend(extensions.ParameterStatistics(model))\n{graph}"
+    source = training_script(after=after)
+    assert "trainer.extend(extensions.ParameterStatistics(optimizer.target))" in added(
+        source
+    )
+    assert graph in removed(source)
+
+
+def test_the_model_of_another_function_is_another_one():
+    end = "def f(model):\n    return model(1)"
+    assert port(training_script(end=end)).text
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["y = model.predictor.l1(x)", "def f():\n    return model.predictor", "g(model)"],
+)
+def test_other_uses_are_refused(end):
+    ((_, text, page),) = obstacles(training_script(end=end))
+    assert "is used behind the updater" in text
+    assert page == "howto/take_a_chain_apart"

@@ -1,0 +1,103 @@
+"""Updaters become one updater, behind a pipeline."""
+
+import pytest
+
+from tests.support.ported import added, obstacles, training_script
+
+
+@pytest.mark.parametrize(
+    "updater, line",
+    [
+        (
+            "training.StandardUpdater(train_iter, optimizer)",
+            "updater = PipelineUpdater(train_iter, optimizer, pipe)",
+        ),
+        (
+            "training.updaters.StandardUpdater(train_iter, optimizer, device=args.gpu)",
+            "updater = PipelineUpdater(train_iter, optimizer, pipe, device=args.gpu)",
+        ),
+        (
+            "training.updater.StandardUpdater(train_iter, optimizer, convert, 0)",
+            "updater = PipelineUpdater(train_iter, optimizer, pipe, converter=convert,"
+            " device=0)",
+        ),
+        (
+            "training.ParallelUpdater("
+            "train_iter, optimizer, devices={'main': 0, 'b': 1})",
+            "updater = PipelineUpdater(train_iter, optimizer, pipe)",
+        ),
+    ],
+)
+def test_an_updater_becomes_one_of_a_pipeline(updater, line):
+    assert line in added(training_script(updater=updater))
+
+
+def test_an_iterator_without_a_name_gets_one():
+    source = training_script(
+        updater="training.StandardUpdater(iterators.SerialIterator(a, 3), optimizer)"
+    )
+    lines = added(source)
+    assert "train_iter = iterators.SerialIterator(a, 3)" in lines
+    assert "updater = PipelineUpdater(train_iter, optimizer, pipe)" in lines
+
+
+@pytest.mark.parametrize(
+    "optimizer, line", [("SGD(0.1)", "optimizer.lr *= 2"), ("Adam()", None)]
+)
+def test_updates_of_several_devices_keep_their_size(optimizer, line):
+    lines = added(
+        training_script(
+            optimizer=optimizer,
+            updater="training.ParallelUpdater(\n    train_iter, optimizer,\n"
+            "    devices={'main': 0, 'second': 1})",
+        )
+    )
+    assert "model.to_device(0)" in lines
+    assert (line in lines) == (line is not None)
+
+
+@pytest.mark.parametrize(
+    "updater, words, page",
+    [
+        (
+            "training.StandardUpdater(train_iter, optimizer, loss_func=f)",
+            "lossfun=",
+            "howto/other_losses",
+        ),
+        (
+            "training.StandardUpdater(train_iter, {'a': optimizer})",
+            "the optimizer is not a single variable",
+            "howto/other_losses",
+        ),
+        (
+            "training.StandardUpdater({'main': a, 'b': b}, optimizer)",
+            "several iterators",
+            "howto/other_losses",
+        ),
+        (
+            "training.updaters.MultiprocessParallelUpdater(its, optimizer, devices=d)",
+            "a share of the data set",
+            "howto/trainer",
+        ),
+        ("make(train_iter, optimizer)", "no updater of Chainer", "tutorial"),
+    ],
+)
+def test_other_updaters_are_refused(updater, words, page):
+    ((_, text, found),) = obstacles(training_script(updater=updater))
+    assert words in text and found == page
+
+
+def test_a_pipeline_is_made_before_the_branches_that_make_updaters():
+    source = training_script(
+        updater="None\nif args.parallel:\n    updater = training.ParallelUpdater("
+        "train_iter, optimizer, devices={'main': 0})\nelse:\n    updater ="
+        " training.StandardUpdater(train_iter, optimizer)"
+    )
+    lines = added(source)
+    assert lines.count("optimizer = pipe.setup(optimizer)") == 1
+    assert lines.count("updater = PipelineUpdater(train_iter, optimizer, pipe)") == 2
+
+
+def test_a_name_of_the_script_is_not_taken():
+    source = training_script(before="pipe = layers = None")
+    assert "updater = PipelineUpdater(train_iter, optimizer, pipe_)" in added(source)
