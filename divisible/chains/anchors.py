@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from divisible.chains.arguments import Seen, followed
 from divisible.chains.calls import INPUT, ChainError, Recording, Value
-from divisible.chains.constants import ConstantLayer
+from divisible.chains.constants import SizedArray
 
 
 def anchored(recordings: Sequence[Recording]) -> list[Recording]:
@@ -24,7 +24,7 @@ def anchored(recordings: Sequence[Recording]) -> list[Recording]:
     """
     found = list(recordings)
     for number, call in enumerate(recordings[0].calls):
-        if call.path or isinstance(call.callee, ConstantLayer):
+        if call.path or isinstance(call.callee, SizedArray):
             continue
         anchor = _anchor(recordings, number)
         if anchor is not None:

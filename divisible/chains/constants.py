@@ -6,6 +6,7 @@ layer if it is the same in all of them, or follows the shape of another value::
     zeros((len(x), 8))       the same number along an axis that follows the samples
     arange(x.shape[1])       the start of what the longest example has
     tril(ones((n, n)))       likewise, in two axes
+    h[arange(len(x)), n]     positions of samples, to choose one element of each
     random.rand(len(x))      refused: other numbers in each minibatch
 """
 
@@ -13,17 +14,24 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Callable
 
 import chainer
 import numpy as np
+from chainer.functions.array.get_item import GetItem
 
 from divisible.chains.arguments import following_axis
+from divisible.chains.array_operations import ArrayOperation
 from divisible.chains.calls import INPUT, Constant, Recording, Shape, Value
 from divisible.chains.resolving import unknown
+from divisible.chains.slots import Slot
 
 
-class ConstantLayer:
+class SizedArray:
+    """A layer that returns an array which depends on nothing but its input's size."""
+
+
+class ConstantLayer(SizedArray):
     """A layer that returns a constant array, of the size that its input needs.
 
     Args:
@@ -79,6 +87,29 @@ class ConstantLayer:
         return f"Constant({array.dtype}, {array.shape}, {number:08x}{follows})"
 
 
+class SamplePositions(SizedArray):
+    """A layer that returns the positions of the samples of a minibatch.
+
+    Args:
+        dtype: Type of the integers.
+
+    Example:
+        >>> SamplePositions(np.dtype("int32"))(np.zeros((3, 2))).tolist()
+        [0, 1, 2]
+    """
+
+    def __init__(self, dtype: np.dtype) -> None:
+        self._dtype = dtype
+
+    def __call__(self, x: Any) -> Any:
+        """Returns 0, 1, 2 and so on, on the device of ``x``."""
+        device = chainer.backend.get_device_from_array(chainer.as_array(x))
+        return device.send(np.arange(len(x), dtype=self._dtype))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._dtype})"
+
+
 def settled(recordings: Sequence[Recording]) -> list[Recording]:
     """Returns the recordings with a layer in place of each constant.
 
@@ -98,7 +129,7 @@ def settled(recordings: Sequence[Recording]) -> list[Recording]:
 
 
 def _replaced(
-    recording: Recording, number: int, layer: ConstantLayer, anchor: Value
+    recording: Recording, number: int, layer: Callable[[Any], Any], anchor: Value
 ) -> Recording:
     calls = list(recording.calls)
     calls[number] = calls[number]._replace(callee=layer, inputs=(anchor,))
@@ -107,15 +138,19 @@ def _replaced(
 
 def _settle(
     recordings: Sequence[Recording], number: int
-) -> tuple[ConstantLayer, Value]:
+) -> tuple[Callable[[Any], Any], Value]:
     """Returns the layer of a constant, and the value whose shape it follows."""
     first = recordings[0]
     constants = [each.calls[number].callee for each in recordings]
     send = chainer.get_device("@numpy").send
     # A layer keeps no array that records operations.
     arrays = [np.asarray(send(each.array)) for each in constants]
+    chooses = _chooses_of_samples(first, number)
     for anchor in _anchors(first, number):
-        rule = _rule(arrays, [each.shape(anchor) for each in recordings])
+        shapes = [each.shape(anchor) for each in recordings]
+        if chooses and all(map(_are_positions, arrays, shapes)):
+            return SamplePositions(arrays[0].dtype), anchor
+        rule = _rule(arrays, shapes)
         if rule is not None:
             return ConstantLayer(*rule, constants[0].is_variable), anchor
     who, place = "forward returns", None
@@ -124,6 +159,30 @@ def _settle(
             who, place = f"{call.title} reads", call.place
             break
     raise unknown(who, arrays[0], place)
+
+
+def _chooses_of_samples(recording: Recording, number: int) -> bool:
+    """Returns whether an array is only an index along the axis of samples."""
+    value = Value(number, 0)
+    users = [call for call in recording.calls if value in call.inputs]
+    for call in users:
+        if isinstance(call.callee, GetItem):
+            key = call.callee.slices
+        elif isinstance(call.callee, ArrayOperation) and call.callee.name == "getitem":
+            key = call.callee.arguments["argument_1"]
+        else:
+            return False
+        first = key[0] if isinstance(key, tuple) else key
+        if not isinstance(first, Slot) or call.inputs[first.number] != value:
+            return False
+        if call.inputs.count(value) > 1:
+            return False
+    return bool(users) and value not in recording.outputs
+
+
+def _are_positions(array: np.ndarray, shape: Shape) -> bool:
+    is_whole = array.dtype.kind in "iu" and array.ndim == 1
+    return is_whole and np.array_equal(array, np.arange(shape[0]))
 
 
 def _anchors(recording: Recording, number: int) -> Iterable[Value]:

@@ -32,7 +32,7 @@ from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
 from divisible.chains.arguments import Seen, arguments, fill, followed
 from divisible.chains.array_operations import ArrayOperation
 from divisible.chains.calls import ChainError
-from divisible.chains.constants import ConstantLayer
+from divisible.chains.constants import SizedArray
 from divisible.chains.slots import first_slot, has_slots, put_in
 
 
@@ -137,7 +137,7 @@ def function_layer(seen: Sequence[Seen]) -> Callable[..., Any]:
             of inputs.
     """
     function = seen[0].call.callee
-    if isinstance(function, ConstantLayer):
+    if isinstance(function, SizedArray):
         return function
     follows, n_anchors = followed(seen), seen[0].call.n_anchors
     if isinstance(function, ArrayOperation):

@@ -119,3 +119,32 @@ def test_a_table_that_is_changed_in_place_is_followed():
 def test_a_text_has_a_checksum():
     one, other = ConstantLayer(np.zeros(2), {}), ConstantLayer(np.ones(2), {})
     assert str(one) != str(other) and "float64, (2,)" in str(one)
+
+
+def last_words(self, x):
+    known = (x[:, :, 0] > -1).sum(axis=1)
+    h = self.a(x)
+    return self.a(h[self.xp.arange(len(x)), known - 1][:, None])
+
+
+def test_positions_of_samples_choose_one_element_of_each():
+    chain, x = build(last_words), X.copy()
+    x[1, 3:] = x[2, 1:] = -2
+    model = from_chain(chain, x)
+    longer = np.concatenate([x, x[::-1], x])
+    for each in (x[:1], longer):
+        np.testing.assert_array_equal(model(each).array, chain(each).array)
+
+
+def test_positions_of_samples_that_are_numbers_are_refused():
+    def numbered(self, x):
+        return self.a(x) * self.xp.arange(len(x), dtype=np.float32)[:, None, None]
+
+    def chosen_and_added(self, x):
+        positions = self.xp.arange(len(x))
+        h = self.a(x)
+        return h + (h[positions, 0] * positions[:, None])[:, None]
+
+    for call in (numbered, chosen_and_added):
+        with pytest.raises(ValueError, match="no constant"):
+            from_chain(build(call), X)
