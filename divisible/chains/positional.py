@@ -123,7 +123,10 @@ def _refused(name: str, argument: _Argument) -> ChainError:
         value = value.value
     kind = type(value).__name__
     if isinstance(value, (list, tuple, dict)):
-        given = f"a {kind}, {argument.name}={short(value)}"
+        is_of_arrays = value and all(map(is_plain, value))
+        content = f" of {len(value)} arrays" if is_of_arrays else ""
+        shown = "" if is_of_arrays else f"={short(value)}"
+        given = f"a {kind}{content}, {argument.name}{shown}"
         cure = (
             "put what makes it, and the call, into the forward of a link of its own, or"
             " give its arrays one by one, or joined by F.concat or F.stack"

@@ -139,5 +139,5 @@ def test_a_list_in_a_call_is_refused_with_its_line():
     with pytest.raises(ValueError) as caught:
         from_chain(Bidirectional(), X)
     text = str(caught.value)
-    assert "/rnn (NStepLSTM) is called with a list, xs=" in text
+    assert "/rnn (NStepLSTM) is called with a list of 3 arrays, xs," in text
     assert "[row[None] for row in x]" in text and text.count("\n") < 10

@@ -42,7 +42,7 @@ def test_arguments_at_their_defaults_are_left_out(args, kwargs, expected):
         ((X, Y, 2), {}, "it is called with scale=2"),
         ((X, Y, True), {}, "it is called with scale=True"),
         ((X,), {"mode": "b"}, "it is called with mode='b'"),
-        (([X, Y],), {}, "it is called with a list, x="),
+        (([X, Y],), {}, "it is called with a list of 2 arrays, x,"),
         ((X, Y, 1, 2), {}, "it is called with argument 2=1"),
     ],
 )
