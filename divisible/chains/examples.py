@@ -14,6 +14,7 @@ from divisible.chains.preserved_state import alike_run, changed_parameters
 from divisible.chains.recording import run
 from divisible.chains.resolving import resolve
 from divisible.chains.sizes import Example, other_sizes
+from divisible.chains.written_weights import Weights
 
 
 def recorded_examples(
@@ -40,9 +41,11 @@ def recorded_examples(
             call that no layer can make.
     """
 
-    def recorded(minibatch: tuple, seed: int = 0) -> Example:
+    def recorded(
+        minibatch: tuple, seed: int = 0, weights: Weights | None = None
+    ) -> Example:
         with alike_run(chain, train=True, seed=seed):
-            noted = run(chain, forward, minibatch, depth, as_variables)
+            noted = run(chain, forward, minibatch, depth, as_variables, weights)
             return Example(minibatch, resolve(chain, noted))
 
     def attempt(minibatch: tuple) -> Example | None:
@@ -58,10 +61,10 @@ def recorded_examples(
     with changed_parameters(chain):
         try:
             try:
-                other = recorded(varied, seed=1)
+                other = recorded(varied, 1, Weights(chain))
             except ForwardError:
                 # A forward may accept these integers only.
-                other = recorded(more, seed=1)
+                other = recorded(more, 1, Weights(chain))
         except ForwardError as error:
             shapes = " and ".join(str(x.shape) for x in more)
             raise ForwardError(
@@ -143,6 +146,8 @@ def _check_used(recording: Recording) -> None:
         raise ChainError(
             f"what {call.title} returns is not used for what forward returns: its"
             f" parameters would have no gradient. Leave the call out, or let forward"
-            f" use the variable that it returns, and not its array",
+            f" use the variable that it returns, and not its array. A loop over the"
+            f" steps of a link that keeps a state, as L.LSTM does, belongs into a link"
+            f" of its own",
             call.place,
         )

@@ -26,16 +26,21 @@ _NAMES = ("array", "data")
 
 
 @contextmanager
-def reported_arrays(read: Callable[[Variable, Any], Any]) -> Iterator[None]:
-    """Reports arrays of variables that the code of a user reads, in this thread.
+def reported_arrays(
+    read: Callable[[Variable, Any], Any], write: Callable[[Variable], None]
+) -> Iterator[None]:
+    """Reports arrays of variables that a user's code reads and sets, in this thread.
 
     Args:
         read: Function of the variable and its array; the code gets its result.
+        write: Function of a variable that gets another array.
     """
     before = {name: vars(Variable)[name] for name in _NAMES}
     try:
         for name, each in before.items():
-            setattr(Variable, name, _reporting(each, read, threading.get_ident()))
+            setattr(
+                Variable, name, _reporting(each, read, write, threading.get_ident())
+            )
         yield
     finally:
         for name, each in before.items():
@@ -43,7 +48,10 @@ def reported_arrays(read: Callable[[Variable, Any], Any]) -> Iterator[None]:
 
 
 def _reporting(
-    before: property, read: Callable[[Variable, Any], Any], thread: int
+    before: property,
+    read: Callable[[Variable, Any], Any],
+    write: Callable[[Variable], None],
+    thread: int,
 ) -> property:
     def get(self: Variable) -> Any:
         array = before.fget(self)
@@ -51,4 +59,9 @@ def _reporting(
             return array
         return read(self, array)
 
-    return property(get, before.fset, before.fdel, before.__doc__)
+    def set_array(self: Variable, array: Any) -> None:
+        if threading.get_ident() == thread and is_users(sys._getframe(1)):
+            write(self)
+        before.fset(self, array)
+
+    return property(get, set_array, before.fdel, before.__doc__)

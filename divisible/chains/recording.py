@@ -34,6 +34,7 @@ from divisible.chains.random_draws import refused_draws
 from divisible.chains.read_arrays import reported_arrays
 from divisible.chains.slots import Slot, take_out
 from divisible.chains.traced_arrays import traced
+from divisible.chains.written_weights import Weights, changed
 
 #: Attributes of functions that are no arguments.
 _OF_CALLS = {"_input_layouts", "stack", "_cnt", "_node", "_owned_node"}
@@ -80,6 +81,7 @@ def run(
     inputs: Sequence[Any],
     depth: int,
     as_variables: bool,
+    weights: Weights | None = None,
 ) -> Run:
     """Calls a chain's forward, and notes the calls in it.
 
@@ -89,12 +91,14 @@ def run(
         inputs: The arrays to call it with.
         depth (int): How many levels of links are taken apart.
         as_variables (bool): Whether the forward gets variables in place of arrays.
+        weights (Weights): Parameters to compare before and after calls of links;
+            ``None`` not to compare them.
 
     Raises:
         ForwardError: If the forward raises an error.
         ChainError: If no layer can make a call.
     """
-    watch = _Watch(chain, depth)
+    watch = _Watch(chain, depth, weights)
     given = given_to(inputs, as_variables)
     if not as_variables:
         # CuPy's arrays are given as they are, and operations on them are not noted.
@@ -102,10 +106,12 @@ def run(
     watch.given = given
     hooks = _Links(watch), _Functions(watch)
     try:
-        reports = reported_calls(chain, watch), reported_arrays(watch.read)
+        reports = reported_calls(chain, watch), reported_arrays(watch.read, watch.write)
         draws = refused_draws(watch.refuse_draw)
         with hooks[0], hooks[1], reports[0], reports[1], recorded_arrays(watch), draws:
             result = call_forward(forward, given)
+            if weights is not None:
+                weights.check(chain.params(), None)
     finally:
         watch.is_over = True
     return Run(given, watch.noted, result)
@@ -150,7 +156,9 @@ class _Entered(NamedTuple):
 class _Watch:
     """The position of a running forward in the hierarchy of links."""
 
-    def __init__(self, chain: chainer.Chain, depth: int) -> None:
+    def __init__(
+        self, chain: chainer.Chain, depth: int, weights: Weights | None
+    ) -> None:
         self.noted: list[Noted] = []
         self.given: list[Any] = []
         self.is_over = False
@@ -158,6 +166,7 @@ class _Watch:
         self._train = chainer.config.train
         self._chain = chain
         self._depth = depth
+        self._weights = weights
         self._paths = link_paths(chain)
         self._entered: list[_Entered] = []
         # The number of entered calls in the noted one, if there is one.
@@ -192,6 +201,8 @@ class _Watch:
                 place,
             )
         path = self._paths[id(link)]
+        if self._weights is not None:
+            self._weights.check(link.params(), place)
         inputs = self._checked(link, title(link, path), args, kwargs, place)
         self.noted.append(Noted(link, path, inputs, place))
 
@@ -226,6 +237,8 @@ class _Watch:
             return
         if self._within == len(self._entered):
             self._within = None
+            if self._weights is not None:
+                self._weights.keep(link.params())
             outputs = result if isinstance(result, tuple) else (result,)
             for value in outputs:
                 if not is_plain(value):
@@ -274,6 +287,13 @@ class _Watch:
             return array
         self.note(ArrayOperation(_array, (Slot(0),), {}), (variable,), (array,))
         return traced(array, self)
+
+    def write(self, variable: Variable) -> None:
+        """Raises the error of a forward that gives a parameter another array."""
+        if self.is_on and isinstance(variable, chainer.Parameter):
+            params = self._chain.namedparams()
+            paths = [path for path, param in params if param is variable]
+            raise changed(paths[0] if paths else str(variable.name), _place())
 
     def refuse_draw(self) -> None:
         """Raises the error of a forward that draws random numbers itself."""
