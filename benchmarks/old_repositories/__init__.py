@@ -1,0 +1,19 @@
+"""Public repositories of Chainer's years, run as they are on today's Python.
+
+    python -m benchmarks.old_repositories DIR
+
+DIR has source trees that the reader fetched, each in a folder OWNER+NAME, at the commit
+that the table of programs names. Nothing of them is part of this project. The programs
+are run in the folder that the table names, which is on the path of modules as well.
+
+::
+
+    program       a program: where it is, what it needs, its data
+    programs      the table, by kind
+    made_up       data that are generated in the place of downloads
+    environments  an environment for each repository, beside this project
+    trial         one run of a program
+    processes     processes with a deadline, in copies of trees
+    recording     within that run: losses and times of steps
+    comparing     losses with kernels and without, and the verdict
+"""

@@ -1,0 +1,167 @@
+"""Runs the programs, compares their losses and writes the table."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.common.results import Result, command, machine, ratios
+from benchmarks.old_repositories import comparing
+from benchmarks.old_repositories.environments import environment
+from benchmarks.old_repositories.made_up import data_sets
+from benchmarks.old_repositories.program import Program
+from benchmarks.old_repositories.programs import PROGRAMS
+from benchmarks.old_repositories.trial import Run, Way, run
+
+#: Ways that are tried in turn, until a program runs.
+WAYS = (Way(), Way(modes="names,cupy"), Way(modes="names,cupy,chainer1"))
+CHAINER_1 = (WAYS[0], WAYS[2])
+
+
+class Places(NamedTuple):
+    """Folders.
+
+    Attributes:
+        trees: Source trees of the repositories.
+        data_sets: Chainer's data sets.
+        environments: An environment for each repository.
+    """
+
+    trees: Path
+    data_sets: Path
+    environments: Path
+
+
+class Found(NamedTuple):
+    """How a program ran.
+
+    Attributes:
+        words: Help that it needed, or the error that stopped it.
+        run: Its run with kernels, or its last failure.
+        way: How.
+        python: The interpreter of its environment.
+    """
+
+    words: str
+    run: Run
+    way: Way
+    python: Path
+
+
+def first_way(program: Program, places: Places, seconds: float) -> Found:
+    """Runs a program with more and more help, until it trains."""
+    numpy = [each for each in program.needs if each.startswith("numpy")]
+    needs = tuple(each for each in program.needs if each not in numpy)
+    folder = places.environments / program.name
+    python, failure = environment(folder, needs, seconds)
+    done = Run([], [], failure, failure)
+    if failure:
+        return Found(f"stopped: {failure}", done, WAYS[0], python)
+    ways = list(CHAINER_1 if program.is_chainer_1 else WAYS)
+    if program.change:
+        ways.append(ways[-1]._replace(change=True))
+    tried = [(way, python, "") for way in ways]
+    if numpy:
+        older, failure = environment(Path(f"{folder}+numpy"), program.needs, seconds)
+        if not failure:
+            condition = numpy[0].removeprefix("numpy")
+            tried += [(way, older, condition) for way in ways]
+    for way, interpreter, version in tried:
+        done = run(program, places.trees, interpreter, places.data_sets, way)
+        if not done.failure:
+            words = comparing.help_needed(program, way, version)
+            return Found(words, done, way, interpreter)
+    return Found(f"stopped: {done.failure}", done, way, python)
+
+
+def compared(
+    program: Program, found: Found, places: Places, rounds: int
+) -> tuple[str, str]:
+    """Returns how the losses agree with those without kernels, and the times."""
+
+    def again(**changes) -> Run:
+        way = found.way._replace(**changes)
+        return run(program, places.trees, found.python, places.data_sets, way)
+
+    without = again(kernels=False)
+    apart, nudged = comparing.difference(found.run, without), None
+    if apart > comparing.ROUNDING:
+        other = again(kernels=False, nudge=comparing.LAST_BITS)
+        nudged = comparing.difference(other, without)
+    times = ""
+    if rounds:
+        ours, stock = [], []
+        for _ in range(rounds):
+            ours.append(comparing.seconds_of_step(again()))
+            stock.append(comparing.seconds_of_step(again(kernels=False)))
+        times = f"{min(stock):.4f} {min(ours):.4f} {ratios(ours, stock)}"
+    return comparing.agreement(apart, nudged), times
+
+
+def main() -> None:
+    """Runs all programs and writes the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("trees", type=Path, metavar="DIR", help="source trees, in folders OWNER+NAME")
+    add("--only", nargs="*", default=[], help="repositories with these in their names")
+    add("--kinds", nargs="*", default=[], help="kinds of networks")
+    add("--rounds", type=int, default=3, help="timed runs of each, in turn")
+    add("--no-timing", action="store_true", help="compare losses alone")
+    add("--environments", type=Path, help="where environments stay for the next run")
+    add("--timeout", type=float, default=900, help="seconds of an installation")
+    add("--show", action="store_true", help="print all that failing programs print")
+    add("--output", type=Path)
+    arguments = parser.parse_args()
+    result = Result("old_repositories", arguments.output)
+    result.write(command(), machine("chainer", "numpy"), "")
+    if arguments.no_timing:
+        result.write("Steps were not timed.", "")
+    head = f"{'repository':44} {'kind':22} {'for':5}"
+    result.write(f"{head} ran, losses with kernels against without, seconds of a step")
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        sets = Path(folder, "data_sets")
+        data_sets.write(sets, 60000, 10000)
+        places = Places(
+            arguments.trees.resolve(),
+            sets,
+            (arguments.environments or Path(folder, "environments")).resolve(),
+        )
+        for program in chosen(arguments.only, arguments.kinds):
+            words, line = row(program, places, arguments)
+            found.append((program, words))
+            result.write(line)
+    result.write("", *comparing.counts(found))
+    result.save()
+
+
+def chosen(only: list[str], kinds: list[str]) -> list[Program]:
+    """Returns the programs whose names have one of these, of these kinds."""
+    return [
+        program
+        for program in PROGRAMS
+        if (not only or any(each in program.repository for each in only))
+        and (not kinds or program.kind in kinds)
+    ]
+
+
+def row(program: Program, places: Places, arguments) -> tuple[str, str]:
+    """Runs a program; returns what it needed, and its line."""
+    head = f"{program.repository:44} {program.kind:22} {program.chainer:5}"
+    if program.beyond:
+        return f"stopped: {program.beyond}", f"{head} {program.beyond}"
+    found = first_way(program, places, arguments.timeout)
+    if found.words.startswith("stopped"):
+        if arguments.show:
+            print(found.run.output)
+        return found.words, f"{head} {found.words}"
+    rounds = 0 if arguments.no_timing else arguments.rounds
+    agree, times = compared(program, found, places, rounds)
+    line = f"{head} {found.words}; {agree}; {times}"
+    return found.words, line.rstrip("; ")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Programs of this project that call models of others."""

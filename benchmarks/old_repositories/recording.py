@@ -1,0 +1,109 @@
+"""Runs a script, and records the losses and times of its steps.
+
+    python -m benchmarks.old_repositories.recording SETTINGS.json
+
+Each call of ``Variable.backward`` is a step: the sum of the array that it starts from
+is the loss. After so many steps the process ends. The script itself is not changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import runpy
+import sys
+import time
+from pathlib import Path
+
+
+class Enough(BaseException):
+    """All steps were recorded. No script catches it as an ``Exception``."""
+
+
+class Recorder:
+    """Losses and times of steps.
+
+    Args:
+        steps (int): Steps to record.
+        nudge (float): Relative change of all parameters after the first step, which
+            shows how much rounding matters.
+    """
+
+    def __init__(self, steps: int, nudge: float = 0.0) -> None:
+        self.losses: list[float] = []
+        self.times: list[float] = []
+        self._steps = steps
+        self._nudge = nudge
+        self._process = os.getpid()
+
+    def install(self) -> None:
+        """Records what ``Variable.backward`` is called for, from now on."""
+        import chainer
+
+        original = chainer.Variable.backward
+
+        def backward(variable, *args, **kwargs):
+            # Workers of an iterator may train nothing; if they do, it is their own.
+            if os.getpid() == self._process:
+                self.step(variable)
+            return original(variable, *args, **kwargs)
+
+        chainer.Variable.backward = backward
+
+    def step(self, variable) -> None:
+        """Records a step.
+
+        Raises:
+            Enough: If all have been recorded.
+        """
+        self.times.append(time.perf_counter())
+        if len(self.losses) == self._steps:
+            raise Enough
+        self.losses.append(float(variable.array.sum()))
+        if self._nudge and len(self.losses) == 1:
+            self._change_parameters()
+
+    def _change_parameters(self) -> None:
+        import gc
+
+        import chainer
+        import numpy as np
+
+        own = np.random.RandomState(0)
+        for each in gc.get_objects():
+            if isinstance(each, chainer.Parameter) and each.array is not None:
+                factors = 1 + self._nudge * own.choice([-1.0, 1.0], each.shape)
+                each.array *= factors.astype(each.dtype)
+
+
+def main() -> None:
+    """Runs the script of the settings, and writes what was recorded."""
+    settings = json.loads(Path(sys.argv[1]).read_text())
+    script, *arguments = settings["arguments"]
+    recorder = Recorder(settings["steps"], settings["nudge"])
+    recorder.install()
+    seed = settings["seed"]
+    import numpy as np
+
+    random.seed(seed)
+    np.random.seed(seed)
+    sys.argv[:] = [script, *arguments]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    # A driver of ours lies elsewhere, and its model here.
+    sys.path[1:1] = [os.getcwd()] * (sys.path[0] != os.getcwd())
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except (Enough, SystemExit) as end:
+        if isinstance(end, SystemExit) and end.code not in (None, 0):
+            raise
+    finally:
+        record = {"losses": recorder.losses, "times": recorder.times}
+        Path(settings["output"]).write_text(json.dumps(record))
+    sys.stdout.flush()
+    # Threads and workers of the script would wait for more steps.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

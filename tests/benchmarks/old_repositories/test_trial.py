@@ -1,0 +1,112 @@
+"""Runs of a small script of our own, as if it were another's."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.old_repositories import comparing
+from benchmarks.old_repositories.__main__ import Places, compared, first_way
+from benchmarks.old_repositories.made_up import data_sets, texts
+from benchmarks.old_repositories.program import Change, Program
+from benchmarks.old_repositories.trial import Way, run
+
+SCRIPT = """
+import sys
+import chainer, numpy
+import chainer.functions as F, chainer.links as L
+{imports}
+train, _ = chainer.datasets.get_mnist()
+model = L.Classifier(L.Linear(784, 10))
+optimizer = chainer.optimizers.SGD().setup(model)
+for batch in chainer.iterators.SerialIterator(train, 10):
+    loss = model(*chainer.dataset.concat_examples(batch))
+    model.cleargrads()
+    loss.backward()
+    optimizer.update()
+    print(open(sys.argv[1]).read())
+"""
+AS_IT_IS = Way()
+PROGRAM = Program(
+    "owner/name",
+    "0",
+    kind="classification",
+    chainer="4",
+    command="train.py words.txt",
+    data=(texts.lines("words.txt", ["hello"]),),
+    steps=3,
+    seconds=120,
+)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    root = tmp_path_factory.mktemp("repositories")
+    data_sets.write(root / "sets", 100, 20)
+    (root / "trees" / "owner+name").mkdir(parents=True)
+    return Places(root / "trees", root / "sets", root / "environments")
+
+
+def write(places, imports=""):
+    script = places.trees / "owner+name" / "train.py"
+    script.write_text(SCRIPT.format(imports=imports))
+
+
+def test_losses_are_recorded_and_compared_with_those_without_kernels(places):
+    write(places)
+    found = first_way(PROGRAM, places, 60)
+    assert (found.words, found.run.failure) == ("unchanged", "")
+    assert len(found.run.losses) == 3 and len(found.run.times) == 4
+    assert "hello" in found.run.output
+    agree, times = compared(PROGRAM, found, places, 0)
+    assert "DIFFERENT" not in agree and times == ""
+    # The tree itself is as it was.
+    assert [each.name for each in (places.trees / "owner+name").iterdir()] == [
+        "train.py"
+    ]
+
+
+def test_help_is_given_in_turn_until_the_script_runs(places):
+    write(places, "numpy.float(1); import cupy")
+    found = first_way(PROGRAM, places, 60)
+    assert found.words in ("CHAINER_COMPAT=names,cupy", "CHAINER_COMPAT=names")
+    changed = PROGRAM._replace(change=Change("train.py", 5, "pass"))
+    write(places, "raise ValueError('not here')")
+    assert first_way(changed, places, 60).words.startswith("one changed line")
+
+
+def one(places, program, way=AS_IT_IS):
+    return run(program, places.trees, Path(sys.executable), places.data_sets, way)
+
+
+def test_failures_are_named(places):
+    write(places, "raise ValueError('not here')")
+    assert one(places, PROGRAM).failure == "ValueError: not here"
+    write(places, "import time; time.sleep(60)")
+    assert one(places, PROGRAM._replace(seconds=4)).failure == "not done in time"
+    write(places, "sys.exit()")
+    assert one(places, PROGRAM).failure == "ended without training"
+    with pytest.raises(FileNotFoundError, match="Fetch a/b at 0"):
+        one(places, PROGRAM._replace(repository="a/b"))
+
+
+def test_other_last_bits_change_losses_a_little(places):
+    write(places)
+    plain = one(places, PROGRAM, Way(kernels=False))
+    nudged = one(places, PROGRAM, Way(kernels=False, nudge=1e-3))
+    assert 1e-9 < comparing.difference(nudged, plain) < 1e-1
+    assert nudged.losses[0] == plain.losses[0]
+
+
+def test_a_driver_trains_a_model_of_the_tree(places):
+    module = "import chainer.links as L\nclass Net(L.Linear): pass\n"
+    (places.trees / "owner+name" / "net.py").write_text(module)
+    driver = PROGRAM._replace(
+        command="with_model.py net 'Net(3, 2)' f4:4,3 'i4<2:4' --loss"
+        " softmax_cross_entropy"
+    )
+    try:
+        done = one(places, driver)
+    finally:
+        (places.trees / "owner+name" / "net.py").unlink()
+    assert done.failure == "" and len(done.losses) == 3
