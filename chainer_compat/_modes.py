@@ -5,7 +5,7 @@
     CHAINER_COMPAT=names,cupy python train.py
     python -m chainer_compat run train.py
 
-    names      names that NumPy and Python removed, from the first use of one on
+    names      names that NumPy, Python and Chainer removed, from their first use on
     cupy       CuPy's former module names; without CuPy, a module that names the cause
     chainer1   arguments, functions and classes of Chainer 1
 

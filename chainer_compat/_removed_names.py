@@ -6,13 +6,15 @@
                     -> _numpy_aliases.enable(), and one warning
                     -> numpy.float is float, as all of the names
 
-Methods of classes, such as ``Thread.isAlive``, are added at once, without a warning.
+Modules that Chainer renamed are found by ``_moved_modules``. Methods of classes, such as
+``Thread.isAlive``, are added at once, without a warning.
 """
 
 import inspect
 import sys
 from contextlib import contextmanager
 
+from chainer_compat import _moved_modules
 from chainer_compat._after_import import after_import
 from chainer_compat._same_module import spec_of
 from chainer_compat._warned import tell
@@ -27,6 +29,7 @@ def enable() -> None:
     _enabled.append(True)
     after_import("numpy", _watch_numpy)
     _watch_python()
+    _moved_modules.enable()
 
 
 class _Finder:
