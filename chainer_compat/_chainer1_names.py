@@ -1,7 +1,8 @@
-"""Functions of Chainer 1 that are links or functions by other names today."""
+"""Functions of Chainer 1 that are links today, and methods of optimizers."""
 
 import importlib
 
+from chainer_compat import _function_classes
 from chainer_compat._warned import tell
 
 #: Names in ``chainer.functions`` that became links.
@@ -20,70 +21,11 @@ LINKS = [
     "Parameter",
 ]
 
-#: Classes of functions, with the functions that do the same.
-CLASSES = {
-    "Accuracy": "accuracy",
-    "AveragePooling2D": "average_pooling_2d",
-    "BatchMatMul": "batch_matmul",
-    "ClippedReLU": "clipped_relu",
-    "Concat": "concat",
-    "Copy": "copy",
-    "CrossCovariance": "cross_covariance",
-    "Dropout": "dropout",
-    "ELU": "elu",
-    "Exp": "exp",
-    "ExpandDims": "expand_dims",
-    "Gaussian": "gaussian",
-    "LSTM": "lstm",
-    "LeakyReLU": "leaky_relu",
-    "LocalResponseNormalization": "local_response_normalization",
-    "Log": "log",
-    "LogSoftmax": "log_softmax",
-    "MatMul": "matmul",
-    "MaxPooling2D": "max_pooling_2d",
-    "Maxout": "maxout",
-    "MeanSquaredError": "mean_squared_error",
-    "ReLU": "relu",
-    "Reshape": "reshape",
-    "Sigmoid": "sigmoid",
-    "SigmoidCrossEntropy": "sigmoid_cross_entropy",
-    "Softmax": "softmax",
-    "SoftmaxCrossEntropy": "softmax_cross_entropy",
-    "Softplus": "softplus",
-    "SpatialPyramidPooling2D": "spatial_pyramid_pooling_2d",
-    "SplitAxis": "split_axis",
-    "Sum": "sum",
-    "SwapAxes": "swapaxes",
-    "Tanh": "tanh",
-    "Transpose": "transpose",
-    "Unpooling2D": "unpooling_2d",
-}
 #: Names that cannot be given back, with the line that works.
 _GONE = {
     "VariationalLoss": "F.gaussian_kl_divergence(mean, ln_var)",
     "caffe": "chainer.links.caffe.CaffeFunction(path)",
 }
-
-
-class Function:
-    """A function with its arguments, which is called with its inputs.
-
-    Args:
-        name (str): Name of the function of today.
-        function: The function.
-        args: Arguments behind the inputs.
-        kwargs: Further arguments.
-    """
-
-    def __init__(self, name, function, args, kwargs) -> None:
-        self._name, self._function = name, function
-        self._args, self._kwargs = args, kwargs
-
-    def __call__(self, *inputs):
-        """Applies the function to variables or arrays."""
-        if self._name == "concat":
-            inputs = (inputs,)
-        return self._function(*inputs, *self._args, **self._kwargs)
 
 
 def function_class(name):
@@ -95,23 +37,9 @@ def function_class(name):
     if name in LINKS:
         tell("links", f"F.{name} became a link: write L.{name}, of chainer.links")
         return getattr(importlib.import_module("chainer.links"), name)
-    functions = importlib.import_module("chainer.functions")
-    if name in CLASSES:
-        today = CLASSES[name]
-        tell(
-            "classes",
-            f"F.{name}(...)(x) is F.{today}(x, ...) today, which chainer_compat calls",
-        )
-        function = getattr(functions, today)
-
-        def make(*args, **kwargs):
-            return Function(today, function, args, kwargs)
-
-        make.__name__ = name
-        return make
     if name in _GONE:
         raise AttributeError(f"F.{name} of Chainer 1 is gone: write {_GONE[name]}")
-    raise AttributeError(f"module 'chainer.functions' has no attribute {name!r}")
+    return _function_classes.function_class(name)
 
 
 def zero_grads(self) -> None:

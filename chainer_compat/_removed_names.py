@@ -6,14 +6,16 @@
                     -> _numpy_aliases.enable(), and one warning
                     -> numpy.float is float, as all of the names
 
-Modules that Chainer renamed are found by ``_moved_modules``. Methods of classes, such as
-``Thread.isAlive``, are added at once, without a warning.
+Modules that Chainer renamed are found by ``_moved_modules``, and classes of functions
+by ``_function_classes``. Methods of classes, such as ``Thread.isAlive``, are added at
+once, without a warning.
 """
 
 import inspect
 import sys
 from contextlib import contextmanager
 
+import chainer_compat
 from chainer_compat import _moved_modules
 from chainer_compat._after_import import after_import
 from chainer_compat._same_module import spec_of
@@ -30,6 +32,7 @@ def enable() -> None:
     after_import("numpy", _watch_numpy)
     _watch_python()
     _moved_modules.enable()
+    chainer_compat.plug_in("chainer_compat._function_classes")
 
 
 class _Finder:
