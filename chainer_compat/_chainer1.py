@@ -13,6 +13,7 @@
     F.MaxPooling2D(2)(x)            F.max_pooling_2d(x, 2)
     chainer.FunctionSet(a=...)      a Chain
     optimizer.zero_grads()          target.cleargrads()
+    StandardUpdater, Evaluator      as_variable(x) of each array of a minibatch
 
 Chainer's modules are changed in memory while they are loaded. One warning is given for
 each kind of change, at its first use.
@@ -258,6 +259,12 @@ def _change_optimizer(optimizer) -> None:
             setattr(optimizer.Optimizer, function.__name__, function)
 
 
+def _change_training(module) -> None:
+    from chainer_compat import _chainer1_training
+
+    _chainer1_training.change(module)
+
+
 def _change_root(chainer) -> None:
     from chainer_compat import _chainer1_sets
 
@@ -270,5 +277,7 @@ _CHANGES = {
     "chainer.functions": _change_functions,
     "chainer.links": _change_links,
     "chainer.optimizer": _change_optimizer,
+    "chainer.training.extensions.evaluator": _change_training,
+    "chainer.training.updaters.standard_updater": _change_training,
     "chainer.variable": _change_variable,
 }

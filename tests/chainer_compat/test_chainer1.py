@@ -101,6 +101,46 @@ def test_a_script_for_chainer_1_runs_as_it_is(tmp_path):
         assert sum(kind in line for line in told) == 1, (kind, told)
 
 
+TRAINING = """
+    import numpy as np
+    import chainer
+    from chainer import training
+    from chainer.training import extensions
+
+    class Net(chainer.Chain):
+        def __init__(self):
+            super(Net, self).__init__(l=chainer.links.Linear(4, 2))
+
+        def __call__(self, x, t):
+            x.data = x.data.reshape(-1, 4)
+            loss = chainer.functions.softmax_cross_entropy(self.l(x), t)
+            chainer.report({"loss": loss}, self)
+            return loss
+
+    data = chainer.datasets.TupleDataset(
+        np.ones((6, 2, 2), "f"), np.arange(6, dtype="i") % 2
+    )
+    model = Net()
+    optimizer = chainer.optimizers.SGD()
+    optimizer.setup(model)
+    iterator = chainer.iterators.SerialIterator(data, 3)
+    updater = training.StandardUpdater(iterator, optimizer)
+    updater.update()
+    test = chainer.iterators.SerialIterator(data, 3, repeat=False, shuffle=False)
+    result = extensions.Evaluator(test, model)()
+    assert set(result) == {"main/loss"}
+    print("done")
+"""
+
+
+def test_updaters_and_evaluators_pass_variables(tmp_path):
+    command = "-m", "chainer_compat", "run", "--compat", "chainer1"
+    result = done(run(tmp_path, TRAINING, *command))
+    assert result.stdout == "done\n" and "as_variable(x)" in result.stderr
+    plain = run(tmp_path, TRAINING, "-m", "chainer_compat", "run")
+    assert plain.returncode == 1 and "memoryview" in plain.stderr
+
+
 def test_after_chainer_it_is_too_late(tmp_path):
     text = """
         import chainer
