@@ -50,6 +50,8 @@ class _Active(threading.local):
     unsized: Collection[int] = ()
     # The position of the layer whose stream is in use.
     position: int | None = None
+    # The words that seeded the stream in use.
+    words: list[int] | None = None
     # Holds the waiting seed of NumPy's generator, within `restored_random_state`.
     seeds: Any = None
     # CuPy's module of generators, on a GPU.
@@ -123,7 +125,7 @@ def restored_random_state(device: Any = None) -> Iterator[None]:
         yield
         return
     with waiting_seeds() as seeds:
-        _active.seeds = seeds
+        _active.seeds, _active.words = seeds, None
         try:
             if isinstance(device, cuda.GpuDevice):
                 with chainer.using_device(device), _philox():
@@ -210,6 +212,22 @@ def begin_stream(key: RandomKey, position: int) -> None:
         _seed([*_words(key), position])
 
 
+def stream_words() -> list[int] | None:
+    """Returns the words that seed the stream in use, for generators of other libraries.
+
+    Each beginning of a stream has a list of its own.
+
+    Returns:
+        Words of 32 bits; ``None`` outside of :func:`keyed_random_state`, and before its
+        first layer.
+
+    Example:
+        >>> stream_words() is None
+        True
+    """
+    return None if _active.seeds is None else _active.words
+
+
 def has_drawn() -> bool:
     """Returns whether NumPy's generator was drawn from since the stream began."""
     return _active.seeds is not None and _active.seeds.waiting is None
@@ -234,7 +252,7 @@ def _words(key: RandomKey) -> list[int]:
 
 
 def _seed(words: list[int]) -> None:
-    _active.seeds.waiting = words
+    _active.seeds.waiting = _active.words = words
     if _active.gpu_random is not None:
         # CuPy converts to uint64, which NumPy 2 refuses for Python's integers.
         seed = np.random.SeedSequence(words).generate_state(1, np.uint64)[0]

@@ -100,6 +100,9 @@ def retained_arrays(outputs: Iterable[Any]) -> Iterator[Any]:
         yield from (x.data for x in function.inputs)
         yield from function._retained_output_data or ()
         yield from _attributes(function)
+        if hasattr(function, "retained"):
+            # Another library keeps them.
+            yield from function.retained()
         if isinstance(function, chainer.function.FunctionAdapter):
             yield from _attributes(function.function)
 

@@ -17,41 +17,46 @@ that the averages of links move alike on all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 import numpy as np
 from chainer import function_hook
 from chainer.functions.normalization import batch_normalization, batch_renormalization
 
+from divisible.running_averages import AveragingFunction, RunningAverage, Sample
+
 Array = Any
 
 _HOST = chainer.get_device("@numpy")
 #: Nodes of the graph that may have running averages; renormalization is old-style.
-NORMALIZING = (batch_normalization.BatchNormalization, chainer.FunctionAdapter)
-
-
-class _Sample(NamedTuple):
-    """Statistics of one microbatch, in the shape of the running averages."""
-
-    n: int
-    mean: Array
-    variance: Array  # unbiased
+NORMALIZING = (
+    batch_normalization.BatchNormalization,
+    chainer.FunctionAdapter,
+    AveragingFunction,
+)
 
 
 class _Average:
     """The running averages of one call of a function, over one minibatch."""
 
-    def __init__(self, mean: Array, variance: Array, decay: float) -> None:
+    def __init__(
+        self,
+        mean: Array,
+        variance: Array,
+        decay: float,
+        moved: Callable[[], None] | None = None,
+    ) -> None:
         self._mean, self._variance, self._decay = mean, variance, decay
-        self.samples: list[_Sample] = []
+        self._moved = moved
+        self.samples: list[Sample] = []
 
     @property
     def decay(self) -> float:
         """The part of the averages that remains when they move."""
         return self._decay
 
-    def whole(self) -> _Sample:
+    def whole(self) -> Sample:
         """Returns the statistics of all samples together, in double precision."""
         total = sum(sample.n for sample in self.samples)
         # In double precision: the means of the microbatches are subtracted.
@@ -61,7 +66,7 @@ class _Average:
             + (s.mean.astype(np.float64) - mean) ** 2 * (s.n / total)
             for s in self.samples
         )
-        return _Sample(total, mean, variance * (total / max(total - 1, 1)))
+        return Sample(total, mean, variance * (total / max(total - 1, 1)))
 
     def move(self) -> None:
         """Moves the averages as one forward of the whole minibatch would have."""
@@ -71,6 +76,8 @@ class _Average:
             new = device.send(new)
             average *= self._decay
             average += ((1 - self._decay) * new).astype(average.dtype)
+        if self._moved is not None:
+            self._moved()
 
 
 class BatchStatistics(function_hook.FunctionHook):
@@ -127,6 +134,11 @@ class BatchStatistics(function_hook.FunctionHook):
             for link in self._links()
             if {"N", "avg_mean"} <= link._persistent
         ]
+        # Averages of links that report them, which replicas share as well.
+        self._reported: list[RunningAverage] = []
+        if self._gather is not None:
+            for link in self._links():
+                self._reported += getattr(link, "running_averages", tuple)()
         self._n_microbatches = 0
         self._calls: dict[int, int] = {}
         self.is_needed = self.is_needed or bool(self._counts)
@@ -158,7 +170,7 @@ class BatchStatistics(function_hook.FunctionHook):
         n = max(1, self._n_microbatches)
         for link, before in self._counts:
             link.N = before + (link.N - before) // n
-        if self._gather is not None and self._counts:
+        if self._gather is not None and (self._counts or self._reported):
             self._share(self._gather)
         for average in self._averages.values():
             average.move()
@@ -171,22 +183,32 @@ class BatchStatistics(function_hook.FunctionHook):
         """
         links = [link for link, _ in self._counts]
         numbers = {id(link.avg_mean): i for i, link in enumerate(links)}
+        for i, its in enumerate(self._reported, len(links)):
+            numbers[its.key] = i
         mine = {}
         for (array, call), average in self._averages.items():
             if array in numbers:
                 n, mean, variance = average.whole()
-                found = _Sample(n, _HOST.send(mean), _HOST.send(variance))
+                found = Sample(n, _HOST.send(mean), _HOST.send(variance))
                 mine[numbers[array], call] = average.decay, found
         said = gather((mine, [link.N - before for link, before in self._counts]))
         for key in sorted(set().union(*(theirs for theirs, _ in said))):
-            link, call = links[key[0]], key[1]
+            number, call = key
             found = [theirs[key] for theirs, _ in said if key in theirs]
+            samples = [sample for _, sample in found]
+            if number >= len(links):
+                its = self._reported[number - len(links)]
+                average = _Average(its.mean, its.variance, found[0][0], its.moved)
+                average.samples = samples
+                self._averages[its.key, call] = average
+                continue
+            link = links[number]
             if link.avg_mean is None:
                 # The link has no size before its first call, which is still to come
                 # here.
                 continue
             average = _Average(link.avg_mean, link.avg_var, found[0][0])
-            average.samples = [sample for _, sample in found]
+            average.samples = samples
             self._averages[id(link.avg_mean), call] = average
         for i, (link, before) in enumerate(self._counts):
             link.N = before + max(counts[i] for _, counts in said)
@@ -194,6 +216,11 @@ class BatchStatistics(function_hook.FunctionHook):
     def forward_preprocess(self, function: Any, in_data: tuple) -> None:
         """Replaces the averages that a function moves by copies."""
         if not isinstance(function, NORMALIZING):
+            return
+        if isinstance(function, AveragingFunction):
+            is_averaging = chainer.config.train and function.has_averages()
+            function.collect = self._collect if is_averaging else None
+            self.is_needed = self.is_needed or is_averaging
             return
         function, names = _averages_of(function)
         if names is None or not chainer.config.train:
@@ -214,6 +241,16 @@ class BatchStatistics(function_hook.FunctionHook):
         function.decay = 0.0
         self._lent, self.is_needed = (average, (mean, variance)), True
 
+    def _collect(self, its: RunningAverage, sample: Sample) -> None:
+        """Collects the statistics that a function reports."""
+        call = self._calls.get(its.key, 0)
+        self._calls[its.key] = call + 1
+        average = self._averages.get((its.key, call))
+        if average is None:
+            average = _Average(its.mean, its.variance, its.decay(call), its.moved)
+            self._averages[its.key, call] = average
+        average.samples.append(sample)
+
     def forward_postprocess(self, function: Any, in_data: tuple) -> None:
         """Collects a function's statistics, and gives the averages back."""
         if self._lent is None or not isinstance(function, NORMALIZING):
@@ -224,7 +261,7 @@ class BatchStatistics(function_hook.FunctionHook):
         (average, arrays), self._lent = self._lent, None
         mean, variance = (getattr(function, name) for name in names)
         n = in_data[0].size // in_data[1].size
-        average.samples.append(_Sample(n, mean, variance))
+        average.samples.append(Sample(n, mean, variance))
         # ChainerMN's link reads the averages from the function.
         for name, array in zip(names, arrays):
             setattr(function, name, array)

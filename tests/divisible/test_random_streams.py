@@ -9,6 +9,7 @@ import pytest
 from chainer.backends import cuda
 
 from divisible import Divisible, RandomKey, keyed_random_state
+from divisible.random_streams import stream_words
 
 X = np.ones((4, 50), np.float32)
 
@@ -126,3 +127,24 @@ def test_negative_numbers_are_refused():
         keyed_random_state(RandomKey(-1, 0)),
     ):
         pass
+
+
+def test_other_libraries_get_the_words_of_a_stream():
+    found = []
+
+    def look(x):
+        found.append(stream_words())
+        return x
+
+    model = Divisible(look, look)
+    for step in (0, 0, 1):
+        with keyed_random_state(RandomKey(1, step)):
+            assert stream_words() is None
+            model(X)
+        assert stream_words() is None
+    assert found[0] == found[2] != found[1]
+    # Each beginning of a stream is another list.
+    assert found[0] is not found[2]
+    assert found[4] not in found[:4]
+    model(X)
+    assert found[-1] is None

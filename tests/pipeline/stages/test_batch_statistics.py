@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from divisible import Divisible
+from divisible.running_averages import AveragingFunction, RunningAverage, Sample
 from pipeline import Pipeline
 from pipeline.stages.batch_statistics import BatchStatistics
 from tests.support.equivalence import assert_close
@@ -177,3 +178,77 @@ def test_averages_that_begin_late_to_move_do_so_once_a_minibatch(recompute):
         pipe.step(x, np.zeros(8, np.int32))
     assert_close(late.mean, 0.1 * x.mean(axis=0), rtol=1e-5)
     assert_close(late.variance, 0.9 + 0.1 * x.var(axis=0, ddof=1), rtol=1e-5)
+
+
+class Averaging(AveragingFunction):
+    """Reports its statistics, as a module of another library does."""
+
+    def __init__(self, average):
+        self.average = average
+
+    def has_averages(self):
+        return True
+
+    def forward(self, inputs):
+        (x,) = inputs
+        if self.collect is not None:
+            rows = x.transpose(0, 2, 3, 1).reshape(-1, x.shape[1])
+            statistics = rows.mean(axis=0), rows.var(axis=0, ddof=1)
+            self.collect(self.average, Sample(len(rows), *statistics))
+        return (x.copy(),)
+
+
+class ReportingLink(chainer.Link):
+    def __init__(self):
+        super().__init__()
+        self.n_moves = 0
+        self.average = RunningAverage(
+            id(self), np.zeros(4), np.ones(4), lambda n: 0.9, self.moved
+        )
+
+    def moved(self):
+        self.n_moves += 1
+
+    def running_averages(self):
+        return [self.average]
+
+    def forward(self, x):
+        return Averaging(self.average).apply((x,))[0]
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(0, 99))
+def test_a_function_that_reports_moves_as_chainers_own(sizes, seed):
+    x = images(sum(sizes), seed)
+    known, link = L.BatchNormalization(4), ReportingLink()
+    known(x)
+    collect(link, x, sizes)
+    for actual, expected in zip(link.average[1:3], averages(known)):
+        assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    assert link.n_moves == 1
+    with chainer.using_config("train", False):
+        collect(link, x, sizes)
+    assert link.n_moves == 1
+
+
+def test_replicas_share_what_functions_report():
+    """Also one without samples in this minibatch."""
+    x = images(6)
+    known, links = L.BatchNormalization(4), [ReportingLink(), ReportingLink()]
+    known(x)
+    said = []
+
+    def gather(value):
+        said.append(value)
+        return said
+
+    for link, samples in zip(links, (x, x[:0])):
+        statistics = BatchStatistics(link.links, gather)
+        statistics.begin()
+        if len(samples):
+            with statistics:
+                link(samples)
+        statistics.finish()
+    for link in links:
+        assert link.n_moves == 1
+        for actual, expected in zip(link.average[1:3], averages(known)):
+            assert_close(actual, expected, rtol=1e-4, atol=1e-5)
