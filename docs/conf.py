@@ -1,5 +1,6 @@
 """How Sphinx builds the documentation: ``make docs``."""
 
+import importlib.util
 import pathlib
 import pkgutil
 import sys
@@ -33,6 +34,8 @@ default_role = "py:obj"
 # Options begin with two hyphens.
 smartquotes = False
 
+# PyTorch is an extra, which the reference of torch_layers does not need.
+autodoc_mock_imports = [] if importlib.util.find_spec("torch") else ["torch"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"

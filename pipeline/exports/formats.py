@@ -172,14 +172,17 @@ def _torch(source: Source, path: str) -> str:
     from pipeline.exports.torch_modules import sequential
 
     made = sequential(source.model, source.x)
+    state = made.state_dict()
+    names = {key: _name_in_module(source.model, key) for key in state}
     try:
-        torch.save(made.state_dict(), path)
+        torch.save({names[key]: value for key, value in state.items()}, path)
     except RuntimeError as error:
         # The library raises this if it cannot write; only the system knows the reason.
         raise OSError(errno.ENOSPC, str(error)) from error
     # A new module, as the receiver of the file makes it.
     other = sequential(source.model, source.x, with_values=False)
-    other.load_state_dict(torch.load(path, weights_only=True))
+    loaded = torch.load(path, weights_only=True)
+    other.load_state_dict({key: loaded[name] for key, name in names.items()})
     other.eval()
 
     def run(x: np.ndarray) -> np.ndarray:
@@ -187,6 +190,14 @@ def _torch(source: Source, path: str) -> str:
             return other(torch.from_numpy(x)).numpy()
 
     return f"{_compared(source, run)}\nthe state_dict is of\n{other}"
+
+
+def _name_in_module(model: Divisible, key: str) -> str:
+    """Returns the key of a layer's array in the module that the layers came from."""
+    if not hasattr(model, "torch_state_dict"):
+        return key
+    position, _, name = key.partition(".")
+    return model.chain_names.in_chain(f"{position}/{name}")
 
 
 def _onnx(source: Source, path: str) -> str:

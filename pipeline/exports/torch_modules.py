@@ -2,11 +2,12 @@
 
 A module's name is the position of its layer, so that ``'3.weight'`` is ``'/3/W'``.
 Chainer's ``Linear`` flattens its input. If there is something to flatten, a module
-``'flatten_6'`` precedes ``'6'``.
+``'flatten_6'`` precedes ``'6'``. A layer that is a module of PyTorch already is copied.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -79,6 +80,8 @@ def _module(layer: Any, x: Any) -> nn.Module | None:
     if isinstance(layer, chainer.Sequential):
         array = x.array if isinstance(x, chainer.Variable) else x
         return sequential(layer, array)
+    if isinstance(getattr(layer, "module", None), nn.Module):
+        return copy.deepcopy(layer.module)
     if isinstance(layer, chainer.Link):
         # Exact types only, because a subclass may compute anything.
         make = _LINKS.get(type(layer))
@@ -98,6 +101,9 @@ def _module(layer: Any, x: Any) -> nn.Module | None:
 
 def _give_values(module: nn.Module, link: chainer.Link) -> None:
     if isinstance(link, chainer.Sequential):
+        return
+    if isinstance(getattr(link, "module", None), nn.Module):
+        module.load_state_dict(link.module.state_dict())
         return
     state = {}
     for name in (*link._params, *link._persistent):

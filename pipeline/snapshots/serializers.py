@@ -36,6 +36,7 @@ _KNOWN = (
     "mixed_precision",
     "model_compression",
     "pipeline",
+    "torch_layers",
 )
 
 

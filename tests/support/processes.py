@@ -29,6 +29,7 @@ PACKAGES = (
     "mixed_precision",
     "model_compression",
     "pipeline",
+    "torch_layers",
 )
 
 #: How much longer than on an idle machine anything may take. The seconds of a deadline

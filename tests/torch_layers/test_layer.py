@@ -1,0 +1,325 @@
+"""A module of PyTorch as a link: memory, gradients, copies, modes."""
+
+import copy
+import pickle
+
+import chainer
+import chainer.functions as F
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from divisible import Divisible, RandomKey, keyed_random_state  # noqa: E402
+from torch_layers import TorchLayer  # noqa: E402
+
+X = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
+
+
+def block():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 4, bias=False)
+    )
+
+
+def same_memory(param, tensor):
+    return param.array.__array_interface__["data"][0] == tensor.data_ptr()
+
+
+def check_shared(layer):
+    layer.share()
+    tensors = dict(layer.module.named_parameters())
+    params = {path[1:]: param for path, param in layer.namedparams()}
+    assert {*params} == {*tensors}
+    for name, param in params.items():
+        assert same_memory(param, tensors[name]), name
+
+
+def plain_gradients(module, x, gy):
+    """Returns the output and the gradients of a copy of the module by PyTorch alone."""
+    module = copy.deepcopy(module)
+    leaf = torch.from_numpy(x.copy()).requires_grad_()
+    y = module(leaf)
+    y.backward(torch.from_numpy(gy))
+    grads = {name: p.grad for name, p in module.named_parameters()}
+    return y.detach().numpy(), leaf.grad.numpy(), grads
+
+
+def test_gradients_are_those_of_pytorch_bit_for_bit():
+    layer, gy = TorchLayer(block()), X[:, :4] * 3
+    y0, gx0, grads0 = plain_gradients(layer.module, X, gy)
+    x = chainer.Variable(X)
+    y = layer(x)
+    y.grad = gy
+    layer.cleargrads()
+    y.backward()
+    np.testing.assert_array_equal(y.array, y0)
+    np.testing.assert_array_equal(x.grad, gx0)
+    for path, param in layer.namedparams():
+        np.testing.assert_array_equal(param.grad, grads0[path[1:]].numpy())
+
+
+def test_memory_is_shared_both_ways_whoever_replaces_it(tmp_path):
+    layer = TorchLayer(block())
+    check_shared(layer)
+    name, weight = "0.weight", layer.module[0].weight
+    param = getattr(layer, name)
+    param.array[...] = 2
+    assert (weight == 2).all()
+    with torch.no_grad():
+        weight.fill_(3)
+    assert (param.array == 3).all()
+    # Chainer replaces the array.
+    param.array = np.full((8, 6), 4, np.float32)
+    assert (layer.module.state_dict()[name] == 4).all()
+    check_shared(layer)
+    # PyTorch replaces the memory of the tensor, the tensor, and the dtype.
+    weight.data = torch.full((8, 6), 5.0)
+    layer(X)
+    assert (param.array == 5).all()
+    layer.module[0].weight = nn.Parameter(torch.full((8, 6), 6.0))
+    layer(X)
+    assert (param.array == 6).all()
+    check_shared(layer)
+    layer.module.double()
+    assert layer(X.astype(np.float64)).dtype == np.float64
+    assert param.dtype == np.float64
+    check_shared(layer)
+    layer.module.float()
+    other = block()
+    layer.module.load_state_dict(other.state_dict())
+    np.testing.assert_array_equal(param.array, other[0].weight.detach().numpy())
+    layer.module.load_state_dict(
+        {k: v * 2 for k, v in other.state_dict().items()}, assign=True
+    )
+    check_shared(layer)
+    np.testing.assert_array_equal(param.array, 2 * other[0].weight.detach().numpy())
+    chainer.serializers.save_npz(tmp_path / "layer.npz", layer)
+    again = TorchLayer(nn.Sequential(*(m for m in block())))
+    chainer.serializers.load_npz(tmp_path / "layer.npz", again)
+    check_shared(again)
+    for key, tensor in layer.module.state_dict().items():
+        assert (again.module.state_dict()[key] == tensor).all()
+
+
+def test_no_parameter_is_copied():
+    module = nn.Linear(300, 300)
+    before = module.weight.data_ptr()
+    layer = TorchLayer(module)
+    chainer.optimizers.Adam().setup(layer)
+    loss = F.sum(layer(np.ones((2, 300), np.float32)))
+    layer.cleargrads()
+    loss.backward()
+    layer.weight.update()
+    assert module.weight.data_ptr() == before
+    assert same_memory(layer.weight, module.weight)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        copy.deepcopy,
+        lambda layer: layer.copy("copy"),
+        lambda layer: pickle.loads(pickle.dumps(layer)),
+    ],
+)
+def test_copies_have_memory_and_a_module_of_their_own(copied):
+    layer = TorchLayer(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)))
+    y = layer(X).array.copy()
+    other = copied(layer)
+    check_shared(other)
+    assert other.module is not layer.module
+    getattr(other, "0.weight").array[...] = 7
+    assert not (layer.module[0].weight == 7).any()
+    assert (other.module.state_dict()["0.weight"] == 7).all()
+    np.testing.assert_array_equal(layer(X).array, y)
+
+
+def test_a_shared_copy_has_the_same_memory():
+    layer = TorchLayer(block())
+    other = layer.copy()
+    getattr(layer, "0.weight").array[...] = 7
+    np.testing.assert_array_equal(other(X).array, layer(X).array)
+    assert other.module is not layer.module
+
+
+def test_modules_that_share_a_parameter_are_tied_layers():
+    """pytorch #180952."""
+    embedding, head = nn.Embedding(7, 6), nn.Linear(6, 7, bias=False)
+    head.weight = embedding.weight
+    model = Divisible(TorchLayer(embedding), TorchLayer(head))
+    assert [tie.path for tie in model.ties] == ["/0/weight"]
+    ids = np.array([[1, 2], [3, 3]])
+    y = model(ids)
+    model.cleargrads()
+    F.sum(y * y).backward()
+    plain = head(embedding(torch.from_numpy(ids)))
+    (plain * plain).sum().backward()
+    np.testing.assert_allclose(
+        model[0].weight.grad, embedding.weight.grad.numpy(), rtol=1e-5
+    )
+
+
+def test_evaluation_and_training_follow_chainer():
+    frozen = nn.BatchNorm1d(6).eval()
+    layer = TorchLayer(nn.Sequential(nn.Dropout(0.5), frozen))
+    with chainer.using_config("train", False):
+        np.testing.assert_allclose(layer(X).array, X, rtol=1e-4)
+    assert (layer(X).array == 0).any()
+    assert int(frozen.num_batches_tracked) == 0
+    with chainer.no_backprop_mode():
+        y = layer(X)
+    assert y.creator is None
+
+
+def test_dropout_draws_by_step_microbatch_and_layer():
+    model = Divisible(TorchLayer(nn.Dropout()), TorchLayer(nn.Dropout()))
+    state = torch.get_rng_state()
+    outputs = []
+    for key in (RandomKey(1, 0), RandomKey(1, 0), RandomKey(1, 0, 1), RandomKey(1, 2)):
+        with keyed_random_state(key):
+            outputs.append(model(X).array)
+    assert (torch.get_rng_state() == state).all()
+    assert (outputs[0] == outputs[1]).all()
+    assert (outputs[0] != outputs[2]).any()
+    assert (outputs[0] != outputs[3]).any()
+    with keyed_random_state(RandomKey(1, 0)):
+        first = model.view(0, 1)(X).array
+    assert (first == 0).sum() < (outputs[0] == 0).sum()
+    assert (outputs[0][first == 0] == 0).all()
+
+
+class Several(nn.Module):
+    """Several tensors and structures in and out."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((6,), 0.5))
+        self.unused = nn.Parameter(torch.ones(2))
+
+    def forward(self, x, pair, scale=1.0, index=None):
+        a, b = pair
+        y = (x + a * b) * self.weight * scale
+        return {"y": y, "signs": (x > 0).int(), "row": [y[index], x.detach()]}
+
+
+def test_several_inputs_and_outputs_and_integers():
+    layer = TorchLayer(Several())
+    x, a = chainer.Variable(X), chainer.Variable(X * 2)
+    found = layer(x, [a, X], scale=2.0, index=np.array([1, 1]))
+    assert found["signs"].dtype == np.int32
+    assert not found["signs"].requires_grad
+    assert not found["row"][1].requires_grad
+    np.testing.assert_array_equal(found["row"][0].array, found["y"].array[[1, 1]])
+    layer.cleargrads()
+    (F.sum(found["y"]) + F.sum(found["row"][0])).backward()
+    counts = np.ones((5, 1), np.float32)
+    counts[1] = 3
+    np.testing.assert_allclose(x.grad, np.broadcast_to(counts, X.shape), rtol=1e-6)
+    np.testing.assert_allclose(a.grad, counts * X, rtol=1e-6)
+    assert layer.unused.grad is None
+    assert layer.weight.grad.shape == (6,)
+
+
+def test_frozen_parameters_get_no_gradient_and_no_decay():
+    module = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    module[0].requires_grad_(False)
+    layer = TorchLayer(module)
+    optimizer = chainer.optimizers.MomentumSGD(0.1).setup(layer)
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.1))
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+
+    def step():
+        loss = F.sum(layer(X))
+        layer.cleargrads()
+        loss.backward()
+        optimizer.update()
+
+    step()
+    changed = [k for k, v in module.state_dict().items() if (v != before[k]).any()]
+    assert changed == ["1.weight", "1.bias"]
+    module[0].requires_grad_(True)
+    step()
+    step()
+    assert (module[0].weight != before["0.weight"]).any()
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        X[::-1],
+        np.broadcast_to(X[:1], X.shape),
+        np.asfortranarray(X),
+        np.arange(60, dtype=np.float32).reshape(5, 12)[:, ::2],
+    ],
+)
+def test_any_memory_of_an_input(x):
+    layer = TorchLayer(block())
+    before = x.copy()
+    y = layer(x).array
+    np.testing.assert_allclose(y, layer(np.ascontiguousarray(x)).array, rtol=1e-5)
+    np.testing.assert_array_equal(x, before)
+
+
+def test_channels_last_stay_so():
+    layer = TorchLayer(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last))
+    x = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("f")
+    y = layer(x.transpose(0, 3, 1, 2))
+    assert y.array.strides[1] == 4
+    layer.cleargrads()
+    F.sum(y).backward()
+    assert layer.weight.grad.shape == (4, 3, 3, 3)
+
+
+def test_autocast_inside_a_layer_and_around_it():
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 3)
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.linear(x)
+
+    torch.manual_seed(0)
+    inner = TorchLayer(Inner())
+    around = TorchLayer(copy.deepcopy(inner.module.linear), autocast=torch.bfloat16)
+    ys = [layer(X) for layer in (inner, around)]
+    np.testing.assert_array_equal(ys[0].array, ys[1].array)
+    assert ys[0].dtype == np.float32
+    for y, layer in zip(ys, (inner, around)):
+        layer.cleargrads()
+        F.sum(y).backward()
+    assert getattr(inner, "linear.weight").grad.dtype == np.float32
+
+
+def test_bad_modules_are_refused():
+    with pytest.raises(TypeError, match=r"needs a torch.nn.Module, not function"):
+        TorchLayer(F.relu)
+    with pytest.raises(TypeError, match="weight is torch.bfloat16, which NumPy has"):
+        TorchLayer(nn.Linear(2, 2).bfloat16())
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.device = nn.Parameter(torch.ones(2))
+
+    with pytest.raises(ValueError, match="device is the name of a parameter"):
+        TorchLayer(Named())
+
+
+def test_a_second_derivative_is_refused():
+    x = chainer.Variable(X)
+    y = F.sum(TorchLayer(block())(x))
+    with pytest.raises(RuntimeError, match="a gradient of a gradient"):
+        chainer.grad([y], [x], enable_double_backprop=True)
+
+
+def test_a_second_backward_is_refused():
+    y = F.sum(TorchLayer(block())(chainer.Variable(X)))
+    y.backward()
+    with pytest.raises(RuntimeError, match="has been used by a backward already"):
+        y.backward()

@@ -1,0 +1,132 @@
+"""PyTorch's optimizers with the face of Chainer's."""
+
+import chainer
+import chainer.links as L
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn, optim  # noqa: E402
+
+from torch_layers import TorchLayer, TorchOptimizer  # noqa: E402
+
+X = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
+KINDS = {
+    optim.SGD: {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    optim.Adam: {"lr": 0.01, "amsgrad": True},
+    optim.AdamW: {"lr": 0.01, "weight_decay": 0.1},
+    optim.NAdam: {"lr": 0.01},
+    optim.RAdam: {"lr": 0.01},
+    optim.Adagrad: {"lr": 0.1},
+    optim.Adadelta: {"lr": 0.5},
+    optim.Adamax: {"lr": 0.01},
+    optim.RMSprop: {"lr": 0.01, "momentum": 0.5, "centered": True},
+    optim.Rprop: {"lr": 0.01},
+    optim.ASGD: {"lr": 0.01},
+    optim.Adafactor: {"lr": 0.01},
+}
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def step(layer, optimizer):
+    layer.cleargrads()
+    chainer.functions.sum(layer(X) ** 2).backward()
+    optimizer.update()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_as_pytorch_bit_for_bit_also_after_a_load(kind, tmp_path):
+    plain, layer = net(), TorchLayer(net())
+    theirs = kind(plain.parameters(), **KINDS[kind])
+    ours = TorchOptimizer(kind, **KINDS[kind]).setup(layer)
+
+    def compare():
+        for (name, a), b in zip(plain.named_parameters(), layer.module.parameters()):
+            assert torch.equal(a, b), name
+
+    def both(optimizer, layer):
+        theirs.zero_grad()
+        (plain(torch.from_numpy(X)) ** 2).sum().backward()
+        # The same gradients: Chainer's square may differ in its last bit.
+        for (name, p), (path, param) in zip(
+            sorted(plain.named_parameters()), sorted(layer.namedparams())
+        ):
+            assert path == f"/{name}"
+            param.grad = p.grad.numpy().copy()
+        theirs.step()
+        optimizer.update()
+
+    for _ in range(3):
+        both(ours, layer)
+    compare()
+    chainer.serializers.save_npz(tmp_path / "optimizer.npz", ours)
+    chainer.serializers.save_npz(tmp_path / "layer.npz", layer)
+    layer = TorchLayer(net())
+    ours = TorchOptimizer(kind, **KINDS[kind]).setup(layer)
+    chainer.serializers.load_npz(tmp_path / "optimizer.npz", ours)
+    chainer.serializers.load_npz(tmp_path / "layer.npz", layer)
+    for _ in range(2):
+        both(ours, layer)
+    compare()
+
+
+def test_schedulers_change_the_rate_and_are_saved(tmp_path):
+    def make():
+        layer = TorchLayer(net())
+        optimizer = TorchOptimizer(optim.AdamW, lr=0.1).setup(layer)
+        scheduler = optimizer.scheduler(
+            optim.lr_scheduler.SequentialLR,
+            schedulers=[
+                optim.lr_scheduler.LinearLR(optimizer._head, 0.1, total_iters=3),
+                optim.lr_scheduler.CosineAnnealingLR(optimizer._head, 10),
+            ],
+            milestones=[3],
+        )
+        return layer, optimizer, scheduler
+
+    layer, optimizer, scheduler = make()
+    rates = []
+    for i in range(8):
+        if i == 4:
+            chainer.serializers.save_npz(tmp_path / "optimizer.npz", optimizer)
+            kept = optimizer.hyperparam.lr
+        step(layer, optimizer)
+        scheduler.step()
+        rates.append(optimizer.lr)
+    assert len(set(rates)) == 8
+    layer, optimizer, scheduler = make()
+    chainer.serializers.load_npz(tmp_path / "optimizer.npz", optimizer)
+    # Snapshots of pipelines have the hyperparameters, Chainer's files have not.
+    optimizer.hyperparam.lr = kept
+    for expected in rates[4:]:
+        step(layer, optimizer)
+        scheduler.step()
+        assert optimizer.lr == pytest.approx(expected)
+
+
+def test_chainers_links_hooks_and_rates():
+    link = L.Linear(6, 3)
+    optimizer = TorchOptimizer(optim.SGD, lr=0.1).setup(link)
+    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1e-9))
+    before = link.W.array.copy()
+    step(link, optimizer)
+    np.testing.assert_allclose(link.W.array, before, atol=1e-8)
+    optimizer.remove_hook("GradientClipping")
+    link.b.update_rule.hyperparam.lr = 0.0
+    bias = link.b.array.copy()
+    optimizer.lr = 0.2
+    step(link, optimizer)
+    assert (link.W.array != before).any()
+    np.testing.assert_array_equal(link.b.array, bias)
+
+
+def test_other_optimizers_are_refused():
+    with pytest.raises(TypeError, match="needs a class of torch.optim"):
+        TorchOptimizer(optim.LBFGS)
+    with pytest.raises(TypeError, match="needs a class of torch.optim"):
+        TorchOptimizer(optim.SGD(net().parameters(), 0.1))

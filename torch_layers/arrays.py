@@ -1,0 +1,67 @@
+"""Arrays of Chainer as tensors of PyTorch, and back, in the same memory.
+
+::
+
+    NumPy   torch.from_numpy   CPU tensor       CuPy   DLPack   CUDA tensor
+            Tensor.numpy                               DLPack
+
+NumPy has no bfloat16. A tensor of that dtype becomes a float32 array, in new memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from chainer.backends import cuda
+
+Array = Any
+
+
+def to_tensor(array: Array) -> torch.Tensor:
+    """Returns a tensor with the memory of an array.
+
+    Args:
+        array (numpy.ndarray or cupy.ndarray): An array of any shape. Memory that is
+            read-only, or has a negative stride, is copied, since PyTorch has neither.
+
+    Raises:
+        TypeError: If PyTorch has no dtype for the array.
+
+    Example:
+        >>> x = np.zeros(2, np.float32)
+        >>> to_tensor(x)[0] = 1
+        >>> x
+        array([1., 0.], dtype=float32)
+    """
+    if isinstance(array, np.ndarray):
+        if not array.flags.writeable:
+            array = array.copy()
+        try:
+            return torch.from_numpy(array)
+        except ValueError:
+            # The strides are negative, or no multiples of the size of an element.
+            return torch.from_numpy(np.array(array, order="C"))
+    return torch.from_dlpack(array)
+
+
+def to_array(tensor: torch.Tensor) -> Array:
+    """Returns an array with the memory of a tensor, without its graph.
+
+    Args:
+        tensor (torch.Tensor): A tensor of any shape. A sparse one becomes dense, and
+            bfloat16 becomes float32.
+
+    Example:
+        >>> to_array(torch.ones(2, requires_grad=True))
+        array([1., 1.], dtype=float32)
+    """
+    tensor = tensor.detach()
+    if tensor.dtype is torch.bfloat16:
+        tensor = tensor.float()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_cuda:
+        return cuda.cupy.from_dlpack(tensor)
+    return tensor.numpy()

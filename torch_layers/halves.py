@@ -1,0 +1,230 @@
+"""The backward of PyTorch's graph in two halves, without computing anything twice.
+
+::
+
+    x <---- Addmm <---- Relu <---- Addmm <---- y       I: input gradients
+              :                      :
+              T <- weight            T <- weight       W: weight gradients, later
+
+An operation *meets* weights if it has an input that depends on ``x`` and another that
+depends on parameters alone. The first half computes the gradients of the inputs, and
+records the gradient of the output of each operation that meets weights. The second
+half runs each of these operations alone, for its weights.
+
+Some gradients of weights are computed in the first half and kept for the second one:
+
+- PyTorch's other operations, and functions of the user, compute the gradients of all
+  their inputs in one piece, such as layer normalization;
+- several operations use the parameter, such as all steps of an LSTM, and one of them
+  alone would also pass its gradient on to the others;
+- the forward registered a hook, which a second run would call again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Optional
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+# Operations whose backward computes only the gradients that are asked for. Each has
+# one output.
+_APART = frozenset(
+    f"{name}Backward0"
+    for name in (
+        "Addmm",
+        "Baddbmm",
+        "Bmm",
+        "Convolution",
+        "Linear",
+        "Mm",
+        "Mv",
+        "Mul",
+        "Add",
+        "Sub",
+    )
+)
+_LEAF = "AccumulateGrad"
+
+Gradients = Sequence[Optional[torch.Tensor]]
+
+
+class Graph(NamedTuple):
+    """The graph of one call of a module.
+
+    Attributes:
+        outputs: The tensors that have a gradient.
+        inputs: The leaves for inputs.
+        parameters: The parameters of the module that have a gradient.
+        has_hooks: Whether the forward registered hooks of tensors.
+    """
+
+    outputs: tuple[torch.Tensor, ...]
+    inputs: tuple[torch.Tensor, ...]
+    parameters: tuple[torch.Tensor, ...]
+    has_hooks: bool = False
+
+
+class _Part(NamedTuple):
+    """An operation that meets weights.
+
+    Attributes:
+        edge: The place of its output in the graph.
+        weights: Positions of the parameters that only this operation uses.
+    """
+
+    edge: GradientEdge
+    weights: tuple[int, ...]
+
+
+class SecondHalf:
+    """The weight gradients that :func:`first_half` has left out.
+
+    Args:
+        parameters: The parameters.
+        parts: The operations, each with the gradient of its output.
+        known: Gradients that the first half has computed, by position.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        parts: Sequence[tuple[_Part, torch.Tensor | None]],
+        known: dict[int, torch.Tensor | None],
+    ) -> None:
+        self._parameters, self._parts, self._known = parameters, parts, known
+
+    def run(self) -> list[torch.Tensor | None]:
+        """Returns the gradients of all parameters, and releases the graph."""
+        found: list[Any] = [None] * len(self._parameters)
+        for i, gradient in self._known.items():
+            found[i] = gradient
+        for (edge, weights), gradient in self._parts:
+            if gradient is None:
+                continue
+            gradients = torch.autograd.grad(
+                [edge],
+                [self._parameters[i] for i in weights],
+                [gradient],
+                allow_unused=True,
+            )
+            for i, gradient in zip(weights, gradients):
+                found[i] = gradient
+        self._parts, self._known = (), {}
+        return found
+
+
+def whole(
+    graph: Graph, targets: Sequence[torch.Tensor], output_gradients: Gradients
+) -> Gradients:
+    """Returns the gradients of some inputs and parameters, and releases the graph."""
+    return _gradients(graph.outputs, targets, output_gradients, keeps_graph=False)
+
+
+def first_half(
+    graph: Graph, targets: Sequence[torch.Tensor], output_gradients: Gradients
+) -> tuple[Gradients, SecondHalf]:
+    """Computes the gradients of inputs, and leaves those of parameters to later.
+
+    Args:
+        graph: The graph.
+        targets: The inputs whose gradients to compute.
+        output_gradients: A gradient for each output; ``None`` where there is none.
+
+    Returns:
+        The gradients of ``targets``, and the other half.
+
+    Example:
+        >>> module, x = torch.nn.Linear(2, 1), torch.ones(3, 2, requires_grad=True)
+        >>> y = module(x)
+        >>> graph = Graph((y,), (x,), tuple(module.parameters()))
+        >>> (gx,), half = first_half(graph, [x], [torch.ones(3, 1)])
+        >>> bool((gx == module.weight).all()), half.run()[0].tolist()
+        (True, [[3.0, 3.0]])
+    """
+    everything = range(len(graph.parameters))
+    parts = [] if graph.has_hooks else _parts(graph)
+    left_out = {i for part in parts for i in part.weights}
+    now = [i for i in everything if i not in left_out]
+    found = _gradients(
+        graph.outputs,
+        [*targets, *(graph.parameters[i] for i in now), *(part.edge for part in parts)],
+        output_gradients,
+        keeps_graph=bool(parts),
+    )
+    n, n_now = len(targets), len(targets) + len(now)
+    known = dict(zip(now, found[n:n_now]))
+    half = SecondHalf(graph.parameters, list(zip(parts, found[n_now:])), known)
+    return found[:n], half
+
+
+def _gradients(
+    outputs: Sequence[torch.Tensor],
+    targets: Sequence[Any],
+    output_gradients: Gradients,
+    keeps_graph: bool,
+) -> Gradients:
+    given = [(y, gy) for y, gy in zip(outputs, output_gradients) if gy is not None]
+    if not given or not targets:
+        return [None] * len(targets)
+    return torch.autograd.grad(
+        [y for y, _ in given],
+        targets,
+        [gy for _, gy in given],
+        retain_graph=keeps_graph,
+        allow_unused=True,
+    )
+
+
+def _parts(graph: Graph) -> list[_Part]:
+    """Returns the operations that meet weights and can run for them alone."""
+    numbers = {id(tensor): i for i, tensor in enumerate(graph.parameters)}
+    inputs = {id(tensor) for tensor in graph.inputs}
+    # For each operation, whether it depends on an input; and the parameters on which
+    # it depends, as bits.
+    on_input: dict[Any, bool] = {}
+    on_weights: dict[Any, int] = {}
+    waiting = [(get_gradient_edge(y).node, False) for y in graph.outputs]
+    # The parameters that are outputs, or behind outputs that depend on no input.
+    used = many = 0
+    roots = [node for node, _ in waiting]
+    meeting: list[tuple[Any, int]] = []
+    while waiting:
+        node, is_after = waiting.pop()
+        if node in on_input and not is_after:
+            continue
+        if node.name().endswith(_LEAF):
+            leaf = id(node.variable)
+            on_input[node] = leaf in inputs
+            on_weights[node] = 1 << numbers[leaf] if leaf in numbers else 0
+            continue
+        below = [child for child, _ in node.next_functions if child is not None]
+        if not is_after:
+            on_input[node] = False
+            waiting.append((node, True))
+            waiting.extend((child, False) for child in below if child not in on_input)
+            continue
+        on_input[node] = any(on_input[child] for child in below)
+        on_weights[node] = 0
+        own = 0
+        for child in below:
+            bits = on_weights.get(child, 0)
+            on_weights[node] |= bits
+            if not on_input[child]:
+                many |= own & bits
+                own |= bits
+        if on_input[node] and own:
+            many |= used & own
+            used |= own
+            meeting.append((node, own))
+    for node in roots:
+        if not on_input[node]:
+            many |= on_weights[node]
+    parts = []
+    for node, own in meeting:
+        alone = own & ~many
+        if alone and node.name() in _APART:
+            weights = [i for i in range(len(graph.parameters)) if alone >> i & 1]
+            parts.append(_Part(GradientEdge(node, 0), tuple(weights)))
+    return parts

@@ -1,0 +1,239 @@
+"""A module of PyTorch as a link of Chainer."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import chainer
+import torch
+from torch import nn
+
+from divisible.running_averages import RunningAverage
+from torch_layers.function import TorchFunction
+from torch_layers.modes import Modes
+from torch_layers.norms import average_of, averaging_modules, prepare
+from torch_layers.random_numbers import layer_stream, may_draw
+from torch_layers.shared_memory import SharedMemory
+from torch_layers.structures import with_leaves, without_leaves
+
+# Attributes that a copy of a layer makes for itself.
+_OWN = ("module", "norms", "_memory", "_modes")
+
+_layers: weakref.WeakKeyDictionary[nn.Module, weakref.ref] = weakref.WeakKeyDictionary()
+
+
+class TorchLayer(chainer.Link):
+    """A module of PyTorch as a layer of a :class:`~divisible.Divisible`.
+
+    The parameters of the module are parameters of this link, under the names that the
+    module gives them, and with the same memory. So Chainer's optimizers and hooks, and
+    snapshots, see ordinary parameters, and ``module.state_dict()`` has their present
+    values. The buffers of the module are persistent values of the link. The gradients
+    are computed by ``torch.autograd``, and stored where Chainer has them.
+
+    ``chainer.config.train`` decides about training and evaluation, and
+    ``chainer.config.enable_backprop`` takes the place of ``torch.no_grad``.
+
+    Args:
+        module (torch.nn.Module): The module. It may have several inputs and outputs,
+            and tuples, lists and dictionaries of them. Outputs of bfloat16 become
+            float32. Modules that share a parameter share it as layers, too.
+        autocast (torch.dtype or None): The dtype in which to compute what
+            ``torch.autocast`` rounds, such as ``torch.bfloat16``.
+
+    Attributes:
+        module (torch.nn.Module): The given module.
+        norms (tuple): The batch normalizations in it that have running averages.
+
+    Raises:
+        TypeError: If ``module`` is not a module, or has bfloat16 parameters.
+        ValueError: If a parameter has the name of an attribute of a link.
+
+    Example:
+        >>> import numpy as np
+        >>> from divisible import Divisible
+        >>> model = Divisible(TorchLayer(nn.Linear(3, 2)), chainer.functions.relu)
+        >>> sorted(path for path, _ in model.namedparams())
+        ['/0/bias', '/0/weight']
+        >>> chainer.functions.sum(model(np.ones((4, 3), np.float32))).backward()
+        >>> model[0].weight.grad.shape
+        (2, 3)
+        >>> model[0].bias.array[...] = 5
+        >>> model[0].module.bias.tolist()
+        [5.0, 5.0]
+    """
+
+    def __init__(self, module: nn.Module, autocast: torch.dtype | None = None) -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module):
+            raise TypeError(
+                f"TorchLayer needs a torch.nn.Module, not {type(module).__name__}. Give"
+                f" functions to Divisible as they are, if they are Chainer's, or wrap"
+                f" them in a module"
+            )
+        self._autocast = autocast
+        # Names of the parameters that are frozen, since their tensors are.
+        self._frozen: set[str] = set()
+        self._memory = SharedMemory(self, module)
+        if module not in _layers:
+            module.register_state_dict_pre_hook(_before_state_dict)
+            module.register_load_state_dict_pre_hook(_before_loading)
+            module.register_load_state_dict_post_hook(_after_loading)
+        self._begin(module)
+
+    def _begin(self, module: nn.Module) -> None:
+        self.module, self._modes = module, Modes(module)
+        self._draws = may_draw(module)
+        self.norms = tuple(averaging_modules(module))
+        for each in self.norms:
+            prepare(each)
+        _layers[module] = weakref.ref(self)
+
+    @property
+    def printable_specs(self) -> Iterator[tuple[str, Any]]:
+        """The module, for ``print`` and for errors."""
+        yield "module", self.module
+        if self._autocast is not None:
+            yield "autocast", self._autocast
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module.
+
+        Args:
+            args: Variables, arrays, other values, and tuples, lists and dictionaries
+                of them.
+            kwargs: The same, by keyword.
+
+        Returns:
+            What the module returns, with variables in the place of tensors. Those that
+            need no gradient, such as integers, have ``requires_grad=False``.
+        """
+        self.share()
+        leaves: list[Any] = []
+        structure = without_leaves((args, kwargs), _is_leaf, leaves)
+        params, tensors = [], []
+        for param, tensor in self._memory.parameters():
+            if tensor.requires_grad:
+                params.append(param)
+                tensors.append(tensor)
+                if self._frozen and param.name in self._frozen:
+                    self._freeze(param, False)
+            elif param.update_rule is not None:
+                self._freeze(param, True)
+        needed = [getattr(leaf, "requires_grad", False) for leaf in leaves]
+        function = TorchFunction(self, structure, needed, tensors)
+        return function.outputs_of(function.apply((*leaves, *params)))
+
+    def _freeze(self, param: chainer.Parameter, is_frozen: bool) -> None:
+        """Lets optimizers update a parameter, or not, so that it does not decay."""
+        if is_frozen and param.update_rule.enabled:
+            param.update_rule.enabled = False
+            self._frozen.add(param.name)
+        elif not is_frozen:
+            param.update_rule.enabled = True
+            self._frozen.discard(param.name)
+
+    def share(self) -> None:
+        """Shares memory again with the module, if either side has got other memory.
+
+        Each call of the layer does so, and each read of the module's ``state_dict``.
+        """
+        self._memory.check()
+
+    def contexts(
+        self, inputs: Sequence[torch.Tensor]
+    ) -> Iterator[AbstractContextManager]:
+        """Yields the contexts of a call, after it has switched the module's mode."""
+        self._modes.switch(chainer.config.train)
+        device = inputs[0].device if inputs else None
+        if self._draws:
+            stream = layer_stream(device)
+            if stream is not None:
+                yield stream
+        if self._autocast is not None:
+            kind = "cpu" if device is None else device.type
+            yield torch.autocast(kind, self._autocast)
+
+    def running_averages(self) -> list[RunningAverage]:
+        """Returns the running averages, which replicas move alike."""
+        return [average_of(each) for each in self.norms]
+
+    def call(self, structure: Any, inputs: Sequence[torch.Tensor]) -> Any:
+        """Calls the module with tensors.
+
+        Args:
+            structure: The arguments, with slots for their leaves.
+            inputs: The leaves.
+        """
+        args, kwargs = with_leaves(structure, inputs)
+        return self.module(*args, **kwargs)
+
+    def copy(self, mode: str = "share") -> TorchLayer:
+        """Copies the layer; see :meth:`chainer.Link.copy`.
+
+        Raises:
+            ValueError: For ``'init'``, since a module is built with its weights.
+        """
+        if mode == "init":
+            raise ValueError(
+                f"{type(self.module).__name__} cannot be copied with new weights: build"
+                f" another module, or call reset_parameters() of a copy's module"
+            )
+        return super().copy(mode)
+
+    def __copy__(self) -> TorchLayer:
+        return self._copied(copy.copy, {})
+
+    def __deepcopy__(self, memo: dict) -> TorchLayer:
+        return self._copied(lambda value: copy.deepcopy(value, memo), memo)
+
+    def _copied(self, copied: Any, memo: dict) -> TorchLayer:
+        self.share()
+        ret = type(self).__new__(type(self))
+        memo[id(self)] = ret
+        for name, value in vars(self).items():
+            if name not in _OWN:
+                vars(ret)[name] = copied(value)
+        ret._give(copy.deepcopy(self.module, {}))
+        return ret
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.share()
+        state = {k: v for k, v in vars(self).items() if k not in _OWN}
+        return {**state, "module": self.module}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        module = state.pop("module")
+        vars(self).update(state)
+        self._give(module)
+
+    def _give(self, module: nn.Module) -> None:
+        """Gives a copy, which has its parameters, a module of its own."""
+        self._memory = SharedMemory.of_copy(self, module)
+        self._begin(module)
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, (chainer.Variable, *chainer.get_array_types()))
+
+
+def _before_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    _share_of(module)
+
+
+def _before_loading(module: nn.Module, *args: Any) -> None:
+    _share_of(module)
+
+
+def _after_loading(module: nn.Module, keys: Any) -> None:
+    _share_of(module)
+
+
+def _share_of(module: nn.Module) -> None:
+    layer = _layers.get(module, lambda: None)()
+    if layer is not None:
+        layer.share()

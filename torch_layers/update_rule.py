@@ -1,0 +1,139 @@
+"""An optimizer of PyTorch as the update rule of one parameter.
+
+PyTorch's optimizers treat each tensor separately, so one of them for each parameter
+computes the same as one for all. Its state lies in the rule's ``state``, where Chainer
+has that of its own rules: by name, in the same memory::
+
+    AdamW   state   step        exp_avg     exp_avg_sq
+    rule    state   'step'      'exp_avg'   'exp_avg_sq'     in snapshots, by parameter
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+import numpy as np
+import torch
+
+from torch_layers.arrays import to_array, to_tensor
+
+Make = Callable[[list], torch.optim.Optimizer]
+
+
+class TorchRule(chainer.UpdateRule):
+    """The update rule of one parameter.
+
+    Args:
+        make: Makes the optimizer for a list of tensors.
+        hyperparam (chainer.optimizer.Hyperparameter): The hyperparameters of all rules.
+            Those that are numbers may be set for one rule alone.
+        names: Names of the hyperparameters.
+    """
+
+    def __init__(self, make: Make, hyperparam: Any, names: tuple[str, ...]) -> None:
+        super().__init__(parent_hyperparam=hyperparam)
+        self._make, self._names = make, names
+        # Number of axes of the parameter; some states depend on it.
+        self._n_axes = 1
+        self._forget()
+
+    def _forget(self) -> None:
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._tensor: torch.Tensor | None = None
+        # The array of the parameter, and the arrays of the state, when they were used.
+        self._array: Any = None
+        self._known: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(vars(self))
+        for name in ("_optimizer", "_tensor", "_array", "_known"):
+            del state[name]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget()
+
+    def expect(self, param: chainer.Parameter) -> None:
+        """Prepares for a parameter, before its state is known."""
+        if param.is_initialized:
+            self._n_axes = param.ndim
+
+    def init_state(self, param: chainer.Variable) -> None:
+        """Finds the names and shapes of the state; its values come in the first update.
+
+        Args:
+            param: A variable that stands for the parameter, with other values.
+        """
+        if isinstance(param, chainer.Parameter):
+            return
+        # A file is read with the parameter unknown, by an array of one axis.
+        shape = (1,) * self._n_axes if param.ndim == 1 else param.shape
+        tensor = torch.zeros(shape, dtype=to_tensor(param.array).dtype)
+        tensor.grad = torch.zeros_like(tensor)
+        optimizer = self._make([tensor])
+        try:
+            optimizer.step()
+        except (RuntimeError, ValueError):
+            # Some optimizers accept matrices only.
+            return
+        self.state.update(_arrays(optimizer.state[tensor]))
+
+    def update_core(self, param: chainer.Variable) -> None:
+        """Updates the parameter by one step of the optimizer."""
+        if param.grad is None:
+            return
+        if self._array is not param.array or self._has_other_state():
+            self._begin(param)
+        group = self._optimizer.param_groups[0]
+        for name in self._names:
+            value = getattr(self.hyperparam, name)
+            if not isinstance(group[name], torch.Tensor):
+                group[name] = value
+        self._tensor.grad = to_tensor(param.grad)
+        self._optimizer.step()
+        self._tensor.grad = None
+        self._known = _arrays(self._optimizer.state[self._tensor])
+        self.state.update(self._known)
+
+    def _has_other_state(self) -> bool:
+        """Returns whether the state has been replaced, such as by that of a file."""
+        state, known = self.state, self._known
+        return len(state) != len(known) or any(
+            state[name] is not array for name, array in known.items()
+        )
+
+    def _begin(self, param: chainer.Variable) -> None:
+        self._array = param.array
+        self._tensor = to_tensor(param.array)
+        self._optimizer = self._make([self._tensor])
+        if self.state:
+            self._optimizer.state[self._tensor] = {
+                name: to_tensor(np.asarray(value) if np.isscalar(value) else value)
+                for name, value in self.state.items()
+            }
+
+
+@functools.cache
+def rule_of(kind: type) -> type[TorchRule]:
+    """Returns the class of the rules for a class of optimizers.
+
+    Snapshots have the names of rules, by which a state of another optimizer is found.
+
+    Example:
+        >>> rule_of(torch.optim.AdamW).__name__
+        'TorchAdamWRule'
+    """
+    return type(f"Torch{kind.__name__}Rule", (TorchRule,), {"__doc__": kind.__doc__})
+
+
+def _arrays(state: dict[str, Any]) -> dict[str, Any]:
+    """Returns the tensors of a state as arrays; what has no value is left out."""
+    return {
+        name: to_array(value) if torch.is_tensor(value) else np.asarray(value)
+        for name, value in state.items()
+        if value is not None
+    }
