@@ -7,7 +7,8 @@ or in four with two stages on each rank. Cuts make the slowest stage as fast as
 possible, by the layers' times in either framework. PyTorch runs each of its schedules
 over gloo, in a process beside each rank. Ours is ``schedule='auto'`` with one stage on
 a rank, and with two in V. The undivided steps on one core are measured as well. No
-optimizer runs.
+optimizer runs. With ``--layers torch`` our pipelines have the same modules of PyTorch
+as layers.
 
 ``CHAINER_KERNELS_PROVIDER`` selects the provider of products and convolutions in ours.
 """
@@ -50,6 +51,8 @@ AIM = 0.97
 PAUSE = 0.002
 #: With `'auto'`, the schedule is another one from the fifth minibatch on.
 WARM_UP = 5
+#: Libraries that the layers of our pipeline are of.
+CHAINER, TORCH = "chainer", "torch"
 PLACEMENTS = {"one stage a rank": (0, 1), "two in V": (0, 1, 1, 0)}
 
 
@@ -100,11 +103,23 @@ MODELS = {
 }
 
 
+def build_of(name: str, layers: str) -> Divisible:
+    """Makes a model, of layers of Chainer or of PyTorch, with the same weights."""
+    model = MODELS[name].build()
+    if layers == CHAINER:
+        return model
+    from benchmarks.against_torch.torch_models import converted
+    from benchmarks.against_torch.torch_pipelines import units_of
+    from torch_layers import TorchLayer
+
+    return Divisible(*map(TorchLayer, units_of(converted(model))))
+
+
 @functools.cache
-def layer_costs(name: str, n_samples: int) -> Profile:
+def layer_costs(name: str, layers: str, n_samples: int) -> Profile:
     """Measures the costs of a model's layers for a microbatch."""
     x, t = (array[:n_samples] for array in MODELS[name].batch())
-    return profile(MODELS[name].build(), x, t, F.softmax_cross_entropy, repeat=3)
+    return profile(build_of(name, layers), x, t, F.softmax_cross_entropy, repeat=3)
 
 
 class Ours:
@@ -114,17 +129,24 @@ class Ours:
         placement: Rank of each stage.
         n_microbatches: Number of microbatches.
         name: Name of the model.
+        layers: Library of the layers.
+        schedule: Name of the schedule.
     """
 
     def __init__(
-        self, placement: Sequence[int], n_microbatches: int, name: str
+        self,
+        placement: Sequence[int],
+        n_microbatches: int,
+        name: str,
+        layers: str,
+        schedule: str,
     ) -> None:
         comm = MPI.COMM_WORLD
         self._batch = x, _ = MODELS[name].batch()
-        model = MODELS[name].build()
+        model = build_of(name, layers)
         cuts = None
         if comm.rank == 0:
-            costs = layer_costs(name, len(x) // n_microbatches)
+            costs = layer_costs(name, layers, len(x) // n_microbatches)
             cuts = list(partition(costs, len(placement)).cuts)
         quiet_barrier(comm)
         cuts = comm.bcast(cuts)
@@ -134,7 +156,7 @@ class Ours:
             if rank == comm.rank
         ]
         self._pipe = Pipeline(
-            stages, comm, n_microbatches=n_microbatches, schedule="auto", accfun=None
+            stages, comm, n_microbatches=n_microbatches, schedule=schedule, accfun=None
         )
         for _ in range(WARM_UP):
             self.loss = self()
@@ -188,7 +210,9 @@ def _free_port(comm: MPI.Comm) -> int:
     return comm.bcast(port)
 
 
-def variants(name: str, microbatches: Sequence[int], worker: Worker) -> dict[str, Any]:
+def variants(
+    name: str, microbatches: Sequence[int], layers: Sequence[str], worker: Worker
+) -> dict[str, Any]:
     """Makes the variants to compare, each warmed up."""
     made: dict[str, Any] = {"torch, undivided": _nothing, "ours, undivided": _nothing}
     if MPI.COMM_WORLD.rank == 0:
@@ -203,9 +227,19 @@ def variants(name: str, microbatches: Sequence[int], worker: Worker) -> dict[str
     for schedule in worker.call("names"):
         for n in microbatches:
             made[f"torch, {schedule}, {n}"] = Theirs(worker, schedule, n)
-    for where, placement in PLACEMENTS.items():
-        for n in microbatches:
-            made[f"ours, {where}, {n}"] = Ours(placement, n, name)
+    for kind in layers:
+        whose = "ours" if kind == CHAINER else "ours of PyTorch's layers"
+        for where, placement in PLACEMENTS.items():
+            schedules = ("auto",)
+            if kind != CHAINER:
+                # The schedules of PyTorch as well, for the same modules.
+                schedules += ("zb_v" if placement[2:] else "1f1b",)
+            for schedule in schedules:
+                for n in microbatches:
+                    named = where if schedule == "auto" else f"{where}, {schedule}"
+                    made[f"{whose}, {named}, {n}"] = Ours(
+                        placement, n, name, kind, schedule
+                    )
     return made
 
 
@@ -221,11 +255,16 @@ def check_losses(comm: MPI.Comm, made: dict[str, Any]) -> float:
 
 
 def compare(
-    result: Result, name: str, microbatches: Sequence[int], rounds: int, worker: Worker
+    result: Result,
+    name: str,
+    microbatches: Sequence[int],
+    layers: Sequence[str],
+    rounds: int,
+    worker: Worker,
 ) -> None:
     """Measures the pipelines of a model and writes its part of the result."""
     comm = MPI.COMM_WORLD
-    made = variants(name, microbatches, worker)
+    made = variants(name, microbatches, layers, worker)
     loss = check_losses(comm, made)
     seconds = alternate(made, rounds, lambda step: step_seconds(comm, step, PAUSE))
 
@@ -235,9 +274,9 @@ def compare(
 
     theirs, ours = best("torch"), best("ours")
     result.write(f"{MODELS[name].title}; loss {loss:.4f}")
-    result.write(f"  {'step, microbatches':<40} {'ms':>6}  to torch's best")
+    result.write(f"  {'step, microbatches':<54} {'ms':>6}  to torch's best")
     for who, each in seconds.items():
-        line = f"  {who:<40} {1e3 * statistics.median(each):6.0f}"
+        line = f"  {who:<54} {1e3 * statistics.median(each):6.0f}"
         line += f"  {ratios(each, seconds[theirs]):<20}"
         if isinstance(made[who], Ours):
             line += f" ran {made[who].schedule}"
@@ -253,6 +292,7 @@ def main() -> None:
     add = parser.add_argument
     add("--models", nargs="+", choices=MODELS, default=list(MODELS))
     add("--microbatches", type=int, nargs="+", default=[4, 6])
+    add("--layers", nargs="+", choices=(CHAINER, TORCH), default=[CHAINER])
     add("--rounds", type=int, default=4)
     add("--output", type=Path)
     arguments = parser.parse_args()
@@ -276,7 +316,14 @@ def main() -> None:
             arguments.microbatches,
             environment={"CHAINER_KERNELS": "0", "MPI4PY_RC_INITIALIZE": "0"},
         )
-        compare(result, name, arguments.microbatches, arguments.rounds, worker)
+        compare(
+            result,
+            name,
+            arguments.microbatches,
+            arguments.layers,
+            arguments.rounds,
+            worker,
+        )
         worker.close()
     result.save()
 

@@ -58,7 +58,7 @@ class TorchPipelines:
         self._rank = rank
         x, t = batch()
         self._x, self._t = torch.from_numpy(x), torch.from_numpy(t).long()
-        self._units = _units(converted(build()))
+        self._units = units_of(converted(build()))
         costs: list[Any] = [None]
         if rank == 0:
             costs = [_profile(self._units, self._x[: len(x) // microbatches[0]])]
@@ -119,7 +119,7 @@ class TorchPipelines:
             unit.zero_grad()
 
 
-def _units(model: nn.Sequential) -> list[nn.Module]:
+def units_of(model: nn.Sequential) -> list[nn.Module]:
     """Returns what a model may be cut into: a ReLU works on its input, in place."""
     units: list[nn.Module] = []
     for module in model:
