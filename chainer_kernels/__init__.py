@@ -38,6 +38,9 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     convolution_blocks   positions of a convolution that read alike
     window_rows          what they read as rows of a matrix, and rows put in their place
     grouped_convolution  convolutions of groups of few channels, without products
+    block_rows           products that skip blocks of zeros
+    tile_runs            positions of a convolution, and their tiles
+    block_choice         whether a layer is faster so
     loops                compiled loops, a module for each family
     compiling            loops that are compiled when they are called first
     all_loops            every loop, compiled ahead of the first step

@@ -339,6 +339,7 @@ BACKWARD = {
     "math.einsum:EinSum": Backward(True),
     "math.matmul:MatMul": Backward(True),
     "math.tensordot:TensorDot": Backward(True),
+    "block_products:BlockProduct": Backward(True, "block_products:contributions"),
     "recurrent:NStepLayer": Backward(True),
 }
 
