@@ -20,6 +20,8 @@
     shrinking         the removal of channels from parameters and states
     layer_lines       descriptions of lists of layers, for all ranks
     masks             pruned elements, and the hook that keeps them zero
+    skipping          layers that skip pruned blocks, on all ranks
+    block_links       links that skip pruned blocks
     codebooks         weights of few values, and the hook that keeps them few
     hooks             hooks of optimizers with a state for each parameter
     quantized_links   links that compute with few bits
@@ -43,6 +45,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "model_compression.applying": ["apply", "load_applied"],
+        "model_compression.block_links": ["block_report"],
         "model_compression.distillation": ["Distillation"],
         "model_compression.pictures": ["plot_progress"],
         "model_compression.whole_layers": ["int8_report"],

@@ -11,6 +11,7 @@ import chainer
 import numpy as np
 
 from chainer_compat.npz import NpzArrays
+from model_compression import block_links
 from model_compression.channels import Channels, channels_of, means_that_shift
 from model_compression.layer_lines import notes
 from model_compression.plan import CompressionPlan
@@ -25,13 +26,17 @@ from model_compression.selection import weighted_layers, weights_of
 from model_compression.shrinking import make_room, n_channels, take_away
 from model_compression.stored_links import store
 
+#: Endings of names of values in a file that its model needs before the others.
+_STATES = "_is_quantized", "W_live", "W_skips"
+
 
 def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
     """Returns a trained model without the parts that its plan made unnecessary.
 
     Channels that a rule with ``granularity='channel'`` has set to zero are removed from
     the layer that outputs them, from the normalization after it, and from the layer
-    that reads them. Elements, blocks and rows stay, as zeros. Quantized parameters are
+    that reads them. Elements, blocks and rows stay, as zeros; blocks that a layer skips
+    are not stored. Quantized parameters are
     stored in few bits: a byte for each whole number, and the scales; each call makes an
     array from them for the same kernels. The outputs are those of the model. In
     :func:`chainer.no_backprop_mode`, linear layers and convolutions whose inputs are
@@ -141,13 +146,13 @@ def _prepare_for(file: NpzArrays, small: chainer.Link, rules: _Rules) -> None:
         # A weight whose quantization a metric took back is not stored in few bits.
         owner, _, own = f"/{name}".rpartition("/")
         state = getattr(links.get(owner or "/"), own, None)
-        if name.endswith("_is_quantized") and state is not None:
+        if name.endswith(_STATES) and state is not None:
             state[...] = file[name]
 
 
 def _parameter_of(path: str) -> str:
     """Returns the path of the parameter to which an array in a file belongs."""
-    for ending in ("_whole", "_numbers"):
+    for ending in ("_whole", "_numbers", "_blocks"):
         path = path.removesuffix(ending)
     return path
 
@@ -215,6 +220,9 @@ def _stored(small: chainer.Link, rules: _Rules) -> chainer.Link:
             set_active(link, rule, True)
     for rule, link in quantized:
         store(link, rule)
+    for link in links.values():
+        if isinstance(link, block_links.SkipsBlocks):
+            block_links.finish(link)
     _describe_anew(small)
     return small
 

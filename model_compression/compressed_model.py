@@ -33,6 +33,7 @@ from model_compression.selection import (
     weights_of,
 )
 from model_compression.shrinking import Assignment, joined, parts_left
+from model_compression.skipping import Skipper
 
 
 class CompressedModel:
@@ -74,6 +75,8 @@ class CompressedModel:
             {n: rule for n, rule in rules.items() if isinstance(rule, Quantize)},
             optimizers,
         )
+        skipping = {n: r for n, r in rules.items() if getattr(r, "skip_blocks", False)}
+        self._skipper = Skipper(skipping, optimizers, self._pruner.masks)
         self._pipeline, self.is_checked = pipeline, False
         # Why the pipeline refuses calls until channels are removed again.
         self._retry: str | None = None
@@ -171,6 +174,7 @@ class CompressedModel:
         }
         self._pruner.choose(by_number, layers, known, quantized)
         self._quantizer.choose(by_number, layers)
+        self._skipper.choose(by_number, layers)
 
     def _check_replicas(self) -> None:
         """Refuses ranges of activations that each replica would find for itself."""
@@ -223,6 +227,10 @@ class CompressedModel:
         if prunes:
             self._pruner.take(prunes, self._gather)
         self._quantizer.take(n for n in degrees if n not in prunes)
+
+    def skip(self, numbers: Iterable[int]) -> None:
+        """Goes on to skip the blocks that some rules have pruned, which are over."""
+        self._skipper.advance(numbers, self._gather)
 
     def take_back(self, numbers: Iterable[int]) -> None:
         """Takes the last steps of some rules back."""
@@ -365,6 +373,8 @@ class CompressedModel:
     def serialize(self, serializer: Any) -> None:
         """Reads or writes the state of pruning and quantization."""
         self._quantizer.serialize(serializer["quantizer"])
+        if self._skipper.rules:
+            self._skipper.serialize(serializer)
         # Snapshots of a pipeline store these states by layer, and skip such names.
         by_layer = serializer["optimizer:compress"]
         self._pruner.serialize(by_layer)

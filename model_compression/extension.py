@@ -118,6 +118,11 @@ class Compress(Extension):
         # Whether channels are to be removed, and by rule, whether its channels were
         # removed.
         self._shrinks, self._has_shrunk = shrink, [False] * len(plan.rules)
+        self._skipping = [
+            number
+            for number, rule in enumerate(plan.rules)
+            if getattr(rule, "skip_blocks", False)
+        ]
         self.sparsity, self.bits = 0.0, None
         self._seen: Mapping[str, Any] = {}
         self._model = CompressedModel(plan, optimizers, metric is not None, pipeline)
@@ -227,6 +232,9 @@ class Compress(Extension):
                 self._measure()
         if self._shrinks:
             self.shrink()
+        if self._skipping:
+            over = [n for n in self._skipping if self._steps.are_over(n)]
+            self._model.skip(over)
 
     def shrink(self) -> dict[str, int]:
         """Removes channels from a model that trains; a call of all ranks.

@@ -12,6 +12,7 @@ from chainer_kernels.text_table import text_table
 from divisible.files import write_json
 from divisible.records import reading_json, shown, take_kind
 from divisible.terminal_text import printable
+from model_compression import block_links
 from model_compression.quantized_links import add_rule, check_kind
 from model_compression.rules import Prune, Quantize, named, prune_of, quantize_of
 from model_compression.selection import (
@@ -106,9 +107,10 @@ class CompressionPlan:
         return found
 
     def prepare(self, model: chainer.Link) -> chainer.Link:
-        """Adds the values of quantization rules to the layers of a model.
+        """Adds the values of rules to the layers of a model.
 
-        These are the ranges of activations, and whether the rules are in force. A file
+        These are the ranges of activations, whether quantization is in force, and the
+        blocks that are skipped. A file
         of a model that was trained under the plan then loads whole, and layers may move
         between ranks: ``Rebalance(lambda: plan.prepare(build()))``.
 
@@ -134,6 +136,10 @@ class CompressionPlan:
                 for path in matching(rule.layers, layers, str(rule)):
                     check_kind(path, layers[path].kinds, rule)
                     add_rule(links[path], rule)
+        for rule in self.rules:
+            if isinstance(rule, Prune) and rule.skip_blocks:
+                for path in matching(rule.layers, layers, str(rule)):
+                    block_links.prepare(links[path])
         return model
 
     def settings(self) -> list[dict[str, Any]]:

@@ -78,6 +78,11 @@ class Pruner:
             self._masks.check_free(each)
 
     @property
+    def masks(self) -> Masks:
+        """The pruned elements."""
+        return self._masks
+
+    @property
     def follows_channels(self) -> bool:
         """Whether the layers of all ranks must be known."""
         return any(rule.granularity == "channel" for rule in self._rules.values())

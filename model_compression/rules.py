@@ -61,6 +61,9 @@ class Prune:
             of n the degree is ``to * (1 - (1 - k / n) ** 3)``, as in Zhu and Gupta, *To
             prune, or not to prune* (2017), or ``to * k / n``. So the first step, at
             ``begin``, prunes already.
+        skip_blocks (bool): Whether layers skip pruned blocks once the last step is
+            taken, where that is measured faster: linear layers and 2D convolutions
+            whose inputs and outputs are multiples of 8. See :func:`block_report`.
 
     Raises:
         ValueError: If an argument is wrong; the message names the rule.
@@ -75,6 +78,7 @@ class Prune:
     to: float
     granularity: Granularity
     progress: Progress
+    skip_blocks: bool
 
     def __init__(
         self,
@@ -87,6 +91,7 @@ class Prune:
         end: tuple[float, str] | None = None,
         steps: int | None = None,
         curve: str = "cubic",
+        skip_blocks: bool = False,
     ) -> None:
         rule = f"Prune({method!r}, layers={layers!r})"
         if method not in METHODS:
@@ -100,6 +105,13 @@ class Prune:
         fill(self, "to", float(to))
         fill(self, "granularity", check_granularity(granularity, rule))
         fill(self, "progress", course(begin, end, steps, curve, rule))
+        if skip_blocks and isinstance(self.granularity, str):
+            raise ValueError(
+                f"{rule}: only blocks can be skipped, not a granularity of"
+                f" {granularity!r}: give their sides, as granularity=(8, 8), or leave"
+                f" out skip_blocks"
+            )
+        fill(self, "skip_blocks", bool(skip_blocks))
 
     @property
     def changes(self) -> tuple[str, ...]:
@@ -110,6 +122,7 @@ class Prune:
     def columns(self) -> tuple[str, str, str]:
         """Method, degree and granularity of the rule, as texts."""
         words = granularity_words(self.granularity)
+        words += ", skipped" if self.skip_blocks else ""
         return f"prune {self.method}", f"{self.to:.0%}", words
 
     def settings(self) -> dict[str, Any]:
@@ -120,6 +133,8 @@ class Prune:
             "to": self.to,
             "granularity": self.granularity,
             **settings(self.progress),
+            # Plans without it are those of before, in snapshots too.
+            **({"skip_blocks": True} if self.skip_blocks else {}),
         }
 
     def __repr__(self) -> str:

@@ -53,7 +53,7 @@ FACES = {
     """,
     "model_compression": """
         Compress CompressionPlan Distillation Prune Quantize Sensitivity apply
-        int8_report load_applied plot_progress sensitivity
+        block_report int8_report load_applied plot_progress sensitivity
     """,
     "pipeline": """
         ActionError DisagreementError Pipeline PipelineEvaluator PipelineUpdater
