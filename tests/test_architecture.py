@@ -56,8 +56,9 @@ FACES = {
         block_report int8_report load_applied plot_progress sensitivity
     """,
     "pipeline": """
-        ActionError DisagreementError Pipeline PipelineEvaluator PipelineUpdater
-        Rebalance SeededShuffle Snapshot SnapshotError StallError StopOnSignal
+        ActionError DisagreementError LoggerReport Pipeline PipelineEvaluator
+        PipelineUpdater Rebalance SeededShuffle Snapshot SnapshotError StallError
+        StopOnSignal
         TimelineReport
         abort_on_error export_npz import_npz latest_snapshot load_snapshot predict
         rebalance recv_data recv_grad repartition save_snapshot send_data send_grad
