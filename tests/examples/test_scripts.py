@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import re
+import runpy
 import sys
 import tempfile
 
@@ -13,6 +14,7 @@ from divisible import Machine, Plan
 from divisible.planning.conditions import Conditions
 from divisible.schedules.timeline import Timeline
 from tests.support.mpiexec import mpiexec
+from tests.support.processes import ROOT
 
 TRAIN = "examples/train/train.py"
 SYNTHETIC = ["--dataset", "synthetic", "--samples", "20", "--shape", "1,8,8"]
@@ -172,8 +174,11 @@ def test_train_resumes_on_other_ranks(tmp_path):
 @pytest.mark.parametrize(
     "argv",
     [
-        ["--model", "mlp", "--layers", "32", "--units", "16", *QUICK],
-        ["--model", "vgg16", *QUICK],
+        pytest.param(
+            ["--model", "mlp", "--layers", "32", "--units", "16", *QUICK],
+            marks=pytest.mark.matrix,
+        ),
+        pytest.param(["--model", "vgg16", *QUICK], marks=pytest.mark.matrix),
         [
             *("--model", "resnet50", "--cut-inside-blocks", "--recompute", "always"),
             *(*QUICK, "--samples", "10"),
@@ -187,8 +192,10 @@ def test_train_runs_every_model(argv, tmp_path):
     assert "test accuracy" in output
 
 
-@pytest.mark.parametrize("name, shape", [("mnist", "(1, 28, 28)"), ("cifar10", "(3,")])
-def test_train_reads_chainers_data_sets(name, shape, tmp_path):
+@pytest.mark.parametrize(
+    "n, name, shape", [(2, "mnist", "(1, 28, 28)"), (1, "cifar10", "(3,")]
+)
+def test_train_reads_chainers_data_sets(n, name, shape, tmp_path):
     folder = tmp_path / "pfnet" / "chainer" / name.replace("cifar10", "cifar")
     folder.mkdir(parents=True)
     # What Chainer keeps of its downloads.
@@ -205,27 +212,52 @@ def test_train_reads_chainers_data_sets(name, shape, tmp_path):
         np.savez(folder / "cifar-10.npz", **sets)
     argv = [TRAIN, "--dataset", name, "--epoch", "1", "--out", tmp_path]
     env = {"CHAINER_DATASET_ROOT": str(tmp_path)}
-    output = run(2, argv, env=env)
+    output = run(n, argv, env=env)
     assert f"cnn on {name}: 12 images of {shape}" in output
 
 
 @pytest.mark.parametrize(
-    "n, argv, message",
+    "argv, message",
     [
-        (2, ["--model", "mlp", "--layers", "1"], "1 layers cannot be cut into 2"),
-        (2, ["--cuts", "3,5"], "--cuts makes 3 stages, but 1f1b on 2 ranks has 2"),
-        (2, ["--cuts", "99"], "cuts must grow"),
-        (1, ["--cuts", "a"], "argument --cuts: invalid cuts value: 'a'"),
-        (1, ["--batchsize", "0"], "--batchsize must be 1 at least, not 0"),
-        (1, ["--seed", "-1"], "--seed must be from 0 to 2**32 - 1, not -1"),
-        (2, ["--out", "/dev/null/result"], "Not a directory"),
-        (1, ["--optimizer", "adam"], "--optimizer needs a --learning-rate"),
-        (1, ["--shape", "1,64,64", "--model", "vgg16"], "cannot be enlarged"),
+        (["--cuts", "a"], "argument --cuts: invalid cuts value: 'a'"),
+        (["--cuts", "99"], "cuts must grow"),
+        (["--batchsize", "0"], "--batchsize must be 1 at least, not 0"),
+        (["--seed", "-1"], "--seed must be from 0 to 2**32 - 1, not -1"),
+        (["--optimizer", "adam"], "--optimizer needs a --learning-rate"),
+        (["--shape", "1,64,64", "--model", "vgg16"], "cannot be enlarged"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
 )
-def test_train_refuses_bad_arguments(n, argv, message):
-    refused(n, [*QUICK, *argv], message)
+def test_train_refuses_bad_arguments(argv, message, tmp_path, monkeypatch, capsys):
+    """In this process, which is one rank."""
+    folder = ROOT / "examples" / "train"
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(sys, "argv", [TRAIN, "--out", str(tmp_path), *QUICK, *argv])
+    before = {*sys.modules}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(folder / "train.py"), run_name="__main__")
+    finally:
+        # Other scripts have modules of the same names.
+        for name in {*sys.modules} - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if str(file).startswith(str(folder)):
+                del sys.modules[name]
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count(message) == 1
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--model", "mlp", "--layers", "1"], "1 layers cannot be cut into 2"),
+        (["--cuts", "3,5"], "--cuts makes 3 stages, but 1f1b on 2 ranks has 2"),
+        (["--out", "/dev/null/result"], "Not a directory"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, list) else None,
+)
+def test_train_refuses_what_ranks_cannot_do(argv, message):
+    refused(2, [*QUICK, *argv], message)
 
 
 def test_train_says_what_to_install(tmp_path):
@@ -330,14 +362,15 @@ def test_examples_learn_the_same_on_any_number_of_ranks(name, tmp_path):
 def test_the_language_model_plans_by_itself(name, tmp_path):
     """Its tied weights, and the state that an LSTM carries, may be cut anywhere."""
     folder, *options = SHORT[name]
-    argv = [f"examples/{folder}/train.py", *options, "--plan", "auto"]
-    argv += ["--out", tmp_path]
+    argv = [f"examples/{folder}/train.py", *options, "--layers", "1"]
+    argv += ["--plan", "auto", "--out", tmp_path]
     output = run(2, argv)
     assert "plan='auto': rank 0 measured" in output
     assert f"saved as {tmp_path / 'plan.json'}" in output
     table, _ = figures(output)
     assert (table[1, :2] < table[0, :2]).all()
-    assert f"plan='auto': as in {tmp_path / 'plan.json'}" in run(2, argv)
+    output = run(2, [*argv, "--epoch", "1"])
+    assert f"plan='auto': as in {tmp_path / 'plan.json'}" in output
 
 
 @pytest.mark.parametrize(
