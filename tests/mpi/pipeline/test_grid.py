@@ -31,7 +31,7 @@ from tests.support.mpiexec import assert_on_ranks, refused_on_ranks, worker
 from tests.support.processes import launcher, running
 
 TIMEOUT = 20
-N_STEPS = 20
+N_STEPS = 8
 
 
 def exchanged(optimizer, grid, **options):
@@ -349,8 +349,15 @@ def decays_ties_once(comm, is_backwards, exchange_dtype):
                 assert_close(param.array, array, tolerance, tolerance, path)
 
 
-@pytest.mark.parametrize("is_backwards", [False, True])
-@pytest.mark.parametrize("exchange_dtype", ["fp32", "int8"])
+@pytest.mark.parametrize(
+    "is_backwards, exchange_dtype",
+    [
+        (True, "fp32"),
+        (False, "int8"),
+        pytest.param(False, "fp32", marks=pytest.mark.matrix),
+        pytest.param(True, "int8", marks=pytest.mark.matrix),
+    ],
+)
 def test_hooks_change_the_mean_of_a_tied_parameter_once(is_backwards, exchange_dtype):
     assert_on_ranks(4, decays_ties_once, is_backwards, exchange_dtype)
 

@@ -98,8 +98,11 @@ def test_schedules_and_microbatch_counts(n_ranks, turns):
 
 
 # ChainerMN's waits spin, so that more ranks than cores take minutes.
-def test_schedules_over_chainermn():
-    assert_on_ranks(2, schedules_and_counts, "chainermn", [3], timeout=120)
+@pytest.mark.parametrize("turns", [pytest.param(1, marks=pytest.mark.matrix), 2])
+def test_schedules_over_chainermn(turns):
+    """All of them, or each second one."""
+    arguments = "chainermn", [3], turns
+    assert_on_ranks(2, schedules_and_counts, *arguments, timeout=120)
 
 
 def narrow_wire(comm):
@@ -170,7 +173,7 @@ def random_models(comm, drawn):
 
 
 @settings(
-    max_examples=5,
+    max_examples=3,
     suppress_health_check=list(HealthCheck),
     database=None,
 )
