@@ -294,7 +294,7 @@ def test_one_rank_needs_no_other_schedule():
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1", "zb_h2"])
 def test_the_choice_is_as_good_as_the_best_of_all_cuts(seed, schedule):
     """As simulating every cut with every number of microbatches shows."""
-    work = np.random.RandomState(seed).lognormal(0, 1, 9) * 0.01
+    work = np.random.RandomState(seed).lognormal(0, 1, 7) * 0.01
 
     def at(n):
         layers = [
@@ -307,7 +307,7 @@ def test_the_choice_is_as_good_as_the_best_of_all_cuts(seed, schedule):
         return Profile(layers, n, input_bytes=4000 * n)
 
     profiles, network = [at(n) for n in (4, 16, 64)], Network(125e6, 2e-4)
-    numbers = range(1, 17)
+    numbers = 1, 2, 3, 5, 8, 12, 16
     chosen = best_plan(
         profiles,
         Machine(3, network=network),
@@ -318,11 +318,11 @@ def test_the_choice_is_as_good_as_the_best_of_all_cuts(seed, schedule):
     )
     least = min(
         simulate_plan(
-            Plan([0, i, j, 9], m, schedule),
+            Plan([0, i, j, 7], m, schedule),
             profiles,
             machine=Machine(3, network=network),
         ).makespan
-        for i, j in itertools.combinations(range(1, 9), 2)
+        for i, j in itertools.combinations(range(1, 7), 2)
         for m in numbers
     )
     assert chosen.step_seconds <= 1.002 * least
@@ -372,9 +372,8 @@ def test_cuts_of_several_stages_on_a_rank_move_as_well(schedule):
 
 def test_the_others_lost_for_a_reason():
     plan = best_plan(uneven(), Machine(4, memory=30e3, network=Network(1e6, 1e-3)))
-    assert plan == best_plan(
-        uneven(), Machine(4, memory=30e3, network=Network(1e6, 1e-3))
-    )
+    # The search draws nothing.
+    assert best_plan(uneven(), Machine(2)) == best_plan(uneven(), Machine(2))
     assert plan.alternatives
     reasons = [other.reason for other in plan.alternatives]
     assert all(other.seconds >= plan.step_seconds for other in plan.alternatives)
