@@ -24,7 +24,9 @@
     communicators   this package's own communicators: making and freeing them
     parameter_sums  a number for each parameter of all ranks
     signatures      tensors, and their shapes and dtypes
+    static_shapes   shapes of messages that follow from the number of samples
     buffers         the memory of messages while MPI uses it
+    receive_buffers arrays that messages come into
     transport       channels: post, send, receive
 
 ``comm`` is a ChainerMN communicator or an mpi4py one, everywhere.

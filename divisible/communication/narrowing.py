@@ -154,6 +154,12 @@ def on_wire(spec: TensorSpec) -> tuple[tuple[int, ...], np.dtype]:
     return (n_bytes,), np.dtype(np.uint8)
 
 
+def n_bytes(spec: TensorSpec) -> int:
+    """Returns the bytes of an array's message."""
+    shape, dtype = on_wire(spec)
+    return math.prod(shape) * dtype.itemsize
+
+
 def decoded(message: Any, spec: TensorSpec) -> Any:
     """Returns the array of a message from :func:`encoded`, in the order of the wire."""
     flat = WIRE[spec.wire].decode(message, math.prod(spec.shape), BLOCK)

@@ -117,3 +117,20 @@ def signature(tensors: Sequence[Tensor]) -> Signature:
         )
         for array, requires_grad in tensors
     )
+
+
+def is_like(message: Sequence[Tensor], agreed: Signature) -> bool:
+    """Returns whether a message of plain arrays has a signature."""
+    if len(message) != len(agreed):
+        return False
+    for (array, requires_grad), spec in zip(message, agreed):
+        if (
+            array is None
+            or array.shape != spec.shape
+            or array.dtype.str != spec.dtype
+            or requires_grad != spec.requires_grad
+            or spec.order
+            or not array.flags.c_contiguous
+        ):
+            return False
+    return True

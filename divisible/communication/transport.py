@@ -9,39 +9,45 @@ before::
 
     microbatch's signature    sender                    receiver
     as last time              bytes of each array  -->  posted receives
+    of fewer samples          fewer bytes          -->  posted receives
     new, posted receives      empty messages       -->  posted receives, seen empty
                               the signature        -->  reads it, allocates
                               bytes of each array  -->  receives them
     first                     the signature        -->  reads it, allocates
                               bytes of each array  -->  receives them
 
-So a new signature, such as that of a smaller last batch, is always sent first. Arrays
-are never cut off, and shapes never guessed.
+So a new signature is always sent first. Arrays are never cut off, and shapes never
+guessed. Where shapes follow from the number of samples
+(:mod:`divisible.communication.static_shapes`), both ends may agree on signatures before
+the first message (:meth:`Sender.expect`), and messages of fewer samples need none.
 """
 
 from __future__ import annotations
 
 import pickle
-import sys
 import time
 from collections import deque
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Callable
 
 import numpy as np
 from mpi4py import MPI
 
+from divisible.communication import receive_buffers
 from divisible.communication.buffers import create_buffers
-from divisible.communication.narrowing import decoded, narrowed, on_wire
-from divisible.communication.signatures import Signature, Tensor, signature
+from divisible.communication.narrowing import narrowed
+from divisible.communication.receive_buffers import ReceiveBuffer, n_pieces, pieces_of
+from divisible.communication.signatures import Signature, Tensor, is_like, signature
+from divisible.communication.static_shapes import (
+    NotStaticError,
+    Room,
+    StaticShapes,
+)
 from divisible.communication.tags import UNUSED_TAG, channel_tags
 from divisible.communication.wait_queries import WaitPlace
 from divisible.communication.waiting import wait
 from divisible.communication.wire import WIRE, WireDtype
 
-# MPI counts are 32-bit in MPI 3, so a message has at most 2 GiB. Larger arrays are sent
-# in pieces of this many bytes.
-PIECE_BYTES = 1 << 30
 # Messages are polled while a rank computes, but only if some do not fit into the
 # buffers of MPI and of the network, and at most once in this many seconds.
 LARGE_BYTES = 1 << 20
@@ -81,10 +87,9 @@ class Transport:
         """Returns this rank's end of a channel that comes from rank ``peer``."""
         return Receiver(self, channel, peer)
 
-    def note_sizes(self, pieces: Sequence[np.ndarray]) -> None:
+    def note_size(self, most_bytes: int) -> None:
         """Records whether some messages are large."""
-        if not self._has_large:
-            self._has_large = max(piece.size for piece in pieces) >= LARGE_BYTES
+        self._has_large = self._has_large or most_bytes >= LARGE_BYTES
 
     def keep(self, peer: int, requests: list[MPI.Request]) -> None:
         """Keeps sends and their buffers until the sends are complete."""
@@ -126,6 +131,15 @@ class Transport:
 
 
 class _Channel:
+    """One end of a channel.
+
+    Attributes:
+        shapes (StaticShapes or None): Shapes of its messages for each number of
+            samples, if both ends know them.
+        expected (Signature or None): The signature that was expected before the first
+            message.
+    """
+
     def __init__(self, transport: Transport, channel: int, peer: int) -> None:
         self._transport = transport
         self._comm = transport.comm
@@ -133,6 +147,63 @@ class _Channel:
         self._place = WaitPlace(transport.comm, peer)
         # Tags of pieces of a known signature, of signatures, of pieces of a new one.
         self._data_tag, self._signature_tag, self._new_tag = channel_tags(channel)
+        self.shapes: StaticShapes | None = None
+        # The signature of each microbatch.
+        self._agreed: dict[int, Signature] = {}
+        self.expected: Signature | None = None
+
+    def find_shapes(self, sizes: Sequence[int]) -> str:
+        """Finds the shapes of all messages from those of some microbatches.
+
+        Both ends call this, after messages of these microbatches, which they then
+        forget.
+
+        Args:
+            sizes: Numbers of samples of the microbatches 0, 1 and so on.
+
+        Returns:
+            The reason if the shapes do not follow from the number of samples; else an
+            empty text.
+        """
+        seen = {n: self._agreed.get(i, ()) for i, n in enumerate(sizes)}
+        self.forget()
+        try:
+            self.shapes = StaticShapes(seen)
+        except NotStaticError as error:
+            return str(error)
+        return ""
+
+    def expect(self, n_microbatches: int, n_samples: int) -> None:
+        """Agrees on messages of static shapes before the first one.
+
+        Both ends call this.
+
+        Args:
+            n_microbatches (int): Number of microbatches.
+            n_samples (int): The most samples of a microbatch.
+        """
+        if self.shapes is None:
+            return
+        specs = self.shapes.at(n_samples)
+        if all(min(spec.shape or (1,)) >= 0 for spec in specs):
+            self.agree(specs, n_microbatches)
+
+    def agree(self, specs: Signature, n_microbatches: int = 1) -> None:
+        """Agrees on the signature of messages; both ends call this.
+
+        Args:
+            specs: The signature.
+            n_microbatches (int): Number of microbatches.
+        """
+        self.expected = specs
+        self._agreed.update(dict.fromkeys(range(n_microbatches), specs))
+
+    def forget(self) -> None:
+        """Forgets the signatures that both ends know."""
+        self._agreed.clear()
+
+    def _room(self, agreed: Signature) -> Room:
+        return Room(self.shapes, agreed, receive_buffers.PIECE_BYTES)
 
 
 class Sender(_Channel):
@@ -140,9 +211,9 @@ class Sender(_Channel):
 
     def __init__(self, transport: Transport, channel: int, peer: int) -> None:
         super().__init__(transport, channel, peer)
-        # For each microbatch its signature, and the number of pieces of such a message.
-        self._agreed: dict[int, tuple[Signature, int]] = {}
         self._wire: WireDtype | None = None
+        # The place of the last message that was smaller than expected.
+        self._last_room: tuple[Signature, Room] | None = None
 
     def narrow(self, dtype: str) -> None:
         """Narrows wider floating-point arrays from now on.
@@ -162,33 +233,63 @@ class Sender(_Channel):
         Raises:
             TypeError: If an array cannot be narrowed; nothing is sent then.
         """
-        transport = self._transport
-        agreed, n_pieces = self._agreed.get(microbatch, (None, 0))
-        # To describe a message takes longer than to see that it is as it was.
-        is_agreed = agreed is not None and _is_like(message, agreed)
-        new = agreed if is_agreed else signature(message)
-        if self._wire is None:
-            buffers = [
-                transport.memory.outgoing(spec.in_memory(array))
-                for (array, _), spec in zip(message, new)
-                if array is not None
-            ]
-        else:
-            arrays, new = narrowed(message, new, self._wire)
-            buffers = [*map(transport.memory.outgoing, arrays)]
-            is_agreed = new == agreed
-        pieces = list(_pieces(buffers))
-        transport.note_sizes(pieces)
-        if is_agreed or new == agreed:
+        agreed = self._agreed.get(microbatch)
+        self._start(microbatch, *self._described(message, agreed))
+
+    def _start(self, microbatch: int, new: Signature, arrays: Sequence[Any]) -> None:
+        """Starts to send described arrays."""
+        transport, agreed = self._transport, self._agreed.get(microbatch)
+        pieces = list(pieces_of([*map(transport.memory.outgoing, arrays)]))
+        transport.note_size(max(piece.size for piece in pieces))
+        if new is agreed or new == agreed:
+            requests = [self._isend(piece, self._data_tag) for piece in pieces]
+        elif self._fits(new, agreed):
+            if not new:
+                # A single byte, and no bytes of the other arrays.
+                pieces += [pieces[0][:0]] * (n_pieces(agreed) - 1)
             requests = [self._isend(piece, self._data_tag) for piece in pieces]
         else:
-            self._agreed[microbatch] = new, len(pieces)
-            text = np.frombuffer(pickle.dumps(new), dtype=np.uint8)
-            requests = [self._isend(text[:0], self._data_tag) for _ in range(n_pieces)]
-            requests.append(self._isend(text, self._signature_tag))
-            requests += [self._isend(piece, self._new_tag) for piece in pieces]
+            n_posted = 0 if agreed is None else n_pieces(agreed)
+            nothing = np.empty(0, np.uint8)
+            requests = [self._isend(nothing, self._data_tag) for _ in range(n_posted)]
+            requests += self._start_new(microbatch, new, pieces)
         # A request keeps its buffer alive, and so the array.
         transport.keep(self._peer, requests)
+
+    def _described(
+        self, message: Sequence[Tensor], agreed: Signature | None
+    ) -> tuple[Signature, list[Any]]:
+        """Returns a message's signature, and its arrays in the order of memory."""
+        # To describe a message takes longer than to see that it is as it was.
+        is_agreed = agreed is not None and is_like(message, agreed)
+        new = agreed if is_agreed else signature(message)
+        if self._wire is not None:
+            arrays, new = narrowed(message, new, self._wire)
+            return new, arrays
+        return new, [
+            spec.in_memory(array)
+            for (array, _), spec in zip(message, new)
+            if array is not None
+        ]
+
+    def _start_new(
+        self, microbatch: int, new: Signature, pieces: Sequence[np.ndarray]
+    ) -> list[MPI.Request]:
+        """Starts to send a signature, and the message behind it."""
+        self._agreed[microbatch] = new
+        text = np.frombuffer(pickle.dumps(new), dtype=np.uint8)
+        return [
+            self._isend(text, self._signature_tag),
+            *(self._isend(piece, self._new_tag) for piece in pieces),
+        ]
+
+    def _fits(self, new: Signature, agreed: Signature | None) -> bool:
+        """Returns whether the receiver needs no description of a message."""
+        if agreed is None or self.shapes is None:
+            return False
+        if self._last_room is None or self._last_room[0] != agreed:
+            self._last_room = agreed, self._room(agreed)
+        return self._last_room[1].holds(new) is not None
 
     def _isend(self, piece: np.ndarray, tag: int) -> MPI.Request:
         return self._comm.Isend([piece, MPI.BYTE], self._peer, tag)
@@ -199,17 +300,15 @@ class Receiver(_Channel):
 
     def __init__(self, transport: Transport, channel: int, peer: int) -> None:
         super().__init__(transport, channel, peer)
-        self._agreed: dict[int, Signature] = {}
-        self._posted: deque[tuple[int, _ReceiveBuffer | None]] = deque()
-        self._buffers: dict[Signature, list[_ReceiveBuffer]] = {}
+        self._posted: deque[tuple[int, ReceiveBuffer | None]] = deque()
+        self._buffers: dict[Signature, list[ReceiveBuffer]] = {}
 
     def post(self, microbatch: int) -> None:
         """Starts to receive the channel's next message, if its shape is known."""
         buffer = None
         if microbatch in self._agreed:
             buffer = self._free_buffer(self._agreed[microbatch])
-            buffer.is_posted = True
-            MPI.Prequest.Startall(buffer.requests)
+            buffer.post()
         self._posted.append((microbatch, buffer))
 
     def receive(self, microbatch: int, waiting: str) -> tuple[Tensor, ...]:
@@ -225,17 +324,21 @@ class Receiver(_Channel):
         posted, buffer = self._posted.popleft()
         assert posted == microbatch, (posted, microbatch)
         if buffer is not None:
-            statuses = [MPI.Status() for _ in buffer.requests]
-            self._wait(lambda: MPI.Request.Testall(buffer.requests, statuses), waiting)
+            self._wait(buffer.is_filled, waiting)
             buffer.is_posted = False
-            if statuses[0].Get_count(MPI.BYTE) > 0:
-                return buffer.message()
+            message = buffer.received()
+            if message is not None:
+                return message
         return self._receive_new(microbatch, waiting)
+
+    def forget(self) -> None:
+        """Forgets the signatures that both ends know, and frees arrays for them."""
+        super().forget()
+        self._drop_unused_buffers()
 
     def close(self) -> None:
         """Frees the requests of receives. No receive may be under way."""
-        self._agreed.clear()
-        self._drop_unused_buffers()
+        self.forget()
 
     def _receive_new(self, microbatch: int, waiting: str) -> tuple[Tensor, ...]:
         status = MPI.Status()
@@ -250,7 +353,7 @@ class Receiver(_Channel):
         buffer = self._free_buffer(new)
         requests = [
             self._comm.Irecv([piece, MPI.BYTE], self._peer, self._new_tag)
-            for piece in _pieces(buffer.arrays)
+            for piece in pieces_of(buffer.arrays)
         ]
         self._wait(lambda: MPI.Request.Testall(requests), waiting)
         return buffer.message()
@@ -272,99 +375,14 @@ class Receiver(_Channel):
             self._place,
         )
 
-    def _free_buffer(self, agreed: Signature) -> _ReceiveBuffer:
-        buffers = self._buffers.setdefault(agreed, [])
+    def _free_buffer(self, agreed: Signature) -> ReceiveBuffer:
+        buffers, memory = self._buffers.setdefault(agreed, []), self._transport.memory
         for buffer in buffers:
             if buffer.is_free():
-                self._transport.memory.reuse()
+                memory.reuse()
                 return buffer
-        buffers.append(
-            _ReceiveBuffer(agreed, self._transport, self._peer, self._data_tag)
-        )
+        room = self._room(agreed)
+        end = self._comm, self._peer, self._data_tag
+        buffers.append(ReceiveBuffer(agreed, room, memory, *end))
+        self._transport.note_size(buffers[-1].most_bytes)
         return buffers[-1]
-
-
-class _ReceiveBuffer:
-    """Arrays that receive messages of one signature, again and again.
-
-    A buffer is free when nothing else refers to its arrays. So the caller need not give
-    it back; dropping the arrays is enough.
-    """
-
-    def __init__(
-        self, agreed: Signature, transport: Transport, peer: int, tag: int
-    ) -> None:
-        self._signature = agreed
-        self._transport = transport
-        self.is_posted = False
-        self.arrays = [
-            transport.memory.allocate(*on_wire(spec))
-            for spec in agreed
-            if spec.shape is not None
-        ]
-        pieces = list(_pieces(self.arrays))
-        transport.note_sizes(pieces)
-        self.requests = [
-            transport.comm.Recv_init([piece, MPI.BYTE], peer, tag) for piece in pieces
-        ]
-        self._references_if_free = self._references()
-
-    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
-        # Python collects arrays, but not requests, which keep a communicator from being
-        # freed. A request that is under way stays. When Python ends, the names of this
-        # module may be gone already, so ``ends`` is an argument.
-        if not ends() and not self.is_posted and not MPI.Is_finalized():
-            for request in self.requests:
-                request.Free()
-
-    def _references(self) -> list[int]:
-        return [sys.getrefcount(array) for array in self.arrays]
-
-    def is_free(self) -> bool:
-        return not self.is_posted and self._references() == self._references_if_free
-
-    def message(self) -> tuple[Tensor, ...]:
-        """Returns the received message."""
-        incoming, arrays = self._transport.memory.incoming, iter(self.arrays)
-        tensors = []
-        for spec in self._signature:
-            array = None
-            if spec.shape is not None:
-                array = incoming(next(arrays))
-                array = decoded(array, spec) if spec.wire else array
-                array = spec.received(array) if spec.order else array
-            tensors.append(Tensor(array, spec.requires_grad))
-        return tuple(tensors)
-
-
-def _is_like(message: Sequence[Tensor], agreed: Signature) -> bool:
-    """Returns whether a message of plain arrays has a signature."""
-    if len(message) != len(agreed):
-        return False
-    for (array, requires_grad), spec in zip(message, agreed):
-        if (
-            array is None
-            or array.shape != spec.shape
-            or array.dtype.str != spec.dtype
-            or requires_grad != spec.requires_grad
-            or spec.order
-            or not array.flags.c_contiguous
-        ):
-            return False
-    return True
-
-
-def _pieces(arrays: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yields the bytes of the arrays in pieces that fit one MPI message each.
-
-    There is always at least one piece, and none is empty, so that an empty message
-    can stand for "a new signature follows".
-    """
-    some = False
-    for array in arrays:
-        flat = array.reshape(-1).view(np.uint8)
-        for start in range(0, flat.size, PIECE_BYTES):
-            some = True
-            yield flat[start : start + PIECE_BYTES]
-    if not some:
-        yield np.zeros(1, dtype=np.uint8)

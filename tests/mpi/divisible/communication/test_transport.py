@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chainer_kernels.layouts import memory_order
-from divisible.communication import transport
+from divisible.communication import receive_buffers, transport
 from divisible.communication.collectives import all_gather, broadcast_object
 from divisible.communication.errors import StallError
 from divisible.communication.narrowing import arrived
@@ -69,7 +69,7 @@ def assert_equal(received, sent):
 
 
 # So that the small arrays of this test travel in pieces, as large ones do.
-@mock.patch.object(transport, "PIECE_BYTES", 64)
+@mock.patch.object(receive_buffers, "PIECE_BYTES", 64)
 def exchange(comm, drawn, ahead):
     channels = Transport(comm.Dup(), 10)
     sender = channels.sender(5, 1) if comm.rank == 0 else None
@@ -186,7 +186,7 @@ narrow_messages = st.lists(
 )
 
 
-@mock.patch.object(transport, "PIECE_BYTES", 64)
+@mock.patch.object(receive_buffers, "PIECE_BYTES", 64)
 def exchange_narrow(comm, drawn):
     """A message of each dtype three times, the second time with infinity."""
     channels = Transport(comm.Dup(), 10)
@@ -247,3 +247,77 @@ def narrow_bytes(comm):
 
 def test_narrow_messages_have_no_other_bytes():
     assert_on_ranks(2, narrow_bytes)
+
+
+def rows(n, seed=0):
+    rng = np.random.RandomState(seed + n)
+    channels_last = rng.normal(size=(n, 3, 2, 4)).astype("f").transpose(0, 3, 1, 2)
+    return (
+        Tensor(np.arange(3, dtype="f")),
+        Tensor(channels_last, True),
+        Tensor(rng.randint(0, 9, n)),
+    )
+
+
+SIZES = (2, 3, 5)
+#: Numbers of samples of later messages; 0 for none, 9 for more than expected.
+LATER = (4, 3, 1, 0, 4, 0, 2, 9, 9, 4, 0)
+
+
+def expected_shapes(comm, kind, n_expected, name="fp32", piece_bytes=1 << 30):
+    """Sends messages of `LATER`; returns the tags of what is sent."""
+    sent = []
+    isend = transport.Sender._isend
+
+    def noted(sender, piece, tag):
+        sent.append((tag - sender._data_tag, piece.size))
+        return isend(sender, piece, tag)
+
+    channels = getattr(transport, kind)(comm.Dup(), 10)
+    is_sender = comm.rank == 0
+    end = channels.sender(2, 1) if is_sender else channels.receiver(2, 0)
+    if is_sender:
+        end.narrow(name)
+    with (
+        mock.patch.object(transport.Sender, "_isend", noted),
+        mock.patch.object(receive_buffers, "PIECE_BYTES", piece_bytes),
+    ):
+        for step, n in enumerate([*SIZES, *LATER]):
+            if step == len(SIZES):
+                channels.flush()
+                assert end.find_shapes(SIZES) == ""
+                end.expect(2, n_expected)
+                del sent[:]
+            microbatch = step if step < len(SIZES) else step % 2
+            message = rows(n, step) if n else ()
+            if is_sender:
+                end.send(microbatch, message)
+                continue
+            end.post(microbatch)
+            received = end.receive(microbatch, "the test")
+            expected = [
+                tensor._replace(array=arrived(tensor.array, name)) for tensor in message
+            ]
+            assert_equal(received, expected)
+            del received
+        channels.flush()
+        end.close() if not is_sender else None
+    return channels, end, sent
+
+
+def shorter(comm, kind):
+    for name in ("fp32", "int8"):
+        _, _, sent = expected_shapes(comm, kind, 4, name)
+        if comm.rank == 0:
+            # Only for each microbatch the first message with more samples.
+            assert [tag for tag, _ in sent].count(1) == 2, sent
+        # Nothing is described if as many samples are expected as ever come.
+        _, _, sent = expected_shapes(comm, kind, 9, name)
+        if comm.rank == 0:
+            assert {tag for tag, _ in sent} <= {0}, sent
+    # Arrays in several pieces are described, whatever their size.
+    expected_shapes(comm, kind, 4, piece_bytes=64)
+
+
+def test_messages_of_fewer_samples_are_not_described():
+    assert_on_ranks(2, shorter, "Transport")
