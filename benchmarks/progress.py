@@ -3,7 +3,7 @@
     python -m benchmarks.progress
 
 Over TCP an MPI library moves a large message only while the program is in one of its
-calls. The class `pipeline.step.runner.Progress` makes such calls between the layers.
+calls. The class `pipeline.step.progress.Progress` makes such calls between the layers.
 Here steps of the same pipeline with and without them take turns. Few microbatches make
 large messages.
 

@@ -25,6 +25,7 @@ from pipeline.start.description import Description, describe
 from pipeline.start.opening import Opening
 from pipeline.start.plans import plan_of_stages, with_new_cuts
 from pipeline.step.fused_layers import FusedLayers
+from pipeline.step.message_shapes import MessageShapes
 from pipeline.step.step import Step
 
 _Own = TypeVar("_Own", bound="BetweenSteps")
@@ -120,6 +121,15 @@ class BetweenSteps:
             fusion=self.fusion.chains or self._plan.fusion,
             weight_groups=self._step.current.weight_groups,
         )
+
+    @property
+    def message_shapes(self) -> MessageShapes:
+        """Shapes of the messages between stages, as the first step has found them.
+
+        ``str()`` returns a table. ``message_shapes.varying`` has the channels whose
+        shapes depend on more than the number of samples, each with the reason.
+        """
+        return self._step.message_shapes
 
     @property
     def shares_minibatches(self) -> bool:
@@ -381,4 +391,4 @@ class BetweenSteps:
         waits_for, confirming = self._step.overlap.feature, self._step.confirming
         confirmed = "" if confirming is None else str(confirming.late)
         place = plan, self.cuts, self.schedule, layers, ranks, changes
-        return describe(*place, waits_for, confirmed)
+        return describe(*place, waits_for, confirmed, self.message_shapes.varying)

@@ -18,7 +18,7 @@ from divisible.communication.waiting import wait
 from divisible.planning.layer_cost import SECONDS as TIMES
 from divisible.planning.layer_cost import LayerCost
 from divisible.planning.timed_phases import Phases
-from pipeline.step.runner import Progress
+from pipeline.step.progress import Progress
 
 #: Least seconds that hosts are busy. For 32 hosts the standard deviation was 5.5% of
 #: the work done in 4 s, 3.4% in 15 s and 2.7% in 30 s.

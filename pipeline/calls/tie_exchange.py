@@ -12,7 +12,7 @@ from mpi4py import MPI
 from divisible import Divisible
 from divisible.communication.busy import free
 from divisible.communication.communicators import duplicate
-from divisible.communication.signatures import Tensor
+from divisible.communication.signatures import Tensor, TensorSpec
 from divisible.communication.transport import Receiver, Sender, Transport
 
 
@@ -86,15 +86,13 @@ class TieExchange:
             copies = [params[number][path] for number in numbers if number in params]
             others = [rank for rank in ranks if rank != owner]
             peers = others if comm.rank == owner else [owner]
-            self._ties.append(
-                _Tie(
-                    path,
-                    copies,
-                    comm.rank == owner,
-                    [self._transport.sender(tag, peer) for peer in peers],
-                    [self._transport.receiver(tag, peer) for peer in peers],
-                )
-            )
+            senders = [self._transport.sender(tag, peer) for peer in peers]
+            receivers = [self._transport.receiver(tag, peer) for peer in peers]
+            array = copies[0].array
+            for end in (*senders, *receivers):
+                end.agree((TensorSpec(array.shape, array.dtype.str, None),))
+            is_owner = comm.rank == owner
+            self._ties.append(_Tie(path, copies, is_owner, senders, receivers))
         with chainer.using_device(device):
             self._share_values()
 

@@ -93,10 +93,14 @@ class Loss:
         for mean in self._means.values():
             mean.start(self._targets or (), hosted)
 
-    def first_targets(self) -> tuple:
-        """Returns the targets of the first sample, on the host; empty without any."""
+    def first_targets(self, n: int = 1) -> tuple:
+        """Returns the targets of the first samples, on the host; empty without any.
+
+        Args:
+            n (int): The most samples, of the first microbatch.
+        """
         first = self._targets[0] if self._targets else ()
-        return tuple(_HOST.send(array[:1]) for array in first)
+        return tuple(_HOST.send(array[:n]) for array in first)
 
     def outcome(self) -> list[float]:
         """Returns the means over the microbatches seen so far, and their counts.

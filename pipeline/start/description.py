@@ -67,6 +67,7 @@ def describe(
     changes: Sequence[str] = (),
     waits_for: str = "",
     confirmed: str = "",
+    varying: Sequence[tuple[str, str, str]] = (),
 ) -> Description:
     """Returns the description of a pipeline.
 
@@ -79,6 +80,8 @@ def describe(
         changes: Texts about arguments that differ from the plan.
         waits_for: The feature for which minibatches do not overlap; empty if they do.
         confirmed: A text about updates that were confirmed late; empty without them.
+        varying: Channels whose messages have shapes that are not static: a title, an
+            empty text, and a reason.
 
     Example:
         >>> from divisible.schedules import one_f_one_b
@@ -127,6 +130,8 @@ def describe(
         besides.append(words)
     if confirmed:
         besides.append(confirmed)
+    for channel, _, reason in varying:
+        besides.append(f"shapes of messages are not static, {channel}: {reason}")
     return Description([head, *besides], columns, rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,6 @@ from typing import Any, Callable
 
 import chainer
 import numpy as np
-from chainer import function_hook
 
 from divisible.communication.errors import DisagreementError, StallError
 from divisible.communication.flight_record import (
@@ -33,6 +33,7 @@ from pipeline.stages.held_elsewhere import HeldElsewhere
 from pipeline.stages.stage import Stage
 from pipeline.stages.stage_groups import StageGroups
 from pipeline.step.action_error import ActionError
+from pipeline.step.progress import Progress
 from pipeline.step.unconfirmed_forwards import UnconfirmedForwards
 
 # Number of receives that a channel has posted ahead of the one it waits for.
@@ -205,6 +206,46 @@ class Runner:
                 self._post_next(task.channel, posts)
             times.append(clock())
 
+    def of_copies(self, stages: Mapping[int, Stage]) -> Runner:
+        """Returns a runner of copied stages, over the same channels.
+
+        Args:
+            stages: Copies of this rank's stages, by number.
+        """
+        other = copy.copy(self)
+        other._stages, other._groups, other._elsewhere = stages, {}, None
+        other.waits_for_device = other.measures_pending = False
+        other.awaited = None
+        return other
+
+    def find_shapes(self, sizes: Sequence[int]) -> dict[Channel, tuple[str, str]]:
+        """Finds the shapes of messages; see :meth:`.Sender.find_shapes`.
+
+        Args:
+            sizes: Numbers of samples of the microbatches that were run.
+
+        Returns:
+            For each channel that begins on this rank the shapes of its messages, and
+            the reason if they do not follow from the number of samples.
+        """
+        for receiver in self._receivers.values():
+            receiver.find_shapes(sizes)
+        found = {}
+        for channel, sender in self._senders.items():
+            reason = sender.find_shapes(sizes)
+            found[channel] = "" if reason else str(sender.shapes), reason
+        return found
+
+    def expect(self, n_microbatches: int, n_samples: int) -> None:
+        """Agrees on messages before the first one; all ranks call it.
+
+        Args:
+            n_microbatches (int): Number of microbatches of a minibatch.
+            n_samples (int): The most samples of a microbatch.
+        """
+        for end in (*self._senders.values(), *self._receivers.values()):
+            end.expect(n_microbatches, n_samples)
+
     def close(self) -> None:
         """Frees the buffers of messages."""
         for receiver in self._receivers.values():
@@ -315,44 +356,3 @@ def synchronize(device: chainer.backend.Device) -> None:
     """Waits until a GPU has computed what was launched on it; else does nothing."""
     if device.xp is not np:
         device.device.synchronize()
-
-
-class Progress(function_hook.FunctionHook):
-    """Polls for messages between the functions of Chainer, forward and backward.
-
-    An MPI library moves a message only while the program is inside one of its calls. A
-    message that fits into its buffers leaves at once. For a larger message both ends
-    agree first; then it goes piece by piece, whenever both ends poll::
-
-        rank 0   F0  send ...........F1...........  poll      the message waits for F1
-        rank 1       wait                           receive
-
-        rank 0   F0  send . poll . poll . poll .              polls between the layers
-        rank 1       wait    receive
-
-    A thread that polls all the time would use the core that computes.
-
-    Args:
-        *looks: Functions that poll for messages.
-    """
-
-    name = "divisible.Progress"
-    # The hook changes no array that it sees, so prepared weights need no checks.
-    only_reads = True
-    # Layers may run fused: this hook does not need to see each of their functions.
-    minds_fusion = False
-
-    def __init__(self, *looks: Callable[[], None]) -> None:
-        self._looks = looks
-
-    def forward_postprocess(self, function: Any, in_data: tuple) -> None:
-        """Polls for messages."""
-        for look in self._looks:
-            look()
-
-    def backward_postprocess(
-        self, function: Any, in_data: tuple, out_grad: tuple
-    ) -> None:
-        """Polls for messages."""
-        for look in self._looks:
-            look()

@@ -63,6 +63,7 @@ from pipeline.step.making import (
     make_updates,
     warn_of_early_draws,
 )
+from pipeline.step.message_shapes import MessageShapes, find_message_shapes
 from pipeline.step.overlap import Overlap
 from pipeline.step.refusals import REFUSED, check_refusals, refusal_of
 from pipeline.step.runner import Runner
@@ -100,9 +101,11 @@ class Step:
         overlap (Overlap): Whether steps return before other ranks have ended theirs.
         confirming (Confirming or None): Confirms updates after they have been made;
             ``None`` if they wait.
+        message_shapes (MessageShapes): Shapes of messages, from the first step on.
     """
 
     runner: Runner
+    message_shapes = MessageShapes()
     ties: TieExchange | None
     updates: UpdateAgreement | None = None
     make_stage: type[Stage] = Stage
@@ -120,7 +123,6 @@ class Step:
         self.vetoes: weakref.WeakSet[Any] = weakref.WeakSet()
         self._reports = {call: PendingReports() for call in CALLS}
         self._carried = CarriedCounts(ranks.n_replicas)
-        self._has_trained = False
         self.overlap = Overlap(given.overlap_minibatches)
         self.confirming: Confirming | None = None
         if given.overlap_minibatches is True and ranks.size > 1:
@@ -156,6 +158,7 @@ class Step:
         if self.confirming is not None:
             self.updates.hooks.late = self.confirming.late
         self.runner = make_runner(start, self.stages, ranks)
+        self._is_laid_out = False
         self.current.prepare(self.runner)
         self._early_updates = EarlyUpdates.of(self._several, self.ties, ranks)
 
@@ -202,12 +205,15 @@ class Step:
                 vote = REFUSED
             said = scale if unconfirmed is None else confirming.loss_scale(scale)
             self._begin_call(counts, loss_scale=said, alike=alike, vote=vote)
-            if not self._has_trained:
+            if not self._is_laid_out:
                 # The first step is compared before its first message, so refusals come
                 # in time.
                 calls.finish()
                 check_refusals(self._ranks, refusal)
-                self._has_trained = True
+                self._is_laid_out = True
+                place = self._start, self._ranks, self.runner, self.stages
+                schedule = self.current.schedule
+                self.message_shapes = find_message_shapes(*place, inputs, schedule)
             if exchanges is not None:
                 exchanges.begin(self.ties)
             if unconfirmed is None:
