@@ -70,8 +70,9 @@ class Pipeline(BetweenSteps):
             samples that count.
         accfun: Function of the accuracy, with the same arguments and results; ``None``
             for no accuracy.
-        transport (str): ``'mpi'``; or, to measure against, ``'chainermn'`` for its
-            blocking sends and receives, with stages in host memory.
+        transport (str): ``'mpi'``; ``'rma'`` to put messages into memory that ranks of
+            a host share; or ``'chainermn'`` for its blocking calls, to measure against.
+            The last two are for stages in host memory.
         recompute (str or list): Microbatches that hold only their stage's input until
             they run forward again for their backward: ``'never'``, ``'except_last'`` or
             ``'always'``; see :mod:`divisible.schedules.recomputation`. Or positions of
@@ -84,11 +85,10 @@ class Pipeline(BetweenSteps):
             NumPy's during a step gets numbers of the layers.
         deferred_batch_norm (bool): Whether running averages of batch normalization move
             once per minibatch, rather than once per microbatch. Averages of
-            ``DecorrelatedBatchNormalization`` cannot be joined from parts, and always
-            move per microbatch.
+            ``DecorrelatedBatchNormalization`` always move per microbatch.
         message_dtype (str or pair of str): Dtype of floating-point arrays between the
             stages, or of activations and of gradients, such as ``('int8', 'bf16')``;
-            only with ``'mpi'``. See :doc:`/howto/message_dtypes`.
+            not with ``'chainermn'``. See :doc:`/howto/message_dtypes`.
         timeout (float): Seconds to wait for another rank before giving up.
         loss_scale: Factor by which gradients are multiplied until the optimizer divides
             them: a number, or the ``loss_scale`` of a

@@ -28,6 +28,9 @@
     buffers         the memory of messages while MPI uses it
     receive_buffers arrays that messages come into
     transport       channels: post, send, receive
+    shared_memory   memory that several processes of a host map
+    windows         memory of a receiver, into which a sender puts messages
+    one_sided       channels whose sender puts messages into a window
 
 ``comm`` is a ChainerMN communicator or an mpi4py one, everywhere.
 """

@@ -30,6 +30,8 @@ from pipeline.start.recomputed_runs import split_recompute
 #: A chain of layers: the position of its first layer, and the one behind its last.
 Span = tuple[int, int]
 AUTO, NONE = "auto", "none"
+#: Ways of messages between stages: two-sided, one-sided, and for comparison.
+TRANSPORTS = ("mpi", "rma", "chainermn")
 
 
 class Arguments(NamedTuple):
@@ -170,11 +172,12 @@ def _keeps_state(layer: Any) -> bool:
 
 def check_transport(transport: str, device: chainer.backend.Device) -> None:
     """Refuses transports that do not exist, or not for a device."""
-    if transport not in ("mpi", "chainermn"):
-        raise ValueError(f"transport must be 'mpi' or 'chainermn', not {transport!r}")
-    if transport == "chainermn" and device.xp is not np:
+    if transport not in TRANSPORTS:
+        names = ", ".join(map(repr, TRANSPORTS))
+        raise ValueError(f"transport must be one of {names}, not {transport!r}")
+    if transport != "mpi" and device.xp is not np:
         raise ValueError(
-            f"the stage is on {device}, but the transport 'chainermn' is for host"
+            f"the stage is on {device}, but the transport {transport!r} is for host"
             f" memory only: use 'mpi'"
         )
 
@@ -186,8 +189,8 @@ def check_message_dtypes(
     names = {name for pair in pairs for name in pair} - {WHOLE}
     if not names:
         return
-    if transport != "mpi":
-        raise ValueError("message_dtype needs the transport 'mpi'")
+    if transport == "chainermn":
+        raise ValueError("message_dtype needs the transport 'mpi' or 'rma'")
     device, wide = stages[0].device, np.dtype(np.float64)
     for name in sorted(names):
         if device.xp is not np and not WIRE[name].has_kernels:

@@ -70,7 +70,7 @@ class Confirming:
         self._is_possible = updates.clips or self._loss_scale is not None
         if self._is_possible:
             reason = obstacle(updates.hooks.given, self._loss_scale)
-            if not reason and self._transport != "mpi":
+            if not reason and self._transport == "chainermn":
                 reason = f"transport={self._transport!r}, whose sends block"
             is_cut = current.training.n_microbatches > 1
             if not (reason or is_cut) and any(each.keeps_states for each in stages):

@@ -15,6 +15,7 @@ import functools
 from collections.abc import Mapping
 
 from divisible.communication.collectives import all_gather
+from divisible.communication.one_sided import OneSidedTransport
 from divisible.communication.transport import Transport
 from divisible.planning.retained_arrays import HALF
 from divisible.streaming.held_in_half import HeldInHalf
@@ -116,6 +117,8 @@ def make_runner(start: Start, stages: Mapping[int, Stage], ranks: Ranks) -> Runn
     if arguments.transport == "mpi":
         xp = arguments.stages[0].device.xp
         transport = Transport(ranks.comm, ranks.timeout, xp)
+    elif arguments.transport == "rma":
+        transport = OneSidedTransport(ranks.comm, ranks.timeout)
     else:
         # ChainerMN is slow to load, and needed for this transport only.
         from pipeline.chainermn import ChainerMNTransport

@@ -36,7 +36,7 @@ from pipeline.calls.ranks import Ranks
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage
 from pipeline.start.agreement import Start
-from pipeline.step.runner import Runner
+from pipeline.step.runner import RECEIVES_AHEAD, Runner
 
 #: Numbers of samples of the microbatches that are passed on.
 SIZES = (2, 3, 5)
@@ -118,6 +118,9 @@ def find_message_shapes(
         reason = failures[min(failures)]
     n_microbatches = schedule.n_microbatches
     runner.expect(n_microbatches, -(-n_samples // n_microbatches))
+    if start.arguments.transport == "rma":
+        held = max(schedule.validate().stage_in_flight) + RECEIVES_AHEAD
+        runner.make_room(min(n_microbatches, held))
     return MessageShapes(
         ChannelShapes(_title(channel), shapes, why and (reason or why))
         for channel, (shapes, why) in sorted(found.items())

@@ -246,6 +246,10 @@ class Runner:
         for end in (*self._senders.values(), *self._receivers.values()):
             end.expect(n_microbatches, n_samples)
 
+    def make_room(self, n_slots: int) -> None:
+        """Makes windows; see :meth:`.OneSidedTransport.make_room`."""
+        self._transport.make_room(n_slots)
+
     def close(self) -> None:
         """Frees the buffers of messages."""
         for receiver in self._receivers.values():

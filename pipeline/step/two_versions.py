@@ -82,7 +82,7 @@ class TwoVersionStep(Step):
         schedule, given = current.schedule, start.arguments
         self.overlap = _LateOverlap(given.overlap_minibatches, schedule)
         found = {
-            "transport='chainermn'": given.transport != "mpi",
+            "transport='chainermn'": given.transport == "chainermn",
             "hold_in": any(place != "memory" for place in start.hold_in),
             "hold_dtype": given.hold_dtype != FULL,
             "loss_scale": isinstance(given.loss_scale, LossScale),

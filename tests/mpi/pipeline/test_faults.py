@@ -32,7 +32,8 @@ RANKS_AND_TRANSPORTS = [
     (1, "mpi"),
     *(pytest.param(rank, "mpi", marks=pytest.mark.matrix) for rank in (0, 2)),
     *(
-        pytest.param(rank, "chainermn", marks=pytest.mark.matrix)
+        pytest.param(rank, transport, marks=pytest.mark.matrix)
+        for transport in ("rma", "chainermn")
         for rank in range(N_RANKS)
     ),
 ]

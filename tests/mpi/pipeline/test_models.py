@@ -180,7 +180,7 @@ def combination(comm, name, schedule, transport):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("name", ["mlp", "vgg16", "tuples"])
-@pytest.mark.parametrize("transport", ["mpi", "chainermn"])
+@pytest.mark.parametrize("transport", ["mpi", "rma", "chainermn"])
 @pytest.mark.parametrize("n_ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("schedule", STAGES_PER_RANK)
 def test_combinations(schedule, n_ranks, transport, name):

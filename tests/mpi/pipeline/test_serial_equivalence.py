@@ -97,6 +97,18 @@ def test_schedules_and_microbatch_counts(n_ranks, turns):
     assert_on_ranks(n_ranks, schedules_and_counts, *arguments, timeout=120)
 
 
+@pytest.mark.parametrize(
+    "n_ranks, counts",
+    [
+        (2, [3]),
+        pytest.param(3, [1, 4, 9], marks=pytest.mark.matrix),
+        pytest.param(4, [3, 4], marks=pytest.mark.matrix),
+    ],
+)
+def test_schedules_over_one_sided_messages(n_ranks, counts):
+    assert_on_ranks(n_ranks, schedules_and_counts, "rma", counts, timeout=120)
+
+
 # ChainerMN's waits spin, so that more ranks than cores take minutes.
 @pytest.mark.parametrize("turns", [pytest.param(1, marks=pytest.mark.matrix), 2])
 def test_schedules_over_chainermn(turns):

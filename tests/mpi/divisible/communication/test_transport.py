@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chainer_kernels.layouts import memory_order
-from divisible.communication import receive_buffers, transport
+from divisible.communication import one_sided, receive_buffers, transport
 from divisible.communication.collectives import all_gather, broadcast_object
 from divisible.communication.errors import StallError
 from divisible.communication.narrowing import arrived
@@ -273,7 +273,7 @@ def expected_shapes(comm, kind, n_expected, name="fp32", piece_bytes=1 << 30):
         sent.append((tag - sender._data_tag, piece.size))
         return isend(sender, piece, tag)
 
-    channels = getattr(transport, kind)(comm.Dup(), 10)
+    channels = getattr(one_sided, kind, getattr(transport, kind, None))(comm.Dup(), 10)
     is_sender = comm.rank == 0
     end = channels.sender(2, 1) if is_sender else channels.receiver(2, 0)
     if is_sender:
@@ -287,6 +287,8 @@ def expected_shapes(comm, kind, n_expected, name="fp32", piece_bytes=1 << 30):
                 channels.flush()
                 assert end.find_shapes(SIZES) == ""
                 end.expect(2, n_expected)
+                if kind == "OneSidedTransport":
+                    channels.make_room(2)
                 del sent[:]
             microbatch = step if step < len(SIZES) else step % 2
             message = rows(n, step) if n else ()

@@ -45,7 +45,7 @@ def test_overlap_changes_no_bit(schedule):
     assert_on_ranks(2, _compare_runs, [*runs, (schedule, "SGD", "clipping")])
 
 
-@pytest.mark.parametrize("transport", ["mpi", "chainermn"])
+@pytest.mark.parametrize("transport", ["mpi", "rma", "chainermn"])
 def test_overlap_changes_no_bit_of_messages_that_wait_for_their_receiver(transport):
     """They do not fit into MPI's buffers. Sends of ``'chainermn'`` block."""
     options = {"width": LARGE, "transport": transport}
@@ -62,7 +62,7 @@ def combination(seed):
         "weight_groups": int(rng.choice([1, 2])),
         "is_mixed": bool(rng.uniform() < 0.3),
         "counts_late": bool(rng.uniform() < 0.3),
-        "transport": str(rng.choice(["mpi", "chainermn"])),
+        "transport": str(rng.choice(["mpi", "rma", "chainermn"])),
         "width": int(rng.choice([8, LARGE], p=[0.7, 0.3])),
     }
     names = [*SCHEDULES, "zb_h2", "interleaved"], [*OPTIMIZERS], [*HOOKS]
