@@ -1,0 +1,1 @@
+"""Compares one-sided messages with others; see `__main__`."""
