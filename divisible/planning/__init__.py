@@ -34,6 +34,7 @@
     cost_model         seconds and bytes of a schedule's step, for any cuts
     possible_stages    the costs of every possible stage
     dynamic_program    the search for the best cuts
+    stage_starts       the best start of each stage, compiled
     cuts               cuts by several methods
     layer_choice       the layers of a stage to run again, so that it fits
     cheapest_runs      the search for them, compiled

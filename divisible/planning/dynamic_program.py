@@ -8,15 +8,13 @@ least possible cost of the layers before ``j`` in stages 0 to ``s``::
          0          i           j         n
          |--- s - 1 stages ---|-- stage s --|...
 
-The stage from ``i`` grows as ``i`` falls. So the search over ``i`` stops once the
-layers' time alone exceeds the best cost found, and skips blocks of starts that cannot
-be better. Thousands of layers are cut without a wait.
+The stage from ``i`` grows as ``i`` falls. So the search over ``i``, compiled in
+`~divisible.planning.stage_starts`, stops once the layers' time alone exceeds the best
+cost found. Thousands of layers are cut without a wait.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -86,23 +84,21 @@ def _solve(
     Returns:
         The least cost, and the cuts; ``None`` if nothing fits.
     """
-    lacking = cost is None
-    memory, layers = memory_table(model), model.largest.sums
-    if lacking:
-        none = np.zeros_like(memory.at_least)
-        cost = StageCost(none, none, none, memory.at_least)
-    value, parents = _program()(
-        *map(np.ascontiguousarray, cost),
-        memory.ends,
-        memory.starts,
-        memory.inputs,
-        layers.passing,
-        layers.ended_skips,
-        layers.workspace,
-        limits,
-        lacking,
-        np.inf if cap is None else cap,
-        cap is not None,
+    # Imports numba, which takes a while.
+    from divisible.planning.stage_starts import Aim, StageMemory, program
+
+    table, layers = memory_table(model), model.largest.sums
+    aim = Aim(cost is None, cap is not None, np.inf if cap is None else float(cap))
+    if cost is None:
+        none = np.zeros_like(table.at_least)
+        cost = StageCost(none, none, none, table.at_least)
+    memory = StageMemory(
+        *table[:3], layers.passing, layers.ended_skips, layers.workspace, limits
+    )
+    value, parents = program()(
+        StageCost(*map(np.ascontiguousarray, cost)),
+        StageMemory(*map(np.ascontiguousarray, memory)),
+        aim,
         _BLOCK,
     )
     if not np.isfinite(value):
@@ -111,98 +107,3 @@ def _solve(
     for row in parents[::-1]:
         cuts.append(int(row[cuts[-1]]))
     return value, cuts[::-1]
-
-
-@functools.cache
-def _program() -> Callable:
-    """Compiles the dynamic program; numba takes a while to import."""
-    from chainer_kernels.compiling import njit
-
-    return njit()(_dynamic_program)
-
-
-def _dynamic_program(
-    ends,
-    starts,
-    floor,
-    bound,
-    memory_ends,
-    memory_starts,
-    inputs,
-    passing,
-    ended_skips,
-    workspace,
-    limits,
-    lacking,
-    cap,
-    squares,
-    block_size,
-):
-    """Finds the least cost, and for each stage and end its best start.
-
-    Starts are tried from the end backwards. The best possible cost in a block of starts
-    is that of the layers before its best start and of the layers after the block.
-    """
-    n_stages, n = ends.shape[0], ends.shape[1] - 1
-    n_blocks = -(-n // block_size)
-    peaks = np.empty(n_blocks)
-    for block in range(n_blocks):
-        peaks[block] = workspace[block * block_size : (block + 1) * block_size].max()
-    parents = np.full((n_stages, n + 1), -1, np.int32)
-    before = np.full(n + 1, np.inf)
-    before[0] = -np.inf if not squares else 0.0
-    least_in = np.empty(n_blocks)
-    for s in range(n_stages):
-        for block in range(n_blocks):
-            least_in[block] = before[
-                block * block_size : (block + 1) * block_size
-            ].min()
-        least_up_to = least_in.copy()
-        for block in range(1, n_blocks):
-            least_up_to[block] = min(least_up_to[block - 1], least_up_to[block])
-        now = np.full(n + 1, np.inf)
-        first = n if s == n_stages - 1 else s + 1
-        for j in range(first, n - (n_stages - 1 - s) + 1):
-            best = np.inf
-            peak = 0.0
-            for block in range((j - 1) // block_size, s // block_size - 1, -1):
-                last = min(j, (block + 1) * block_size) - 1
-                at_least = bound[s, j] - bound[s, last]
-                if lacking:
-                    at_least -= limits[s]
-                if squares:
-                    here = least_in[block] + at_least * at_least
-                    ever = least_up_to[block] + at_least * at_least
-                else:
-                    here = max(least_in[block], at_least)
-                    ever = max(least_up_to[block], at_least)
-                if at_least > cap or ever >= best:
-                    break
-                if here >= best and block < (j - 1) // block_size:
-                    peak = max(peak, peaks[block])
-                    continue
-                for i in range(last, max(block * block_size, s) - 1, -1):
-                    peak = max(peak, workspace[i])
-                    if before[i] >= best:
-                        continue
-                    skips = min(passing[i], ended_skips[j] - ended_skips[i])
-                    held = -np.inf
-                    for k in range(memory_ends.shape[0]):
-                        moment = memory_ends[k, s, j] - memory_starts[k, s, i]
-                        held = max(held, moment + inputs[k, s] * skips)
-                    lack = held + peak - limits[s]
-                    if lacking:
-                        cost = lack
-                    elif lack > 0:
-                        continue
-                    else:
-                        cost = max(ends[s, j] - starts[s, i], floor[s, i])
-                    if cost > cap:
-                        continue
-                    value = before[i] + cost * cost if squares else max(before[i], cost)
-                    if value < best:
-                        best = value
-                        parents[s, j] = i
-            now[j] = best
-        before = now
-    return before[n], parents
