@@ -28,7 +28,7 @@ FACES = {
         keyed_random_state partition pop profile simulate stash
     """,
     "divisible.streaming": """
-        StoreError StreamReport Streamed measure_disk stream
+        LargeInput StoreError StreamReport Streamed StreamedInput measure_disk stream
     """,
     "divisible.schedules": """
         Action Costs NAMES Schedule ScheduleError Timeline Transfer create dualpipe_v

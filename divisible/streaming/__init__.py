@@ -1,4 +1,4 @@
-"""Operands in slower memory: weights by segments, and activations held on disk.
+"""Operands in slower memory: weights and inputs by segments, and held activations.
 
 ::
 
@@ -19,17 +19,33 @@
     backing_file    the one file of a directory that has these arrays
     places          used and free places of a file
     directories     directories on a disk, not in memory
+    input_link      StreamedInput: a layer whose input is larger than memory
+    input_function  such a layer in Chainer's graph, computed by segments of samples
+    input_rows      an embedding's arithmetic on some rows of ids
+    read_ahead      segments that a thread reads while the one before is computed
+    large_input     LargeInput: rows of a file, a dataset or a generator
     segments        the number of rows of a segment
     segment_trial   this number, chosen by the first minibatches
     held_store      bytes that leave memory for a while, in a file without a name
     held_in_half    float32 that waits as bfloat16, in memory or in such a file
+    thread_waits    waits for such threads, with a deadline
     errors          StoreError
 """
 
 from divisible.streaming.choice import stream
 from divisible.streaming.disk_speed import measure_disk
 from divisible.streaming.errors import StoreError
+from divisible.streaming.input_link import StreamedInput
+from divisible.streaming.large_input import LargeInput
 from divisible.streaming.link import Streamed
 from divisible.streaming.report import StreamReport
 
-__all__ = ["StoreError", "StreamReport", "Streamed", "measure_disk", "stream"]
+__all__ = [
+    "LargeInput",
+    "StoreError",
+    "StreamReport",
+    "Streamed",
+    "StreamedInput",
+    "measure_disk",
+    "stream",
+]

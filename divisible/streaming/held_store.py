@@ -19,16 +19,13 @@ import queue
 import shutil
 import tempfile
 import threading
-import time
 from typing import Any
 
 import numpy as np
 
 from divisible.communication.errors import TIMEOUT
 from divisible.streaming.places import Places
-
-# Seconds of a wait between two checks that the thread is alive.
-_SECONDS_BETWEEN_LOOKS = 1.0
+from divisible.streaming.thread_waits import wait_for
 
 
 class HeldStore:
@@ -157,17 +154,13 @@ class HeldStore:
 
     def _wait(self, entry: _Entry, event: threading.Event | None = None) -> None:
         event = entry.was_written if event is None else event
-        end = time.monotonic() + self._timeout
-        while not event.wait(_SECONDS_BETWEEN_LOOKS):
-            if time.monotonic() > end:
-                raise TimeoutError(
-                    f"waited {self._timeout:.0f} s for the disk of {self.directory}"
-                )
-            if not self._thread.is_alive() and not event.is_set():
-                raise RuntimeError(
-                    f"the thread that writes and reads the file in {self.directory} has"
-                    f" ended: make a new Pipeline"
-                )
+        where = self.directory
+        ended = (
+            f"the thread that writes and reads the file in {where} has ended: make a"
+            f" new Pipeline"
+        )
+        what = f"the disk of {where}"
+        wait_for(event.wait, self._thread, self._timeout, what, ended)
         if entry.error is not None:
             raise self._loss_of(entry, entry.error) from entry.error
 

@@ -12,7 +12,6 @@ import chainer.links as L
 import numpy as np
 
 from divisible.deferred.array import DeferredArray
-from divisible.planning.disk import STREAMABLE
 from divisible.streaming import activations, initial
 from divisible.streaming.directories import usable_directory
 from divisible.streaming.embedding import EmbeddingFunction
@@ -20,7 +19,7 @@ from divisible.streaming.embedding_parameter import EmbeddingParameter
 from divisible.streaming.errors import StoreError
 from divisible.streaming.layer_function import LayerFunction
 from divisible.streaming.parameter import StreamedParameter
-from divisible.streaming.products import Convolution, Linear, Operation
+from divisible.streaming.products import operation_of
 from divisible.streaming.segment_trial import SegmentTrial
 from divisible.streaming.segments import rows_of_segment
 
@@ -116,7 +115,7 @@ class Streamed(chainer.Link):
         super().__init__()
         _check_store(store)
         activations.check(activation)
-        self._operation = _operation_of(link)
+        self._operation = operation_of(link)
         self._kind, self.activation = type(link), activation
         array = _deferred(link)
         rows = rows_of_segment(array.shape, array.dtype, segment, memory)
@@ -206,26 +205,6 @@ def _check_store(store: str) -> None:
         raise ValueError(f"store={store!r}: expected 'disk'")
 
 
-def _operation_of(link: chainer.Link) -> Operation | None:
-    """Returns a layer's arithmetic; ``None`` for embeddings, which have none."""
-    kind = type(link)
-    if kind is L.EmbedID:
-        return None
-    if kind is L.Linear:
-        return Linear()
-    if kind is L.Convolution2D:
-        if link.groups != 1:
-            raise ValueError(
-                f"a convolution of {link.groups} groups cannot be streamed; of 1 it can"
-            )
-        return Convolution(_pair(link.stride), _pair(link.pad), _pair(link.dilate))
-    *names, last = (f"L.{each.__name__}" for each in STREAMABLE)
-    names = f"{', '.join(names)} or {last}"
-    raise TypeError(
-        f"Streamed({kind.__name__}): expected {names}; other layers stay in memory"
-    )
-
-
 def why_not(link: chainer.Link) -> str:
     """Returns the reason why a link cannot be streamed; empty if it can.
 
@@ -233,16 +212,12 @@ def why_not(link: chainer.Link) -> str:
         StoreError: If its arrays are in memory already.
     """
     try:
-        _operation_of(link)
+        operation_of(link)
         for step in _deferred(link).recipe.steps:
             initial.check(step.write, link.W.shape)
     except (TypeError, ValueError) as error:
         return str(error)
     return ""
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return tuple(value) if np.ndim(value) else (value, value)
 
 
 def _deferred(link: chainer.Link) -> DeferredArray:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import chainer
 import chainer.functions as F
+import chainer.links as L
 import numpy as np
 from chainer.functions.connection.convolution_2d import (
     Convolution2DFunction,
@@ -24,6 +25,7 @@ from chainer.functions.connection.convolution_2d import (
 
 from chainer_kernels.contributions import Contribution, Product, Whole
 from chainer_kernels.product_dtype import scope
+from divisible.planning.disk import STREAMABLE
 
 
 class Outputs(NamedTuple):
@@ -134,3 +136,32 @@ class Convolution(NamedTuple):
 
     def _function(self) -> Convolution2DFunction:
         return Convolution2DFunction(self.stride, self.pad, False, dilate=self.dilate)
+
+
+def operation_of(link: chainer.Link) -> Operation | None:
+    """Returns a layer's arithmetic; ``None`` for embeddings, which have none.
+
+    Raises:
+        TypeError: If it is another kind of link.
+        ValueError: If it is a convolution with groups.
+    """
+    kind = type(link)
+    if kind is L.EmbedID:
+        return None
+    if kind is L.Linear:
+        return Linear()
+    if kind is L.Convolution2D:
+        if link.groups != 1:
+            raise ValueError(
+                f"a convolution of {link.groups} groups cannot be streamed; of 1 it can"
+            )
+        return Convolution(_pair(link.stride), _pair(link.pad), _pair(link.dilate))
+    *names, last = (f"L.{each.__name__}" for each in STREAMABLE)
+    names = f"{', '.join(names)} or {last}"
+    raise TypeError(
+        f"Streamed({kind.__name__}): expected {names}; other layers stay in memory"
+    )
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return tuple(value) if np.ndim(value) else (value, value)

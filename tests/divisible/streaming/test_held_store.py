@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from divisible.streaming import held_store
+from divisible.streaming import held_store, thread_waits
 from divisible.streaming.held_store import HeldStore
 
 
@@ -79,7 +79,7 @@ def test_what_the_thread_meets_is_raised_where_the_bytes_are_needed(
 
 def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch):
     answers = threading.Event()
-    monkeypatch.setattr(held_store, "_SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(thread_waits, "_SECONDS_BETWEEN_LOOKS", 0.01)
     monkeypatch.setattr(held_store, "_serve", lambda file, work: answers.wait())
     store = HeldStore(tmp_path, timeout=0.05)
     store.put(arrays(0, 10))
