@@ -8,6 +8,10 @@
     quantizing        steps of quantization, on the layers of a rank
     trials            trials of how much of each layer can go
     sensitivity_table the table of the trials, and the plan that follows
+    choosing          the choice of a trial for each layer
+    budgets           the change of a metric that a compression may cost
+    rounds            how far each round of a compression by trying goes
+    rank_layers       the layers with weights, of which a rank may have some
     distillation      the loss of a model that also learns from a teacher
     pictures          pictures of the table, and of a compression
     applying          smaller models, without what was pruned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from divisible.files import new_figure, write_picture
@@ -113,3 +114,48 @@ def _line(axis: Any, entries: list, name: str, color: str, **style: Any) -> None
     axis.plot(*zip(*points), color=color, **style)
     axis.set_ylabel(name, color=color)
     axis.tick_params(axis="y", labelcolor=color)
+
+
+def plot_rounds(
+    rounds: Sequence[tuple[float, float | None, bool]],
+    base: float,
+    limit: float,
+    metric: str,
+    sizes: Mapping[str, tuple[float, float]],
+    path: str | os.PathLike,
+) -> None:
+    """Draws the rounds of a compression by trying, and the sizes of layers.
+
+    Args:
+        rounds: For each round the part of the dense bytes, the metric, ``None`` if it
+            is not finite, and whether the round was kept.
+        base: Metric of the dense model.
+        limit: The worst metric within the budget.
+        metric: Name of the metric.
+        sizes: Bytes of each layer before and after, by path.
+        path: Path of the picture; the ending gives the format.
+    """
+    height = max(4.0, 1 + 0.3 * len(sizes))
+    figure = new_figure((11, height), "drawing a compression")
+    left, right = figure.subplots(1, 2)
+    left.plot([1.0], [base], "ks", label="dense")
+    for is_kept, mark, word in ((True, "o", "kept"), (False, "x", "not kept")):
+        points = [
+            (part, m) for part, m, kept in rounds if kept == is_kept and m is not None
+        ]
+        if points:
+            left.plot(*zip(*points), mark, label=word)
+    left.axhline(limit, color="0.6", linestyle="--", label="budget")
+    left.set_xscale("log")
+    left.set_xlabel("part of the dense bytes")
+    left.set_ylabel(metric)
+    left.legend()
+    places = range(len(sizes))
+    before, after = zip(*sizes.values())
+    right.barh(places, before, color="0.85", label="dense")
+    right.barh(places, after, color="C0", height=0.5, label="after")
+    right.set_yticks(places, list(sizes))
+    right.invert_yaxis()
+    right.set_xlabel("bytes of the weights")
+    right.legend()
+    write_picture(path, figure, dpi=120)

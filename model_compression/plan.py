@@ -161,10 +161,18 @@ class CompressionPlan:
         """
         with reading_json(path, f"a {_KIND}") as content:
             take_kind(content, _KIND)
-            rules = content.get("rules")
-            if not isinstance(rules, list):
-                raise ValueError(f"its rules are {shown(rules)}")
-            return cls([_rule(row, i) for i, row in enumerate(rules)])
+            return cls.of_settings(content.get("rules"))
+
+    @classmethod
+    def of_settings(cls, rules: Any) -> CompressionPlan:
+        """Returns the plan with the rules of :meth:`settings`.
+
+        Raises:
+            ValueError: If a rule is wrong.
+        """
+        if not isinstance(rules, list):
+            raise ValueError(f"its rules are {shown(rules)}")
+        return cls([_rule(row, i) for i, row in enumerate(rules)])
 
     def __str__(self) -> str:
         """Returns the rules as a table."""

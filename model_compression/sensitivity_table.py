@@ -8,7 +8,6 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from chainer_kernels.text_table import text_table
 from divisible.files import write_json
@@ -21,6 +20,7 @@ from divisible.records import (
     take_kind,
 )
 from divisible.terminal_text import printable
+from model_compression.choosing import least_loss, most_saved
 from model_compression.pictures import plot_sensitivity
 from model_compression.plan import CompressionPlan, Rule
 from model_compression.rules import Prune, Quantize
@@ -107,43 +107,95 @@ class Sensitivity:
             ValueError: If nothing can be changed within the budget, or the course is
                 not valid.
         """
-        others = course.keys() - {*_COURSE}
-        if others:
-            raise TypeError(
-                f"choose takes budget, {', '.join(_COURSE)}, not"
-                f" {', '.join(sorted(others))}"
-            )
-        # Checked even if no rule that is chosen uses all of it.
-        checked = {"curve": "cubic", **course}
-        course_of(*(checked.get(name) for name in _COURSE), f"choose({budget!r})")
+        _check_course(f"choose({budget!r})", course)
         if not isinstance(budget, Real) or not budget >= 0:
             raise ValueError(f"budget must be 0 or more, not {budget!r}")
-        saved = np.array([self.sizes[t.layer] - t.bytes for t in self.trials])
         losses = np.array([self.loss(t) for t in self.trials])
         # A loss that is not a number is more than any budget.
         losses = np.where(np.isfinite(losses), losses.clip(0), budget + 1)
-        layers = list(self.sizes)
-        once = np.array([[t.layer == layer for t in self.trials] for layer in layers])
-        n = len(self.trials)
-        found = milp(
-            -saved / max(1, saved.max(initial=1)),
-            integrality=np.ones(n),
-            bounds=Bounds(0, 1),
-            constraints=[
-                LinearConstraint(once.astype(float), 0, 1),
-                # A sum of floats may exceed the budget by a rounding.
-                LinearConstraint(losses[None], 0, budget * (1 + 1e-9)),
-            ],
-        )
-        chosen = [] if found.x is None else np.flatnonzero(found.x > 0.5)
-        rules = [self._rule(self.trials[i], course) for i in chosen if saved[i] > 0]
-        if not rules:
+        layers = [t.layer for t in self.trials]
+        chosen = most_saved(layers, self._saved(), losses, budget)
+        if not chosen:
             least = min(self.trials, key=self.loss)
             raise ValueError(
                 f"no layer can be changed within {budget:g}: what costs least is"
                 f" {least.column} of {least.layer}, which costs {self.loss(least):g}"
             )
-        return CompressionPlan(rules)
+        return CompressionPlan([self._rule(self.trials[i], course) for i in chosen])
+
+    def reach(
+        self,
+        n_bytes: float,
+        *,
+        seconds: Mapping[str, float] | None = None,
+        time: float = 1.0,
+        **course: Any,
+    ) -> CompressionPlan:
+        """Returns the plan that loses least, of those with so few bytes.
+
+        As for :meth:`choose`, losses of layers are assumed to add up.
+
+        Args:
+            n_bytes (float): Bytes that the weights of all layers may have together.
+            seconds (dict): Seconds that each layer takes. A part of its rows that is
+                pruned saves the same part of them.
+            time (float): Part of all these seconds that may be left.
+            **course: Course of the rules, as for :meth:`choose`.
+
+        Returns:
+            CompressionPlan: A rule for each layer that is changed.
+
+        Raises:
+            TypeError: If ``course`` has another argument.
+            ValueError: If the trials cannot save so much, nothing is to be saved, or
+                the course is not valid.
+        """
+        _check_course(f"reach({n_bytes!r})", course)
+        whole, seconds = sum(self.sizes.values()), seconds or {}
+        all_seconds = sum(seconds.values())
+        saved = np.array(
+            [self._saved(), [seconds.get(t.layer, 0.0) * t.degree for t in self.trials]]
+        )
+        wanted = [max(0.0, whole - n_bytes), all_seconds * (1 - time)]
+        if not n_bytes >= 0 or not 0 <= time <= 1 or not any(wanted):
+            raise ValueError(
+                f"nothing is to be saved by {n_bytes!r} of {whole} bytes, and {time!r}"
+                f" of the time: give less of one"
+            )
+        losses = np.array([self.loss(t) for t in self.trials])
+        is_finite = np.isfinite(losses)
+        losses = losses.clip(0)
+        # A loss that is not a number is more than all others together.
+        losses[~is_finite] = 1 + losses[is_finite].sum()
+        layers = [t.layer for t in self.trials]
+        chosen = least_loss(layers, saved, losses, wanted)
+        if chosen is None:
+            raise ValueError(
+                f"the trials leave {self.least_bytes:,.0f} bytes and"
+                f" {self.least_time(seconds):.2f} of the time at least, perhaps not"
+                f" both, not {n_bytes:,.0f} bytes and {time:.2f}: try higher degrees,"
+                f" fewer bits, or more layers"
+            )
+        return CompressionPlan([self._rule(self.trials[i], course) for i in chosen])
+
+    def least_time(self, seconds: Mapping[str, float]) -> float:
+        """Returns the least part of the layers' seconds that a choice leaves."""
+        left = sum(
+            n * (1 - max([0.0, *(t.degree for t in self.trials if t.layer == layer)]))
+            for layer, n in seconds.items()
+        )
+        return left / (sum(seconds.values()) or 1.0)
+
+    @property
+    def least_bytes(self) -> float:
+        """The fewest bytes that a choice of trials leaves."""
+        return sum(
+            min([size, *(t.bytes for t in self.trials if t.layer == layer)])
+            for layer, size in self.sizes.items()
+        )
+
+    def _saved(self) -> np.ndarray:
+        return np.array([self.sizes[t.layer] - t.bytes for t in self.trials], float)
 
     def _rule(self, trial: SensitivityTrial, course: Mapping[str, Any]) -> Rule:
         if trial.degree:
@@ -203,6 +255,17 @@ class Sensitivity:
         return head + "\n" + text_table(rows, left=(0,))
 
     __repr__ = __str__
+
+
+def _check_course(call: str, course: Mapping[str, Any]) -> None:
+    """Checks a course, even if no rule that is chosen uses all of it."""
+    others = course.keys() - {*_COURSE}
+    if others:
+        raise TypeError(
+            f"{call} takes {', '.join(_COURSE)}, not {', '.join(sorted(others))}"
+        )
+    checked = {"curve": "cubic", **course}
+    course_of(*(checked.get(name) for name in _COURSE), call)
 
 
 def _checked(fields: dict[str, Any]) -> dict[str, Any]:

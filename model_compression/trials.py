@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, Callable
@@ -13,15 +13,19 @@ from typing import Any, Callable
 import chainer
 import numpy as np
 
+from divisible.communication.attempts import on_all_ranks
 from divisible.files import write_json
+from divisible.number_lists import as_list
 from divisible.records import reading_json, shown
 from divisible.side_files import SideFiles
 from model_compression.affine import Affine
 from model_compression.codebooks import averaged, clusters
 from model_compression.plan import Rule
+from model_compression.quantized_links import NAMES
+from model_compression.rank_layers import RankLayers
 from model_compression.rules import Prune, Quantize, check_layers
 from model_compression.scores import lowest, score, spread
-from model_compression.selection import check_rows, output_axis, select, weighted_layers
+from model_compression.selection import check_rows, output_axis, select
 from model_compression.sensitivity_table import (
     BETTER,
     KIND,
@@ -31,8 +35,8 @@ from model_compression.sensitivity_table import (
 
 
 def sensitivity(
-    model: chainer.Link,
-    evaluate: Callable[[chainer.Link], float],
+    model: Any,
+    evaluate: Callable[[Any], float],
     *,
     methods: str | Sequence[str] = "magnitude",
     degrees: float | Sequence[float] = (0.3, 0.5, 0.7, 0.9),
@@ -40,16 +44,17 @@ def sensitivity(
     granularity: Any = "element",
     better: str = "higher",
     path: str | os.PathLike | None = None,
+    pipeline: Any = None,
 ) -> Sensitivity:
     """Measures how much of each layer can be pruned or quantized, without training.
 
     Args:
-        model (chainer.Link): Undivided model, trained. Its weights are changed for each
-            trial, and restored.
+        model (chainer.Link or list): Undivided model, trained; with a pipeline, the
+            stages of this rank. Weights are changed for each trial, and restored.
         evaluate: Function that takes the model, and returns the metric as a float.
         methods (str or list of str): Methods to try: ``'magnitude'``, ``'l1'``,
             ``'l2'``, each with all degrees; ``'int2'`` to ``'int8'``, ``'codebook2'``
-            to ``'codebook8'``.
+            to ``'codebook8'``, for layers that can compute with few bits.
         degrees (float or list of float): Degrees to try, between 0 and 1; see ``to`` of
             :class:`Prune`.
         layers (str or list of str): Layers to try, in the form of :class:`Prune`.
@@ -57,7 +62,10 @@ def sensitivity(
             other layers too.
         better (str): Whether a ``'higher'`` metric is better, or a ``'lower'`` one.
         path: File of the trials so far. A run that was interrupted continues from it.
-            If it cannot be written, a warning is given once.
+            Rank 0 reads and writes it, and warns once if it cannot be written.
+        pipeline (pipeline.Pipeline): Pipeline of the model; all ranks call this
+            function, and ``evaluate`` returns the same number on all of them. ``None``
+            for a model in one process.
 
     Returns:
         Sensitivity: The table.
@@ -77,40 +85,47 @@ def sensitivity(
         >>> [trial.column for trial in result.trials[:2]]
         ['l1 50%', 'int8']
     """
-    if getattr(model, "is_stage", False):
-        raise ValueError("the model is a stage: give the undivided model")
+    links = as_list(model)
+    if pipeline is None and getattr(model, "is_stage", False):
+        raise ValueError(
+            "the model is a stage: give the undivided model, or the pipeline as well"
+        )
     if better not in BETTER:
         raise ValueError(f"better must be 'higher' or 'lower', not {better!r}")
     if not callable(evaluate):
         raise TypeError(
             f"evaluate must be a function of the model, not {type(evaluate).__name__}"
         )
-    known = weighted_layers(model)
-    plans = _trials(methods, degrees, granularity)
-    chosen = select(check_layers(layers, "sensitivity"), known, "sensitivity")
-    check_rows(chosen, known, granularity, "sensitivity")
-    params = dict(model.namedparams())
-    weights = {layer: [params[p] for p in known[layer].weights] for layer in chosen}
-    sizes = {layer: sum(p.array.nbytes for p in weights[layer]) for layer in chosen}
+    rules, gather = _trials(methods, degrees, granularity), _gather_of(pipeline)
+    ranks = RankLayers(links, gather)
+    chosen = select(check_layers(layers, "sensitivity"), ranks.known, "sensitivity")
+    check_rows(chosen, ranks.known, granularity, "sensitivity")
+    sizes = {layer: ranks.sizes[layer] for layer in chosen}
     result = Sensitivity(float("nan"), [], sizes, better, granularity)
-    checksum = _checksum(params)
-    if path is not None and Path(path).exists():
-        _resume(result, path, checksum)
-    else:
-        result.base = _metric(evaluate, model)
-    done = {(each.layer, each.method, each.degree): each for each in result.trials}
-    result.trials = []
+    checksum = ranks.checksum()
+    # Rank 0 writes the file, which other hosts may not have.
+    is_chief = path is not None and (pipeline is None or pipeline.is_chief)
+    what = "the trials so far cannot be read"
+    read = functools.partial(_before, path if is_chief else None, result, checksum)
+    before = gather(on_all_ranks(gather, what, read, refusal=ValueError))[0]
+    result.base = _metric(evaluate, model) if before is None else before.base
+    done = {(t.layer, t.method, t.degree): t for t in before.trials} if before else {}
     files = SideFiles("The trials so far", "Free space there, or give another path.")
     for layer in chosen:
-        for rule in plans:
+        for rule in rules:
+            if isinstance(rule, Quantize) and not {*NAMES} & {
+                *ranks.known[layer].kinds
+            }:
+                continue
             degree = getattr(rule, "to", 0.0)
             trial = done.get((layer, rule.method, degree))
             if trial is None:
-                axis = output_axis(known[layer].kinds)
-                trial = _try(model, evaluate, layer, weights[layer], rule, axis)
+                trial = _try(
+                    ranks, functools.partial(_metric, evaluate, model), layer, rule
+                )
                 done[layer, rule.method, degree] = trial
             result.trials.append(trial)
-            if path is not None:
+            if is_chief:
                 fields = result.fields()
                 fields["trials"] = [each._asdict() for each in done.values()]
                 with files.writing(path):
@@ -118,7 +133,14 @@ def sensitivity(
     return result
 
 
-def _metric(evaluate: Callable[[chainer.Link], float], model: chainer.Link) -> float:
+def _gather_of(pipeline: Any) -> Callable[[Any], list]:
+    """Returns a function that returns the values of all ranks."""
+    if pipeline is None:
+        return lambda value: [value]
+    return lambda value: pipeline.internals.gather(value, "compress")
+
+
+def _metric(evaluate: Callable[[Any], float], model: Any) -> float:
     found = evaluate(model)
     found = found.array if isinstance(found, chainer.Variable) else found
     try:
@@ -154,21 +176,24 @@ def _trials(methods: Any, degrees: Any, granularity: Any) -> list[Rule]:
 
 
 def _try(
-    model: chainer.Link,
-    evaluate: Callable[[chainer.Link], float],
-    layer: str,
-    weights: Sequence[chainer.Parameter],
-    rule: Rule,
-    axis: int,
+    ranks: RankLayers, metric_of: Callable[[], float], layer: str, rule: Rule
 ) -> SensitivityTrial:
-    kept = [param.array.copy() for param in weights]
+    weights, axis = ranks.weights(layer), output_axis(ranks.known[layer].kinds)
+    kept = [
+        (param, param.array.copy()) for params in weights.values() for param in params
+    ]
     try:
-        n_bytes = sum(_change(param, rule, axis) for param in weights)
+        # Copies of a tied weight count once.
+        here = {
+            path: [_change(param, rule, axis) for param in params][0]
+            for path, params in weights.items()
+        }
+        n_bytes = sum(ranks.joined(here).values())
         start = time.perf_counter()
-        metric = _metric(evaluate, model)
+        metric = metric_of()
         seconds = time.perf_counter() - start
     finally:
-        for param, array in zip(weights, kept):
+        for param, array in kept:
             param.array[...] = array
     return SensitivityTrial(
         layer, rule.method, getattr(rule, "to", 0.0), metric, n_bytes, seconds
@@ -195,18 +220,12 @@ def _change(param: chainer.Parameter, rule: Rule, axis: int) -> float:
     return float(n_bytes)
 
 
-def _checksum(params: Mapping[str, chainer.Parameter]) -> int:
-    found = 0
-    host = chainer.get_device("@numpy")
-    for path in sorted(params):
-        if params[path].array is not None:
-            array = np.ascontiguousarray(host.send(params[path].array))
-            found = zlib.crc32(path.encode(), zlib.crc32(array.view(np.uint8), found))
-    return found
-
-
-def _resume(result: Sensitivity, path: str | os.PathLike, checksum: int) -> None:
-    """Reads the trials of an interrupted run."""
+def _before(
+    path: str | os.PathLike | None, result: Sensitivity, checksum: int
+) -> Sensitivity | None:
+    """Returns the trials of an interrupted run; ``None`` without any."""
+    if path is None or not Path(path).exists():
+        return None
     with reading_json(path, f"a {KIND}") as content:
         saved = content.get("model")
     before = Sensitivity.load(path)
@@ -220,4 +239,4 @@ def _resume(result: Sensitivity, path: str | os.PathLike, checksum: int) -> None
             f"{path} has trials with granularity {before.granularity!r} where"
             f" {before.better} is better, not {granularity!r} and {result.better}"
         )
-    result.base, result.trials = before.base, before.trials
+    return before

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from model_compression import plot_progress
+from model_compression.pictures import plot_rounds
 
 
 def write(path, entries):
@@ -34,3 +35,11 @@ def test_a_log_without_it_is_refused(tmp_path, entries, metric, words):
     log = write(tmp_path / "log", entries)
     with pytest.raises(ValueError, match=words):
         plot_progress(log, metric, tmp_path / "course.png")
+
+
+def test_rounds_and_sizes_are_drawn(tmp_path):
+    rounds = [(0.5, 0.97, True), (0.2, None, False), (0.3, 0.9, False)]
+    sizes = {"/0": (100, 20.0), "/2": (50, 50)}
+    path = tmp_path / "rounds.png"
+    plot_rounds(rounds, 0.98, 0.96, "validation/main/accuracy", sizes, path)
+    assert path.read_bytes().startswith(b"\x89PNG")

@@ -173,7 +173,42 @@ def test_a_plan_may_mix_methods_and_has_the_course():
         table.choose(-1)
 
 
+def test_a_plan_of_so_few_bytes_loses_least():
+    trials = [
+        SensitivityTrial("/0", "l1", 0.5, 0.99, 50, 0.0),
+        SensitivityTrial("/0", "int4", 0.0, 0.9, 12.5, 0.0),
+        SensitivityTrial("/1", "l1", 0.5, 0.5, 50, 0.0),
+        SensitivityTrial("/1", "int4", 0.0, float("nan"), 12.5, 0.0),
+    ]
+    table = Sensitivity(1.0, trials, {"/0": 100, "/1": 100}, "higher", "element")
+    assert table.least_bytes == 25
+    course = {"begin": (1, "epoch"), "end": (4, "epoch")}
+    prune = {"to": 0.5, **course}
+    assert table.reach(150, **course).rules == (Prune("l1", layers="/0", **prune),)
+    assert table.reach(100, **course).rules == (
+        Prune("l1", layers="/0", **prune),
+        Prune("l1", layers="/1", **prune),
+    )
+    # Only without a number for the metric.
+    assert [rule.method for rule in table.reach(25, **course).rules] == ["int4"] * 2
+    with pytest.raises(ValueError, match="leave 25 bytes and .* not 24 bytes"):
+        table.reach(24)
+    with pytest.raises(ValueError, match="nothing is to be saved by 200 of 200 bytes"):
+        table.reach(200)
+    with pytest.raises(TypeError, match="curve, not start"):
+        table.reach(100, start=(1, "epoch"))
+
+
+def test_layers_that_cannot_compute_with_few_bits_are_only_pruned():
+    np.random.seed(0)
+    model = Divisible(L.Bilinear(2, 2, 2), L.Linear(2, 2))
+    found = sensitivity(model, lambda model: 1.0, methods=["l1", "int4"], degrees=0.5)
+    columns = {(each.layer, each.method) for each in found.trials}
+    assert columns == {("/0", "l1"), ("/1", "l1"), ("/1", "int4")}
+
+
 def test_pictures_are_drawn(tmp_path):
+
     model = make_model()
     found = sensitivity(
         model, closeness(model), methods=["l1", "l2", "int4"], degrees=[0.2, 0.8]
