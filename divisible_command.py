@@ -14,7 +14,7 @@ def main() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path.insert(0, here)
     try:
-        if sys.argv[1:2] == ["run"]:
+        if sys.argv[1:2] in (["run"], ["compress"]):
             # While this process is small, and has no threads.
             importlib.import_module("divisible.communication.guard").guard_rank()
         command_line = importlib.import_module("pipeline.command_line.main")

@@ -20,13 +20,15 @@ Arguments after the script's name belong to the script. On every rank it runs as
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import os
 import runpy
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
+from typing import Any
 
 from mpi4py import MPI
 
@@ -45,17 +47,22 @@ from pipeline.training.signals import STOPPED, has_stopped
 _SECONDS_FOR_OTHERS = 60.0
 
 
-def run_script(arguments: Sequence[str]) -> None:
+def run_script(
+    arguments: Sequence[str], runs: Callable[[Callable[[], Any]], None] | None = None
+) -> None:
     """Runs a script.
 
     Args:
         arguments: Path of the script, and the script's own arguments.
+        runs: Function that gets a function, which runs the script, and calls it as
+            often as it likes; once by default.
     """
     abort_on_error()
     script = arguments[0]
     try:
         _prepare(arguments)
-        runpy.run_path(script, run_name="__main__")
+        run = functools.partial(runpy.run_path, script, run_name="__main__")
+        run() if runs is None else runs(run)
     except SystemExit as exit:
         if exit.code not in (None, 0):
             _end_others(exit)

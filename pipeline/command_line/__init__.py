@@ -9,6 +9,7 @@
     snapshots        repartition, export, import
     flight_record    flight-record
     stragglers       stragglers
+    compress         compress
     run              run
     port             port
 

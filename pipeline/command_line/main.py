@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from divisible import __version__
+from pipeline.command_line.compress import compress_command
 from pipeline.command_line.flight_record import flight_record_command
 from pipeline.command_line.plan import plan_command
 from pipeline.command_line.port import port_command
@@ -36,6 +37,7 @@ def main() -> None:
     $ divisible repartition result/snapshot_epoch_3 --stages 8
     $ divisible export result/snapshot_epoch_3 --to safetensors
     $ divisible import result/snapshot_iter_1000
+    $ divisible compress train.py --budget accuracy=-0.5 --bytes 0.2
     $ divisible flight-record /tmp/divisible-1000/3f2a9c1b70de
     $ divisible stragglers result
     $ divisible timeline result
@@ -53,6 +55,7 @@ for command in (
     repartition_command,
     export_command,
     import_command,
+    compress_command,
     flight_record_command,
     stragglers_command,
 ):
