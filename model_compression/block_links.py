@@ -12,7 +12,6 @@ A link of an applied model has ``W_blocks`` instead of ``W``: the other tiles al
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -24,6 +23,7 @@ import numpy as np
 from chainer_kernels import product_dtype, switch
 from chainer_kernels.geometry import Geometry
 from chainer_kernels.layouts import are_float32
+from divisible.link_parts import LinkPart, with_part
 
 _FORWARDS = {L.Linear.forward: "Linear", L.Convolution2D.forward: "Convolution2D"}
 #: Values of ``W_skips``.
@@ -46,17 +46,11 @@ class Seen:
         self.choice: Any = None
 
 
-class SkipsBlocks:
+class SkipsBlocks(LinkPart):
     """A subclass's part of a link whose pruned blocks may be skipped."""
 
-    plain_kind: type
-    is_packed: bool
+    is_packed = False
     seen: Seen
-
-    def __reduce_ex__(self, protocol: int) -> tuple:
-        """Tells copies and pickles how to make the class, which has no module."""
-        _, _, *rest = super().__reduce_ex__(max(2, protocol))
-        return _new, (self.plain_kind, self.is_packed), *rest
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Computes the forward of the class, without the blocks that are skipped."""
@@ -64,19 +58,17 @@ class SkipsBlocks:
         return super().forward(x, *args, **kwargs) if y is None else y
 
 
-@functools.cache
-def _kind_of(kind: type, is_packed: bool) -> type:
-    """Returns the subclass of a class of links; its name is the same, as in print."""
-    parts = {"__module__": kind.__module__, "plain_kind": kind, "is_packed": is_packed}
-    if is_packed:
-        parts["W"] = property(_unpacked)
-    return type(kind.__name__, (SkipsBlocks, kind), parts)
+class StoresBlocks(SkipsBlocks):
+    """A subclass's part of a link that has no other blocks than it multiplies."""
 
+    is_packed = True
 
-def _new(kind: type, is_packed: bool) -> chainer.Link:
-    """Returns an empty link, to be filled by a pickle."""
-    skipping = _kind_of(kind, is_packed)
-    return skipping.__new__(skipping)
+    @property
+    def W(self) -> chainer.Variable:
+        """All weights, made of the blocks that are not skipped."""
+        tiles = chainer.get_device("@numpy").send(self.W_blocks)
+        W = _layer(self)._replace(is_packed=False).whole(tiles)
+        return chainer.Variable(self.device.send(W), requires_grad=False)
 
 
 def why_not(link: chainer.Link) -> str:
@@ -103,7 +95,7 @@ def prepare(link: chainer.Link) -> bool:
     if why_not(link):
         return False
     if not isinstance(link, SkipsBlocks):
-        link.__class__ = _kind_of(type(link), False)
+        link.__class__ = with_part(type(link), SkipsBlocks)
         outputs, inputs, *kernel = link.W.shape
         live = np.ones((outputs // 8, inputs // 8, math.prod(kernel)), np.uint8)
         link.add_persistent("W_live", link.device.send(live))
@@ -158,7 +150,7 @@ def _pack(link: chainer.Link) -> None:
     tiles = layer.rows.tiles_of(np.ascontiguousarray(link.W.array))
     link.add_persistent("W_blocks", tiles)
     del link.W
-    link.__class__ = _kind_of(link.plain_kind, True)
+    link.__class__ = with_part(link.plain_kind, StoresBlocks)
 
 
 def finish(link: chainer.Link) -> None:
@@ -169,14 +161,6 @@ def finish(link: chainer.Link) -> None:
     for name in ("W_live", "W_skips", "seen"):
         delattr(link, name)
     link.__class__ = link.plain_kind
-
-
-def _unpacked(link: chainer.Link) -> chainer.Variable:
-    """Makes the array of all weights from those that are not zero."""
-    tiles = chainer.get_device("@numpy").send(link.W_blocks)
-    layer = _layer(link)
-    W = layer._replace(is_packed=False).whole(tiles)
-    return chainer.Variable(link.device.send(W), requires_grad=False)
 
 
 def _layer(link: Any) -> Any:
