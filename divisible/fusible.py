@@ -120,7 +120,8 @@ class Fusible(LayerList):
         Each chain is measured when it is first reached, and runs the faster way from
         then on: see :func:`chainer_kernels.fuse`. A chain may have a
         :func:`~divisible.pop` within. It ends at a :func:`~divisible.stash`, at a layer
-        with other parameters, and at the end of a stage or of recomputed layers. Layers
+        with parameters that is no small linear one, and at the end of a stage or of
+        recomputed layers. Layers
         draw the same random numbers as without fusion. Chains are fused only if the
         results have the same bits, so ranks and resumed runs may decide differently.
         Fuse first, then divide and make a pipeline.

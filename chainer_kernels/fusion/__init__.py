@@ -18,6 +18,8 @@ Wu, on optimizing deep learning at the level of the system.
     heads        batch normalizations that begin a chain
       -> headed, normalized   the functions behind a batch normalization
     chains       the kinds of chains, by their first layer, and their trials
+    perceptrons  several small linear layers, with functions behind each
+      -> perceptron_function  all of them as a function of Chainer's
     measuring    times a chain, fused and unfused
     fusing       finds chains in a list of layers, and runs them
     report       fuses a list of layers, and prints a table of its chains

@@ -5,6 +5,7 @@
     Pointwise     tanh > dropout > ...           one function
     Normalized    BatchNormalization > ...       one function
     Product       Linear > ReLU > ...            the product, and one function
+    Perceptron    Linear > tanh > Linear ...     one function, in `perceptrons`
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class Pointwise(Chain):
 
     def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> ChainTrial:
         """Returns the unfused and the fused chain, for a measurement."""
-        n_arrays = _n_arrays(self.program), self._compiled.n_arrays
+        n_arrays = self.program.n_arrays, self._compiled.n_arrays
         return self._trial(inputs, draw, (), n_arrays)
 
 
@@ -192,7 +193,7 @@ class Normalized(Chain):
 
     def trial(self, inputs: Sequence[np.ndarray], draw: Draw) -> ChainTrial:
         """Returns the unfused and the fused chain, for a measurement."""
-        n_before = _n_arrays(self.program) + HeadedLoops.N_ARRAYS_OF_HEAD
+        n_before = self.program.n_arrays + HeadedLoops.N_ARRAYS_OF_HEAD
         parameters = self._link.gamma, self._link.beta
         return self._trial(inputs, draw, parameters, (n_before, self._loops.n_arrays))
 
@@ -286,7 +287,7 @@ class Product(Chain):
 
         # Unfused, adding a bias reads and writes the product, and the gradient of the
         # bias reads the gradient of the product.
-        n_before = _n_arrays(self.program) + 3 * self._epilogue.has_bias
+        n_before = self.program.n_arrays + 3 * self._epilogue.has_bias
         parameters = [link.b] if self._epilogue.has_bias else []
         n_arrays = n_before, self._epilogue.n_arrays
         return ChainTrial(unfused, fused, [thin.x, *others], parameters, *n_arrays)
@@ -309,8 +310,3 @@ def traced(
 
 def _array(value: Any) -> np.ndarray:
     return value.array if isinstance(value, chainer.Variable) else value
-
-
-def _n_arrays(program: Program) -> int:
-    """Returns how many arrays the functions of a program read and write."""
-    return sum(len(s.operands) + len(s.arrays) + 1 for s in program.steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import chainer
 import chainer.functions as F
@@ -68,22 +68,15 @@ class EpilogueFunction(FusedFunction):
     def forward(self, inputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
         """Computes the output."""
         compiled, chosen = self._compiled, self._compiled.directions
-        z, bias = inputs[HEAD], inputs[-1:] if compiled.has_bias else ()
+        bias = inputs[-1] if compiled.has_bias else None
         retained = chosen.inputs
-        if bias and compiled.keeps_head:
+        if compiled.has_bias and compiled.keeps_head:
             retained += (len(inputs) - 1,)
         self.retain_inputs(retained)
         if chosen.keeps_output:
             self.retain_outputs((0,))
-        source, loop = compiled.forward
         given = {**dict(enumerate(inputs)), **self._masks}
-        y = empty_like(z) if compiled.keeps_head else z
-        arrays = [*(given[v] for v in source.reads), *[y] * compiled.keeps_head]
-        if bias:
-            threads.run_slices(loop, *_columns(arrays, *bias))
-        else:
-            threads.run_slices(loop, flat(arrays))
-        return (y,)
+        return (continued(compiled, given, bias),)
 
     def backward(
         self, indexes: tuple[int, ...], grad_outputs: tuple[chainer.Variable, ...]
@@ -106,6 +99,28 @@ class EpilogueFunction(FusedFunction):
             added = F.broadcast_to(bias, given[HEAD].shape)
             given[HEAD] = given[HEAD] + (added - added.array)
         return given
+
+
+def continued(
+    compiled: Epilogue, given: Mapping[int, np.ndarray], bias: np.ndarray | None
+) -> np.ndarray:
+    """Returns the output of the functions behind a product.
+
+    Args:
+        compiled: The functions.
+        given: The product, side inputs and masks, by the numbers of their values. The
+            product's array is overwritten.
+        bias: The bias, if the loop adds one.
+    """
+    source, loop = compiled.forward
+    z = given[HEAD]
+    y = empty_like(z) if compiled.keeps_head else z
+    arrays = [*(given[v] for v in source.reads), *[y] * compiled.keeps_head]
+    if bias is None:
+        threads.run_slices(loop, flat(arrays))
+    else:
+        threads.run_slices(loop, *_columns(arrays, bias))
+    return y
 
 
 def _columns(arrays: Arrays, bias: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:

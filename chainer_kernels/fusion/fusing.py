@@ -25,7 +25,8 @@ from chainer_kernels.fusion.chains import TAKES_ANOTHER_SHAPE, Chain, traced
 from chainer_kernels.fusion.heads import heads_of, unobserved
 from chainer_kernels.fusion.hooks import has_hooks, is_quiet
 from chainer_kernels.fusion.measuring import FusionChoice, measured
-from chainer_kernels.fusion.side_inputs import Surroundings
+from chainer_kernels.fusion.perceptrons import Perceptron, is_small
+from chainer_kernels.fusion.side_inputs import SideInputs, Surroundings
 from chainer_kernels.fusion.tracing import NotPointwise
 from chainer_kernels.fusion.trust import why_not
 from chainer_kernels.layouts import are_alike
@@ -119,7 +120,7 @@ class Fusion:
 
     def _set(self, decisions: Mapping[Span, bool]) -> None:
         self.decisions: dict[Span, bool] = dict(decisions)
-        self._starts = {start for (start, _), fused in decisions.items() if fused}
+        self._ends = {start: end for (start, end), fused in decisions.items() if fused}
 
     def run(
         self,
@@ -142,7 +143,7 @@ class Fusion:
             How many layers have run, and the output of the last one. ``None`` if no
             chain was run.
         """
-        if self._is_decided and position not in self._starts:
+        if self._is_decided and position not in self._ends:
             return None
         if self.waits and position in self._within:
             return None
@@ -198,13 +199,18 @@ class Fusion:
         found = self._chains.get((*place, *like))
         if found is not None and found.is_of(layers, index):
             return found
+        stop = len(layers)
+        if self._is_decided:
+            # In another mode, such as without dropout, a longer one might be found.
+            stop = index + self._ends[position] - position
         trusted, takers = self._trusted(
-            layers[index:], position, inputs, around, has_product
+            layers[index:stop], position, inputs, around, has_product
         )
         end = index + len(trusted)
         found = _Found((*trusted, layers[end] if end < len(layers) else None))
         # A layer without a size gets its size in a plain call.
-        is_sized = n_outputs is not None
+        ends = layers[end : end + 1] if has_product else []
+        is_sized = n_outputs is not None and not any(map(products.is_unsized, ends))
         if not is_sized or any(head.avg_mean is None for head in heads_of(trusted)):
             self.is_early = True
             return found
@@ -224,11 +230,15 @@ class Fusion:
         has_product: bool,
     ) -> tuple[list[Layer], dict[int, tuple]]:
         """Returns layers that may be traced, and their side inputs by place."""
-        trusted, takers = [], {}
+        trusted, takers, n_rows = [], {}, len(inputs[0])
+        is_perceptron = has_product and is_small(layers[0], n_rows)
         for place, layer in enumerate(layers):
             taken = around.side_inputs(layer)
             if has_product and place == 0:
                 reason = None
+            elif is_perceptron and not takers and is_small(layer, n_rows):
+                is_plain = around.is_plain(position + place)
+                reason = None if is_plain else "its weights are not its own"
             elif taken is None:
                 reason = why_not(layer)
             # Side inputs must have the shape of the product, which is not known yet.
@@ -261,7 +271,7 @@ class Fusion:
                     arrays += _arrays(taken)
             try:
                 with unobserved(layers):
-                    chain = traced(layers, arrays, side_inputs)
+                    chain = _chain(layers, arrays, side_inputs)
             except NotPointwise as error:
                 self.reasons[position + error.layer] = error.reason
                 layers = layers[: error.layer]
@@ -277,6 +287,20 @@ class Fusion:
                 break
             return _Found(found.layers, len(layers), chain, tuple(side_inputs))
         return found
+
+
+def _chain(
+    layers: Sequence[Layer], arrays: Sequence[np.ndarray], side_inputs: SideInputs
+) -> Chain:
+    """Returns layers as a chain of the kind that fits them.
+
+    Raises:
+        NotPointwise: If the layers cannot run as one chain.
+        Exception: If a layer raises it.
+    """
+    if sum(map(products.is_product, layers)) > 1:
+        return Perceptron(layers, arrays[0])
+    return traced(layers, arrays, side_inputs)
 
 
 def _adds_up(chain: Chain, inputs: Sequence[Any]) -> bool:

@@ -32,9 +32,19 @@ def is_product(link: Any) -> bool:
     return type(link) in (*_LINEAR, *_CONVOLUTIONS) and "forward" not in vars(link)
 
 
+def is_linear(link: Any) -> bool:
+    """Returns whether a product is a linear layer."""
+    return type(link) in _LINEAR
+
+
 def n_outputs(link: Any) -> int | None:
     """Returns how many outputs a link has; ``None`` before its weights have a size."""
     return None if link.W.array is None else len(link.W)
+
+
+def is_unsized(link: Any) -> bool:
+    """Returns whether a link is a product that gets its size in its first call."""
+    return is_product(link) and n_outputs(link) is None
 
 
 def leaves_bias(link: Any) -> bool:

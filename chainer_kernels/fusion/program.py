@@ -81,6 +81,11 @@ class Program(NamedTuple):
         return all(OPERATIONS[step.operation].is_exact for step in self.steps)
 
     @property
+    def n_arrays(self) -> int:
+        """How many arrays the functions read and write if they run one by one."""
+        return sum(len(s.operands) + len(s.arrays) + 1 for s in self.steps)
+
+    @property
     def adds_up_inputs(self) -> bool:
         """Whether an input is used several times, so that its gradients are added."""
         steps, _ = self.needed([self.output])
