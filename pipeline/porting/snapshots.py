@@ -132,15 +132,15 @@ def _save(script: Script, parts: Parts, call: ast.Call) -> Finding:
         return Finding(call.lineno, f"{name} is saved on every rank, as it is")
     source, before = script.source(path), script.indentation(statement)
     save = _imported(script, parts, "save_snapshot")
+    folder = f"str({source}) + '.snapshot'"
     if name == parts.optimizer:
         text = "the state of the optimizer is in a snapshot of all ranks"
-        lines = f"{save}({source}, {parts.pipe}, {parts.optimizer})"
+        lines = f"{save}({folder}, {parts.pipe}, {parts.optimizer})"
         return Finding(call.lineno, text, (replacement(script, call, lines),), PAGE)
     export = _imported(script, parts, "export_npz")
     names = f"{parts.layers}.chain_names"
     if parts.classifier and name == parts.model:
         names += ".within('/predictor')"
-    folder = f"str({source}) + '.snapshot'"
     lines = (
         f"{save}({folder}, {parts.pipe}, {parts.optimizer})\n"
         f"{before}if {parts.comm}.rank == 0:\n"

@@ -39,7 +39,7 @@ from tests.support.ported import added, obstacles, removed, training_script
         ),
         (
             "serializers.save_npz('a', optimizer)",
-            ["save_snapshot('a', pipe, optimizer)"],
+            ["save_snapshot(str('a') + '.snapshot', pipe, optimizer)"],
         ),
         ("serializers.load_npz('weights', model)", []),
     ],
