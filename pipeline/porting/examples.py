@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 from pipeline.porting.parts import Parts
-from pipeline.porting.script import Script
+from pipeline.porting.script import Script, is_name
 
 _READS = ("next", "__next__")
 
@@ -23,12 +24,12 @@ def example_of(script: Script, parts: Parts, node: ast.expr) -> str:
     """
     node = _without_variable(script, node)
     if isinstance(node, ast.Name):
-        for assign in _assignments(script, parts, node.id):
-            target = assign.targets[0]
-            if isinstance(target, ast.Tuple):
-                return _of_tuple(script, parts, assign, node.id)
-            return example_of(script, parts, assign.value)
-        return ""
+        assign = _last_before(node, _assignments(script, parts, node.id))
+        if assign is None:
+            return ""
+        if isinstance(assign.targets[0], ast.Tuple):
+            return _of_tuple(script, parts, assign, node.id)
+        return example_of(script, parts, assign.value)
     for part in ast.walk(node):
         is_part = isinstance(part, ast.Subscript) and isinstance(part.value, ast.Name)
         if is_part and not _is_in_loop(script, parts, part.value.id):
@@ -61,6 +62,12 @@ def _assignments(script: Script, parts: Parts, name: str) -> list[ast.Assign]:
     ]
 
 
+def _last_before(node: ast.AST, statements: list[ast.stmt]) -> Any:
+    """Returns the last of the statements that begins on a line before a node."""
+    before = [each for each in statements if each.lineno < node.lineno]
+    return max(before, key=lambda each: each.lineno, default=None)
+
+
 def _is_in_loop(script: Script, parts: Parts, name: str) -> bool:
     return bool(_assignments(script, parts, name))
 
@@ -90,13 +97,15 @@ def _of_tuple(script: Script, parts: Parts, assign: ast.Assign, name: str) -> st
 def _iterator(script: Script, parts: Parts, batch: ast.expr) -> str:
     """Returns the variable of the iterator that a batch comes from."""
     if isinstance(batch, ast.Name):
-        for node in ast.walk(parts.place):
-            is_loop = isinstance(node, ast.For) and isinstance(node.target, ast.Name)
-            if is_loop and node.target.id == batch.id:
-                return node.iter.id if isinstance(node.iter, ast.Name) else ""
-        for assign in _assignments(script, parts, batch.id):
-            return _iterator(script, parts, assign.value)
-        return ""
+        loops = [
+            node
+            for node in ast.walk(parts.place)
+            if isinstance(node, ast.For) and is_name(node.target, batch.id)
+        ]
+        found = _last_before(batch, [*loops, *_assignments(script, parts, batch.id)])
+        if isinstance(found, ast.For):
+            return found.iter.id if isinstance(found.iter, ast.Name) else ""
+        return _iterator(script, parts, found.value) if found is not None else ""
     if not isinstance(batch, ast.Call):
         return ""
     func = batch.func

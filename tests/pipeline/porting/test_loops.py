@@ -50,6 +50,22 @@ def test_an_update_with_the_model_is_a_step():
     assert made[0] == "layers = from_chain(model.predictor, np.asarray(images[:2]))"
 
 
+def test_the_example_is_of_the_iterator_that_trains():
+    lines, made = body(
+        loop(
+            "batch = train_iter.next()\n"
+            "x, t = concat(batch)\n"
+            "optimizer.update(model, x, t)\n"
+            "for batch in test_iter:\n"
+            "    x, t = concat(batch)\n"
+            "    loss = model(x, t)\n"
+        )
+    )
+    example = "concat(train_iter.dataset[:2])[0]"
+    assert made[0] == f"layers = from_chain(model.predictor, {example})"
+    assert "result = pipe.evaluate(x, t)" in lines
+
+
 def test_forward_and_backward_are_a_step():
     lines, made = body(
         loop(
