@@ -58,7 +58,7 @@ def find(script: Script, parts: Parts) -> list[Finding]:
         findings.append(_batch_normalization(script, parts, call))
     for node in ast.walk(script.tree):
         if isinstance(node, ast.If) and _is_rank_zero(script, node.test):
-            findings += _rank_zero(script, node)
+            findings += _rank_zero(script, parts, node)
         is_size = isinstance(node, ast.Attribute) and node.attr == "size"
         if is_size and script.source(node.value) in _communicators(script):
             text = (
@@ -127,7 +127,7 @@ def _is_rank_zero(script: Script, test: ast.expr) -> bool:
     return any(source in (f"{n}.rank==0", f"not{n}.rank") for n in names)
 
 
-def _rank_zero(script: Script, node: ast.If) -> list[Finding]:
+def _rank_zero(script: Script, parts: Parts, node: ast.If) -> list[Finding]:
     """Returns the edits by which every rank does what rank 0 did alone."""
     if node.orelse:
         if all(_is_placeholder(script, each) for each in node.orelse):
@@ -136,7 +136,7 @@ def _rank_zero(script: Script, node: ast.If) -> list[Finding]:
             return [Finding(node.lineno, text, edits, PAGE)]
         text = "ranks do different things here: let all do the same"
         return [obstacle(node.lineno, text, PAGE)]
-    if any(_has_part(script, each) for each in node.body):
+    if any(_has_part(script, parts, each) for each in node.body):
         text = "all trainers have the same extensions; rank 0 alone prints and writes"
         edits = tuple(unwrapping(script, node.body, node))
         return [Finding(node.lineno, text, edits, "howto/trainer")]
@@ -159,8 +159,8 @@ def _is_placeholder(script: Script, statement: ast.stmt) -> bool:
     )
 
 
-def _has_part(script: Script, statement: ast.stmt) -> bool:
+def _has_part(script: Script, parts: Parts, statement: ast.stmt) -> bool:
     """Returns whether a statement is one that all ranks take part in."""
-    if script.methods("extend", statement):
+    if script.methods("extend", statement) or script.uses(parts.model, statement):
         return True
     return bool(script.calls("load_npz", "save_npz", within=statement))

@@ -50,7 +50,8 @@ def _runs(
     run: list[ast.stmt] = []
     for statement in block:
         is_known = statement.lineno > parts.comm_line
-        if is_known and _is_print(statement) and script.is_alone(statement):
+        is_one = is_known and _is_print(statement) and script.is_alone(statement)
+        if is_one and not _is_collective(script, parts, statement):
             run.append(statement)
         elif run:
             yield run
@@ -63,6 +64,30 @@ def _is_print(statement: ast.stmt) -> bool:
     call = statement.value if isinstance(statement, ast.Expr) else None
     is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
     return is_call and call.func.id == "print"
+
+
+def _is_collective(script: Script, parts: Parts, statement: ast.stmt) -> bool:
+    """Returns whether all ranks compute what a statement prints."""
+    for use in script.uses(parts.model, statement):
+        parent = script.parent(use)
+        is_value = isinstance(parent, ast.Attribute)
+        if not is_value or parent.attr not in ("loss", "accuracy"):
+            return True
+    calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    return any(
+        isinstance(call.func, ast.Name) and _is_evaluator(script, parts, call.func.id)
+        for call in calls
+    )
+
+
+def _is_evaluator(script: Script, parts: Parts, name: str) -> bool:
+    return any(
+        isinstance(assign.value, ast.Call)
+        and script.is_chainers(
+            assign.value.func, "Evaluator", "create_multi_node_evaluator"
+        )
+        for assign in script.assigned(name, parts.scope)
+    )
 
 
 def _guarded(script: Script, parts: Parts, run: Sequence[ast.stmt]) -> Finding:

@@ -43,6 +43,13 @@ def test_all_ranks_have_the_extensions_and_rank_0_prints():
     assert "trainer.extend(extensions.LogReport())" in added(source)
 
 
+def test_all_ranks_compute_what_rank_0_did():
+    end = "if comm.rank == 0:\n    y = model.predictor(x)\n    print(y)"
+    source = training_script(before=COMM, end=end)
+    assert "y = as_variable(pipe.predict(x))" in added(source)
+    assert "if comm.rank == 0:" in removed(source)
+
+
 def test_batch_normalization_is_chainers():
     source = training_script(
         before=COMM + "bn = chainermn.links.MultiNodeBatchNormalization(3, comm, eps=1)"

@@ -1,5 +1,7 @@
 """One rank prints."""
 
+import pytest
+
 from pipeline.porting.porting import port
 from tests.support.ported import training_script
 
@@ -16,3 +18,15 @@ def test_prints_in_a_row_have_one_condition():
 def test_what_asks_for_the_rank_already_stays():
     before = "if rank == 0:\n    print(1)\nclass C:\n    def f(self):\n        print(2)"
     assert before in port(training_script(before=before)).text
+
+
+@pytest.mark.parametrize(
+    "after, end",
+    [
+        ("", "print(model.predictor(x).array)"),
+        ("e = extensions.Evaluator(test_iter, model)", "print(e())"),
+    ],
+)
+def test_what_all_ranks_compute_is_printed_by_all(after, end):
+    text = port(training_script(after=after, end=end)).text
+    assert "comm.rank == 0" not in text
