@@ -111,14 +111,7 @@ def find_parts(script: Script) -> Parts:
     """
     updaters = updaters_of(script)
     if not updaters:
-        raise PartsError(
-            obstacle(
-                1,
-                "no updater of Chainer, and no loop that calls optimizer.update, was"
-                " found",
-                "tutorial",
-            )
-        )
+        raise PartsError(_no_updater(script))
     first = updaters[0]
     scope = script.scope(first)
     optimizer = _variable(
@@ -142,6 +135,30 @@ def find_parts(script: Script) -> Parts:
     place = place_among(script, scope, updaters, places)
     source = script.source(iterator) if iterator is not None else ""
     return Parts(scope, place, model, setup, optimizer, updaters, source)
+
+
+def _no_updater(script: Script) -> Finding:
+    """Returns the obstacle of a script without an updater or a loop."""
+    for call in script.calls("Trainer"):
+        updater = argument(call, "updater", 0)
+        made = [updater]
+        if isinstance(updater, ast.Name):
+            assigned = script.assigned(updater.id, script.scope(call))
+            made = [each.value for each in assigned]
+        for each in made:
+            if isinstance(each, ast.Call):
+                name = script.source(each.func)
+                text = (
+                    f"{name} is an updater of another file: derive it from"
+                    f" PipelineUpdater, and write what it does with a minibatch in"
+                    f" step(x, t)"
+                )
+                return obstacle(each.lineno, text, "howto/other_losses")
+    text = (
+        "no updater of Chainer was found, and no loop that calls update() of an"
+        " optimizer"
+    )
+    return obstacle(1, text, "tutorial")
 
 
 def find_setup(

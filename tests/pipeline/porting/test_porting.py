@@ -53,3 +53,18 @@ def test_findings_are_in_the_order_of_lines_and_have_pages():
 def test_rules_name_pages_that_exist(rule):
     assert (ROOT / "docs" / f"{rule.page}.rst").is_file()
     assert rule.finds and rule.writes
+
+
+def test_a_script_that_does_not_train_is_refused():
+    (found,) = port("import chainer\nprint(chainer.__version__)\n").obstacles
+    assert "no updater of Chainer was found" in found.text
+
+
+def test_any_source_is_ported_or_refused():
+    n = 0
+    for folder in ("examples", "docs/programs", "tests/pipeline/porting"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            ported = port(path.read_text())
+            assert ported.text or ported.obstacles, path
+            n += 1
+    assert n > 60

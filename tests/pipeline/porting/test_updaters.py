@@ -79,7 +79,11 @@ def test_updates_of_several_devices_keep_their_size(optimizer, line):
             "a share of the data set",
             "howto/trainer",
         ),
-        ("make(train_iter, optimizer)", "no updater of Chainer", "tutorial"),
+        (
+            "updaters.GANUpdater(train_iter, optimizer)",
+            "updaters.GANUpdater is an updater of another file",
+            "howto/other_losses",
+        ),
     ],
 )
 def test_other_updaters_are_refused(updater, words, page):
