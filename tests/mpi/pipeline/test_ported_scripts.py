@@ -9,7 +9,13 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.command_line.main import main
-from tests.support.chainer_scripts import make_mnist
+from tests.support.chainer_scripts import (
+    CHAINER_SRC,
+    assert_logs_equal,
+    make_mnist,
+    needs_chainer,
+    run_script,
+)
 from tests.support.mpiexec import mpiexec
 from tests.support.processes import ROOT
 
@@ -99,3 +105,31 @@ def test_the_saved_model_has_the_weights_and_names_of_the_old_one(name, runs):
     assert sorted(old) == sorted(new)
     for key in old:
         np.testing.assert_allclose(new[key], old[key], rtol=1e-3, atol=1e-5)
+
+
+@needs_chainer
+def test_chainers_own_scripts_are_ported_by_the_command_alone(tmp_path):
+    source = f"{CHAINER_SRC}/examples/mnist"
+    folder = shutil.copytree(source, tmp_path / "mnist")
+    make_mnist(tmp_path / "data")
+    options = ["--epoch", "2", "--batchsize", "20", "--unit", "20"]
+    outputs = {}
+    for name in ("train_mnist", "train_mnist_custom_loop"):
+        result = CliRunner().invoke(main, ["port", str(folder / f"{name}.py")])
+        assert result.exit_code == 0, result.output
+        for n, end in ((1, ""), (2, "_pipeline")):
+            script, out = folder / f"{name}{end}.py", tmp_path / f"{name}{end}"
+            arguments = [*options, "--out", out]
+            # The scripts set no seed, and a port sets this one.
+            seed, data = "numpy.random.seed(0)", tmp_path / "data"
+            outputs[name + end] = run_script(n, script, arguments, data, before=seed)
+    logs = [
+        json.loads((tmp_path / f"train_mnist{end}" / "log").read_text())
+        for end in ("_pipeline", "")
+    ]
+    assert_logs_equal(*logs)
+    old, new = (
+        numbers(outputs[f"train_mnist_custom_loop{e}"]) for e in ("", "_pipeline")
+    )
+    assert len(old) == 8
+    np.testing.assert_allclose(new, old, 1e-5)
