@@ -65,7 +65,7 @@ class Absent:
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        return Absent(f"{self._name}.{name}", name in _MADE_EARLY)
+        return _part(f"{self._name}.{name}", name)
 
     def __call__(self, *args, **kwargs):
         """Raises an error, unless scripts do this while they are imported."""
@@ -77,6 +77,11 @@ class Absent:
 
     def __repr__(self) -> str:
         return f"<{self._name}, absent>"
+
+
+def _part(full_name, name):
+    # Scripts also ask for the type as cupy.core.core.ndarray.
+    return ndarray if name == "ndarray" else Absent(full_name, name in _MADE_EARLY)
 
 
 def _refuse(name):
@@ -91,7 +96,7 @@ class NoCupy(types.ModuleType):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         if not _is_asked_by_script():
             raise AttributeError(f"{self.__name__}.{name}: {_CURE}")
-        return Absent(f"{self.__name__}.{name}", name in _MADE_EARLY)
+        return _part(f"{self.__name__}.{name}", name)
 
 
 def get_array_module(*args):

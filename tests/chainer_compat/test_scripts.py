@@ -108,6 +108,7 @@ NO_CUPY = """
         else:
             raise AssertionError(use)
     import cupy.core
+    assert cupy.core.core.ndarray is cupy.core.ndarray is cupy.ndarray
     try:
         import cupy.cuda.cudnn
     except ImportError as error:
