@@ -11,9 +11,10 @@ are run in the folder that the table names, which is on the path of modules as w
     program       a program: where it is, what it needs, its data
     programs      the table, by kind
     made_up       data that are generated in the place of downloads
-    environments  an environment for each repository, beside this project
+    environments  an environment for each set of packages, beside this project
     trial         one run of a program
     processes     processes with a deadline, in copies of trees
     recording     within that run: losses and times of steps
     comparing     losses with kernels and without, and the verdict
+    pipelines     models as pipelines on two ranks: model_table, on_two_ranks
 """

@@ -54,8 +54,7 @@ def first_way(program: Program, places: Places, seconds: float) -> Found:
     """Runs a program with more and more help, until it trains."""
     numpy = [each for each in program.needs if each.startswith("numpy")]
     needs = tuple(each for each in program.needs if each not in numpy)
-    folder = places.environments / program.name
-    python, failure = environment(folder, needs, seconds)
+    python, failure = environment(places.environments, needs, seconds)
     done = Run([], [], failure, failure)
     if failure:
         return Found(f"stopped: {failure}", done, WAYS[0], python)
@@ -64,7 +63,7 @@ def first_way(program: Program, places: Places, seconds: float) -> Found:
         ways.append(ways[-1]._replace(change=True))
     tried = [(way, python, "") for way in ways]
     if numpy:
-        older, failure = environment(Path(f"{folder}+numpy"), program.needs, seconds)
+        older, failure = environment(places.environments, program.needs, seconds)
         if not failure:
             condition = numpy[0].removeprefix("numpy")
             tried += [(way, older, condition) for way in ways]

@@ -11,9 +11,9 @@ from benchmarks.old_repositories.trial import Run, Way
 
 #: Largest difference of losses that rounding explains in a few steps, relative.
 ROUNDING = 1e-4
-#: How much more than parameters with other last bits the kernels may change losses.
+#: How much more than noise in the last bits of gradients the kernels may change losses.
 FACTOR = 10.0
-#: Relative change of parameters that amounts to other last bits.
+#: Noise of gradients, as part of the largest number: the last bit of float32.
 LAST_BITS = 2.0**-23
 
 UNCHANGED = "unchanged"
@@ -67,9 +67,8 @@ def agreement(apart: float, nudged: float | None) -> str:
 
     Args:
         apart: Largest difference with kernels and without.
-        nudged: Largest difference of two runs without kernels, one of which had
-            parameters with other last bits after its first step; None if it was not
-            needed.
+        nudged: Largest difference of two runs without kernels, one of which had noise
+            in the last bits of its gradients; None if it was not needed.
     """
     if apart == 0:
         return "equal"
@@ -77,7 +76,8 @@ def agreement(apart: float, nudged: float | None) -> str:
         return f"{apart:.0e}"
     if nudged is not None and apart <= FACTOR * nudged:
         return f"{apart:.0e} (last bits alone {nudged:.0e})"
-    return f"{apart:.0e} DIFFERENT"
+    more = "" if nudged is None else f" ({nudged:.0e})"
+    return f"{apart:.0e}, more than last bits alone{more}"
 
 
 def counts(found: list[tuple[Program, str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""An environment for each repository, beside this project and not in it.
+"""An environment for each set of packages, beside this project and not in it.
 
 A virtual environment finds this project's packages behind its own, so that only what a
 repository needs besides is installed, and nothing is installed into this project's.
@@ -6,7 +6,9 @@ repository needs besides is installed, and nothing is installed into this projec
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,20 +26,28 @@ UNPACKED = {"chainercv": "utils/bbox/_nms_gpu_post.py"}
 def environment(
     folder: Path, packages: tuple[str, ...], seconds: float
 ) -> tuple[Path, str]:
-    """Makes an environment, or finds the one that is there.
+    """Makes an environment of these packages, or finds the one that is there.
 
     Args:
-        folder: Where.
+        folder: Folder of all environments.
         packages: Packages from PyPI, with conditions.
         seconds: Deadline of the installation.
 
     Returns:
         Its interpreter, and the last line of what failed, or nothing.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "-".join(re.sub("[^a-z0-9]", "", each.lower()) for each in packages)
+    with (folder / f"{name or 'none'}.lock").open("w") as lock:
+        # Two runs may want the same one.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _environment(folder / (name or "none"), packages, seconds)
+
+
+def _environment(folder, packages, seconds) -> tuple[Path, str]:
     python = folder / "bin" / "python"
     done = folder / "installed.txt"
-    wanted = "\n".join(packages)
-    if done.exists() and done.read_text() == wanted:
+    if done.exists():
         return python, ""
     subprocess.run(
         [sys.executable, "-m", "venv", "--clear", "--without-pip", folder], check=True
@@ -49,12 +59,15 @@ def environment(
     (own / "packages_below.pth").write_text(line)
     failure = ""
     usual = [each for each in packages if each not in UNPACKED]
+    if len(usual) < len(packages):
+        # An archive is not unpacked before its metadata were made.
+        usual.append("wheel")
     if usual:
         failure = _pip(python, seconds, "install", *usual)
     for package in UNPACKED.keys() & set(packages):
         failure = failure or _unpack(python, package, own, seconds)
     if not failure:
-        done.write_text(wanted)
+        done.write_text("\n".join(packages))
     return python, failure
 
 
@@ -69,6 +82,8 @@ def _unpack(python: Path, package: str, own: Path, seconds: float) -> str:
         shutil.unpack_archive(archive, f"{folder}/unpacked")
         (top,) = Path(folder, "unpacked").iterdir()
         shutil.move(top / package, own / package)
+        # With its version.
+        shutil.move(top / f"{package}.egg-info", own / f"{package}.egg-info")
     module = own / package / UNPACKED[package]
     module.write_text(f"{module.stem} = None\n")
     return ""
@@ -82,6 +97,8 @@ def _pip(python: Path, seconds: float, verb: str, *arguments: str) -> str:
         "PIP_CONSTRAINT": constraint,
         "PIP_BUILD_CONSTRAINT": constraint,
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        # Nothing is ever installed anywhere else.
+        "PIP_REQUIRE_VIRTUALENV": "1",
     }
     try:
         done = subprocess.run(
@@ -94,5 +111,5 @@ def _pip(python: Path, seconds: float, verb: str, *arguments: str) -> str:
         )
     except subprocess.TimeoutExpired:
         return "not installed in time"
-    lines = [line for line in done.stderr.splitlines() if "ERROR" in line]
+    lines = [line for line in done.stderr.splitlines() if "error" in line.lower()]
     return (lines or ["not installed"])[-1] if done.returncode else ""

@@ -26,8 +26,9 @@ class Recorder:
 
     Args:
         steps (int): Steps to record.
-        nudge (float): Relative change of all parameters after the first step, which
-            shows how much rounding matters.
+        nudge (float): Noise of all gradients, as part of the largest number of each,
+            which shows how much rounding matters: sums of products in another order
+            differ by as much.
     """
 
     def __init__(self, steps: int, nudge: float = 0.0) -> None:
@@ -45,9 +46,12 @@ class Recorder:
 
         def backward(variable, *args, **kwargs):
             # Workers of an iterator may train nothing; if they do, it is their own.
-            if os.getpid() == self._process:
-                self.step(variable)
-            return original(variable, *args, **kwargs)
+            if os.getpid() != self._process:
+                return original(variable, *args, **kwargs)
+            self.step(variable)
+            original(variable, *args, **kwargs)
+            if self._nudge:
+                self._change_gradients()
 
         chainer.Variable.backward = backward
 
@@ -61,20 +65,19 @@ class Recorder:
         if len(self.losses) == self._steps:
             raise Enough
         self.losses.append(float(variable.array.sum()))
-        if self._nudge and len(self.losses) == 1:
-            self._change_parameters()
 
-    def _change_parameters(self) -> None:
+    def _change_gradients(self) -> None:
         import gc
 
         import chainer
         import numpy as np
 
-        own = np.random.RandomState(0)
+        own = np.random.RandomState(len(self.losses))
         for each in gc.get_objects():
-            if isinstance(each, chainer.Parameter) and each.array is not None:
-                factors = 1 + self._nudge * own.choice([-1.0, 1.0], each.shape)
-                each.array *= factors.astype(each.dtype)
+            if isinstance(each, chainer.Parameter) and each.grad is not None:
+                size = self._nudge * abs(each.grad).max(initial=0.0)
+                noise = own.uniform(-size, size, each.shape).astype(each.dtype)
+                each.grad = each.grad + noise
 
 
 def main() -> None:

@@ -28,7 +28,7 @@ class Way(NamedTuple):
         kernels: Whether kernels are in force.
         modes: Modes of ``chainer_compat``, separated by commas.
         change: Whether the program's line is changed.
-        nudge: Relative change of the parameters after the first step.
+        nudge: Noise of gradients, as part of the largest number of each.
     """
 
     kernels: bool = True

@@ -16,7 +16,7 @@ PROGRAMS = (
         "ktnyt/cat_chainer",
         "048ecefda8cc",
         kind="image classification",
-        chainer="2",
+        chainer="1",
         command="train.py --model CNN",
     ),
     Program(
@@ -33,8 +33,8 @@ PROGRAMS = (
         "9e5c189773a1",
         kind="image classification",
         chainer="3",
-        command="train.py --gpus -1 --batchsize 16",
-        needs=("chainercv", "opencv-python-headless", "scikit-image"),
+        command="with_model.py models.vgg 'VGG(10)' f4:8,3,32,32 i4<10:8"
+        " --loss softmax_cross_entropy",
         steps=6,
     ),
     Program(
@@ -50,7 +50,8 @@ PROGRAMS = (
         "37608165e2fc",
         kind="image classification",
         chainer="1.19",
-        command="train.py --gpus -1 --batchsize 16 --depth 13 --dir result",
+        command="with_model.py densenet 'DenseNet(4, 12, 10, 0)' f4:8,3,32,32 i4<10:8"
+        " --loss softmax_cross_entropy",
         steps=6,
     ),
     Program(
@@ -59,14 +60,7 @@ PROGRAMS = (
         kind="Bayesian network",
         chainer="2",
         command="train_mnist.py",
-    ),
-    Program(
-        "iory/chainer_coord_conv",
-        "cdcc8eb28062",
-        kind="coordinates of pixels",
-        chainer="4",
-        command="train.py -b 16",
-        steps=10,
+        beyond="modules that its repository lacks",
     ),
     Program(
         "pfnet-research/einconv",
@@ -81,7 +75,7 @@ PROGRAMS = (
         "ac5a327e1cac",
         kind="robust classification",
         chainer="6",
-        command="train_mnist.py -b 32",
+        command="train_mnist.py -b 32 --device=-1",
         steps=10,
     ),
     Program(
@@ -97,12 +91,8 @@ PROGRAMS = (
         "7b6fa23afa3a",
         kind="semi-supervised",
         chainer="1.22",
-        command="train_semisup.py --batchsize 8 --batchsize_ul 8 --data_dir made_up",
-        data=(
-            images.archives(
-                "made_up/seed1", ["labeled_train", "unlabeled_train", "test"]
-            ),
-        ),
+        command="with_model.py models.cnn 'CNN()' f4:4,3,32,32 i4<10:4"
+        " --loss softmax_cross_entropy",
         steps=6,
     ),
     Program(
@@ -112,6 +102,7 @@ PROGRAMS = (
         chainer="2",
         command="train_tripleGAN_chainer.py",
         steps=12,
+        beyond="a GPU",
     ),
     Program(
         "corochann/deep-learning-tutorial-with-chainer",
@@ -152,15 +143,6 @@ PROGRAMS = (
         kind="image classification",
         chainer="1",
         command="mnist/mnist_cnn.py",
-    ),
-    Program(
-        "Runnrairu/Deep-Swamp-chainer",
-        "83d28847c619",
-        kind="image classification",
-        chainer="4",
-        command="main.py",
-        data=(images.cifar_batches("datasets/cifar-10-batches-py"),),
-        steps=4,
     ),
     Program(
         "ujtakk/models_chainer",

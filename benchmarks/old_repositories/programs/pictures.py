@@ -27,6 +27,7 @@ PROGRAMS = (
         ),
         needs=("opencv-python-headless", "tqdm"),
         steps=2,
+        beyond="a GPU",
     ),
     Program(
         "pfnet-research/chainer-segnet",
@@ -40,6 +41,7 @@ PROGRAMS = (
             images.pictures("data/val", 16, (64, 64)),
             images.classes("data/trainannot", 16, (64, 64), 12),
             images.classes("data/valannot", 16, (64, 64), 12),
+            texts.lines("data/train_freq.csv", [",".join(["1.0"] * 12)]),
             texts.lines("data/train.txt", CAMVID),
             texts.lines("data/val.txt", CAMVID),
         ),

@@ -1,0 +1,83 @@
+"""Public models as pipelines on two ranks, against themselves undivided.
+
+python -m benchmarks.old_repositories.pipelines DIR
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.common.results import Result, command, machine
+from benchmarks.old_repositories.environments import environment
+from benchmarks.old_repositories.model_table import MODELS
+from benchmarks.old_repositories.models import Model
+from benchmarks.old_repositories.processes import (
+    copied,
+    last_line,
+    run_process,
+    variables,
+)
+
+
+def row(model: Model, arguments) -> str:
+    """Runs a model on two ranks; returns its line."""
+    name = model.expression.split("(")[0]
+    head = f"{model.repository:42} {name:20} {model.kind:20}"
+    places = arguments.environments
+    python, failure = environment(places, model.needs, arguments.timeout)
+    if failure:
+        return f"{head} not installed: {failure}"
+    with tempfile.TemporaryDirectory() as folder:
+        tree = copied(model, arguments.trees, Path(folder, model.name))
+        output, settings = Path(folder, "record.json"), Path(folder, "settings.json")
+        fields = {**model._asdict(), "output": str(output)}
+        settings.write_text(json.dumps(fields))
+        launcher = Path(sys.executable).parent / "mpiexec"
+        line = [launcher if launcher.exists() else "mpiexec", "-n", "2", python, "-W"]
+        line += ["ignore", "-m", "benchmarks.old_repositories.on_two_ranks", settings]
+        # The MPI library lies beside this project's packages.
+        libraries = f"{sys.prefix}/lib:{os.environ.get('LD_LIBRARY_PATH', '')}"
+        modes = {"CHAINER_COMPAT": model.modes, "LD_LIBRARY_PATH": libraries}
+        own = variables(Path(folder), modes)
+        status, text = run_process(line, tree / model.folder, own, arguments.deadline)
+        if status or not output.exists():
+            if arguments.show:
+                print(text)
+            return f"{head} stopped: {last_line(text, status)}"
+        record = json.loads(output.read_text())
+    pairs = zip(record["serial"], record["pipeline"])
+    apart = max(abs(a - b) / abs(a) for a, b in pairs)
+    agree = "equal" if apart == 0 else f"{apart:.0e}"
+    return f"{head} {record['layers']:4} layers, losses {agree}"
+
+
+def main() -> None:
+    """Runs all models and writes the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add = parser.add_argument
+    add("trees", type=Path, metavar="DIR", help="source trees, in folders OWNER+NAME")
+    add("--only", nargs="*", default=[], help="repositories with these in their names")
+    add("--environments", type=Path, help="where environments stay for the next run")
+    add("--timeout", type=float, default=900, help="seconds of an installation")
+    add("--deadline", type=float, default=300, help="seconds of a model")
+    add("--show", action="store_true", help="print all that failing models print")
+    add("--output", type=Path)
+    arguments = parser.parse_args()
+    arguments.trees = arguments.trees.resolve()
+    result = Result("old_repositories_pipelines", arguments.output)
+    result.write(command(), machine("chainer", "numpy"), "")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments.environments = (arguments.environments or Path(folder)).resolve()
+        for model in MODELS:
+            if not arguments.only or any(i in model.repository for i in arguments.only):
+                result.write(row(model, arguments))
+    result.save()
+
+
+if __name__ == "__main__":
+    main()
