@@ -14,6 +14,7 @@
     chainer.FunctionSet(a=...)      a Chain
     optimizer.zero_grads()          target.cleargrads()
     StandardUpdater, Evaluator      as_variable(x) of each array of a minibatch
+    snapshot(trigger=...)           trainer.extend(snapshot(), trigger=...)
 
 Chainer's modules are changed in memory while they are loaded. One warning is given for
 each kind of change, at its first use.
@@ -265,6 +266,12 @@ def _change_training(module) -> None:
     _chainer1_training.change(module)
 
 
+def _change_extensions(extensions) -> None:
+    from chainer_compat import _chainer1_training
+
+    _chainer1_training.change_extensions(extensions)
+
+
 def _change_root(chainer) -> None:
     from chainer_compat import _chainer1_sets
 
@@ -277,6 +284,7 @@ _CHANGES = {
     "chainer.functions": _change_functions,
     "chainer.links": _change_links,
     "chainer.optimizer": _change_optimizer,
+    "chainer.training.extensions": _change_extensions,
     "chainer.training.extensions.evaluator": _change_training,
     "chainer.training.updaters.standard_updater": _change_training,
     "chainer.variable": _change_variable,

@@ -1,12 +1,17 @@
-"""Updaters and evaluators of Chainer 1, which made variables of a minibatch's arrays.
+"""Updaters, evaluators and snapshots of Chainer 1.
 
 ::
 
     def __call__(self, x, t):                 # of a script's model
         x.data = x.data.reshape(-1, 1, 28, 28)    # x was a variable, and is an array
 
+    trainer.extend(extensions.snapshot(trigger=(1, "epoch")))
+                                              trainer.extend(snapshot(), trigger=...)
+
 Loss functions that a script calls itself get what the script passes.
 """
+
+import functools
 
 from chainer_compat._warned import tell
 
@@ -48,3 +53,25 @@ def _variable(value):
 def change(module) -> None:
     """Makes variables of what a module's converter returns."""
     module.convert = Converting(module.convert)
+
+
+def change_extensions(extensions) -> None:
+    """Makes both kinds of snapshots accept ``trigger=``."""
+    for name in "snapshot", "snapshot_object":
+        setattr(extensions, name, _with_trigger(getattr(extensions, name), name))
+
+
+def _with_trigger(make, name):
+    @functools.wraps(make)
+    def call(*args, trigger=None, **kwargs):
+        extension = make(*args, **kwargs)
+        if trigger is not None:
+            extension.trigger = trigger
+            tell(
+                "trigger",
+                f"{name} is called with trigger=: trainer.extend(extension,"
+                " trigger=...) in the script",
+            )
+        return extension
+
+    return call

@@ -129,6 +129,10 @@ TRAINING = """
     test = chainer.iterators.SerialIterator(data, 3, repeat=False, shuffle=False)
     result = extensions.Evaluator(test, model)()
     assert set(result) == {"main/loss"}
+    taken = extensions.snapshot(trigger=(3, "iteration"))
+    assert taken.trigger == (3, "iteration")
+    of_model = extensions.snapshot_object(model, "x", trigger=(5, "epoch"))
+    assert of_model.trigger == (5, "epoch")
     print("done")
 """
 
@@ -137,6 +141,7 @@ def test_updaters_and_evaluators_pass_variables(tmp_path):
     command = "-m", "chainer_compat", "run", "--compat", "chainer1"
     result = done(run(tmp_path, TRAINING, *command))
     assert result.stdout == "done\n" and "as_variable(x)" in result.stderr
+    assert result.stderr.count("trainer.extend(extension") == 1
     plain = run(tmp_path, TRAINING, "-m", "chainer_compat", "run")
     assert plain.returncode == 1 and "memoryview" in plain.stderr
 
