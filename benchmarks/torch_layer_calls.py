@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.torch_layer_calls
 
 Forward and backward of small modules, so that arithmetic takes little of the time. The
-module alone is called by PyTorch, and its gradients are cleared before. The layer is
-called by Chainer, and its backward computes the same gradients, whole or in two halves.
+module alone is called by PyTorch. The layer is called by Chainer, and its backward
+computes the same gradients, whole or in two halves. Gradients add up over the calls.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ def variants(module: nn.Module, n_calls: int) -> dict[str, Callable[[], None]]:
     tensor, gradient = torch.from_numpy(x), torch.from_numpy(gy)
 
     def alone() -> None:
+        module.zero_grad()
         for _ in range(n_calls):
             leaf = tensor.detach().requires_grad_()
-            module.zero_grad()
             module(leaf).backward(gradient)
 
     def as_layer(is_split: bool) -> None:
         gradients = WeightGradients(layer.params)
+        gradients.begin()
         for _ in range(n_calls):
             leaf = chainer.Variable(x)
-            gradients.begin()
             y = layer(leaf)
             if is_split:
                 _, pending = backward_input([leaf], [y], [gy], gradients)
                 pending.run()
             else:
                 backward([leaf], [y], [gy], gradients)
-            gradients.finish()
+        gradients.finish()
 
     return {
         "module": alone,

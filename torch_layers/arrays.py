@@ -57,7 +57,8 @@ def to_array(tensor: torch.Tensor) -> Array:
         >>> to_array(torch.ones(2, requires_grad=True))
         array([1., 1.], dtype=float32)
     """
-    tensor = tensor.detach()
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     if tensor.dtype is torch.bfloat16:
         tensor = tensor.float()
     if tensor.layout is not torch.strided:

@@ -12,12 +12,15 @@ of its own. It belongs to the function, and is released by its backward.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Protocol
 
 import chainer
 import torch
+from chainer.backends import cuda
+from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from chainer_kernels.catalogue import Backward
@@ -26,9 +29,14 @@ from torch_layers.arrays import to_array, to_tensor
 from torch_layers.halves import Graph, SecondHalf, first_half, whole
 from torch_layers.norms import collecting
 from torch_layers.saved_tensors import saved_arrays
-from torch_layers.structures import with_leaves, without_leaves
+from torch_layers.structures import Slot, with_leaves, without_leaves
 
 Array = Any
+
+# Chainer's constructor, without checks of the arguments.
+_unchecked = chainer.Variable._init_unchecked
+# The structure of a single tensor.
+_ONE = Slot(0)
 
 
 class CalledLayer(Protocol):
@@ -42,10 +50,8 @@ class CalledLayer(Protocol):
     module: torch.nn.Module
     norms: Sequence[torch.nn.Module]
 
-    def contexts(
-        self, inputs: Sequence[torch.Tensor]
-    ) -> Iterator[AbstractContextManager]:
-        """Yields the contexts of a call."""
+    def contexts(self, inputs: Sequence[torch.Tensor]) -> list[AbstractContextManager]:
+        """Returns the contexts of a call."""
 
     def call(self, structure: Any, inputs: Sequence[torch.Tensor]) -> Any:
         """Calls the module."""
@@ -59,7 +65,8 @@ class TorchFunction(AveragingFunction):
 
     Args:
         layer (TorchLayer): The layer.
-        structure: The arguments of the call, with slots for its leaves.
+        structure: The arguments of the call, with slots for its leaves; ``None`` if
+            each is a leaf.
         needed: For each leaf whether it is a variable whose gradient is needed.
         parameters: The parameters of the module that have a gradient.
     """
@@ -91,38 +98,74 @@ class TorchFunction(AveragingFunction):
         """Returns whether the module has batch normalization with running averages."""
         return bool(self._layer.norms)
 
+    def apply(self, inputs: tuple[Any, ...]) -> tuple[chainer.Variable, ...]:
+        """Computes the outputs; see :meth:`chainer.FunctionNode.apply`.
+
+        Without hooks, on a CPU, the checks that a module makes itself are left out:
+        they take longer than a small module.
+        """
+        if (
+            chainer.get_function_hooks()
+            or self._n_local_function_hooks
+            or cuda.available
+            or chainer.is_debug()
+        ):
+            return super().apply(inputs)
+        variables = [chainer.as_variable(x) for x in inputs]
+        outputs = self.forward(tuple([x.raw_array for x in variables]))
+        needs_gradient = any([x.requires_grad for x in variables])
+        found = tuple(
+            [_unchecked(data=y, requires_grad=needs_gradient) for y in outputs]
+        )
+        self._input_layouts = (None,) * len(variables)
+        self._output_layouts = (None,) * len(outputs)
+        self._output_count = len(outputs)
+        if chainer.config.enable_backprop:
+            self.rank = max([x.rank for x in variables], default=0)
+            for y in found:
+                y.creator_node = self
+            self.inputs = tuple([x.node for x in variables])
+            self.outputs = tuple([weakref.ref(y.node) for y in found])
+            self.lazy_grad_sum = chainer.config.lazy_grad_sum
+        return found
+
     def forward(self, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         """Calls the module.
 
         Args:
             arrays: The arrays of the leaves, then those of the parameters.
         """
-        n_leaves = len(self._needed)
-        leaves = [to_tensor(array) for array in arrays[:n_leaves]]
+        leaves = [to_tensor(array) for array in arrays[: len(self._needed)]]
         has_graph = chainer.config.enable_backprop
-        with ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(has_graph))
-            if has_graph:
-                for leaf, is_needed in zip(leaves, self._needed):
-                    if is_needed and leaf.dtype.is_floating_point:
-                        leaf.requires_grad_()
-            for each in self._layer.contexts(leaves):
-                stack.enter_context(each)
-            if self.collect is not None:
-                stack.enter_context(collecting(self.collect))
-            n_hooks = RemovableHandle.next_id
-            y = self._layer.call(self._structure, leaves)
+        given = list(leaves)
+        if has_graph:
+            for i, leaf in enumerate(leaves):
+                if self._needed[i] and leaf.dtype.is_floating_point:
+                    # The graph keeps the leaf, and so its memory, needed or not; but
+                    # not the memory of a view.
+                    given[i] = leaf.requires_grad_().view_as(leaf)
+        contexts = self._layer.contexts(leaves)
+        if self.collect is not None:
+            contexts.append(collecting(self.collect))
+        was_enabled = torch.is_grad_enabled()
+        if was_enabled != has_graph:
+            contexts.append(torch.enable_grad() if has_graph else torch.no_grad())
+        n_hooks = RemovableHandle.next_id
+        if contexts:
+            with ExitStack() as stack:
+                for each in contexts:
+                    stack.enter_context(each)
+                y = self._layer.call(self._structure, given)
+        else:
+            y = self._layer.call(self._structure, given)
         tensors: list[torch.Tensor] = []
-        self._outputs = without_leaves(y, torch.is_tensor, tensors)
+        if torch.is_tensor(y):
+            tensors.append(y)
+            self._outputs = _ONE
+        else:
+            self._outputs = without_leaves(y, torch.is_tensor, tensors)
         if has_graph:
             numbers = [i for i, t in enumerate(tensors) if t.requires_grad]
-            self._graph = Graph(
-                tuple([tensors[i] for i in numbers]),
-                tuple([leaf for leaf in leaves if leaf.requires_grad]),
-                self._parameters,
-                RemovableHandle.next_id != n_hooks,
-            )
-            self._leaves = leaves
         else:
             # The graph of a forward that runs again has the same outputs.
             has_gradient = any(self._needed) or bool(self._parameters)
@@ -131,17 +174,39 @@ class TorchFunction(AveragingFunction):
                 for i, t in enumerate(tensors)
                 if has_gradient and t.dtype.is_floating_point
             ]
-        chosen = set(numbers)
-        for i, tensor in enumerate(tensors):
-            if i not in chosen:
-                self._others[i] = to_array(tensor)
         self._numbers = numbers
-        return tuple([to_array(tensors[i]) for i in numbers])
+        for i, tensor in enumerate(tensors):
+            if i not in numbers:
+                self._others[i] = to_array(tensor)
+        arrays = tuple([to_array(tensors[i]) for i in numbers])
+        if has_graph:
+            has_hooks = RemovableHandle.next_id != n_hooks
+            self._keep_graph([tensors[i] for i in numbers], leaves, has_hooks)
+        return arrays
+
+    def _keep_graph(
+        self,
+        outputs: Sequence[torch.Tensor],
+        leaves: Sequence[torch.Tensor],
+        has_hooks: bool,
+    ) -> None:
+        """Keeps what the backward needs, without the inputs and outputs themselves."""
+        for leaf in leaves:
+            if leaf.requires_grad:
+                leaf.data = leaf.new_empty(0)
+        self._graph = Graph(
+            tuple([get_gradient_edge(y) for y in outputs]),
+            tuple([leaf for leaf in leaves if leaf.requires_grad]),
+            self._parameters,
+            has_hooks,
+        )
+        self._leaves = leaves
+        self._dtypes = [y.dtype for y in outputs]
 
     def retained(self) -> Iterator[Array]:
         """Yields the arrays that the graph of PyTorch keeps, some twice."""
         if self._graph is not None:
-            yield from saved_arrays(self._graph.outputs)
+            yield from saved_arrays(self._graph.outputs, self._parameters)
 
     def outputs_of(self, variables: Sequence[chainer.Variable]) -> Any:
         """Returns what the module has returned, with variables as its leaves.
@@ -149,9 +214,11 @@ class TorchFunction(AveragingFunction):
         Args:
             variables: The result of :meth:`apply`.
         """
+        if self._outputs is _ONE and variables:
+            return variables[0]
         leaves = dict(zip(self._numbers, variables))
         for i, array in self._others.items():
-            leaves[i] = chainer.Variable(array, requires_grad=False)
+            leaves[i] = _unchecked(data=array, requires_grad=False)
         self._others = {}
         return with_leaves(self._outputs, leaves)
 
@@ -182,8 +249,8 @@ class TorchFunction(AveragingFunction):
             )
         leaves, self._leaves = self._leaves, None
         gradients = [
-            None if g is None else to_tensor(g.array).to(y.dtype)
-            for g, y in zip(grad_outputs, graph.outputs)
+            None if g is None else to_tensor(g.array).to(dtype)
+            for g, dtype in zip(grad_outputs, self._dtypes)
         ]
         of_leaves = [i for i in indexes if i < n_leaves and leaves[i].requires_grad]
         of_parameters = [i for i in indexes if i >= n_leaves]
@@ -200,4 +267,4 @@ class TorchFunction(AveragingFunction):
 def _variable(gradient: torch.Tensor | None) -> chainer.Variable | None:
     if gradient is None:
         return None
-    return chainer.Variable(to_array(gradient), requires_grad=False)
+    return _unchecked(data=to_array(gradient), requires_grad=False)

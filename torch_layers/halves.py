@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 # Operations whose backward computes only the gradients that are asked for. Each has
 # one output.
@@ -54,13 +54,13 @@ class Graph(NamedTuple):
     """The graph of one call of a module.
 
     Attributes:
-        outputs: The tensors that have a gradient.
+        outputs: The places in the graph of the tensors that have a gradient.
         inputs: The leaves for inputs.
         parameters: The parameters of the module that have a gradient.
         has_hooks: Whether the forward registered hooks of tensors.
     """
 
-    outputs: tuple[torch.Tensor, ...]
+    outputs: tuple[GradientEdge, ...]
     inputs: tuple[torch.Tensor, ...]
     parameters: tuple[torch.Tensor, ...]
     has_hooks: bool = False
@@ -137,7 +137,7 @@ def first_half(
 
     Example:
         >>> module, x = torch.nn.Linear(2, 1), torch.ones(3, 2, requires_grad=True)
-        >>> y = module(x)
+        >>> y = torch.autograd.graph.get_gradient_edge(module(x))
         >>> graph = Graph((y,), (x,), tuple(module.parameters()))
         >>> (gx,), half = first_half(graph, [x], [torch.ones(3, 1)])
         >>> bool((gx == module.weight).all()), half.run()[0].tolist()
@@ -160,7 +160,7 @@ def first_half(
 
 
 def _gradients(
-    outputs: Sequence[torch.Tensor],
+    outputs: Sequence[GradientEdge],
     targets: Sequence[Any],
     output_gradients: Gradients,
     keeps_graph: bool,
@@ -185,8 +185,8 @@ def _parts(graph: Graph) -> list[_Part]:
     # it depends, as bits.
     on_input: dict[Any, bool] = {}
     on_weights: dict[Any, int] = {}
-    waiting = [(get_gradient_edge(y).node, False) for y in graph.outputs]
-    # The parameters that are outputs, or behind outputs that depend on no input.
+    waiting = [(edge.node, False) for edge in graph.outputs]
+    # The parameters that an operation uses, as bits, and those that several use.
     used = many = 0
     roots = [node for node, _ in waiting]
     meeting: list[tuple[Any, int]] = []

@@ -113,8 +113,11 @@ class TorchLayer(chainer.Link):
             need no gradient, such as integers, have ``requires_grad=False``.
         """
         self.share()
-        leaves: list[Any] = []
-        structure = without_leaves((args, kwargs), _is_leaf, leaves)
+        if kwargs or not all(map(_is_leaf, args)):
+            leaves: Sequence[Any] = []
+            structure = without_leaves((args, kwargs), _is_leaf, leaves)
+        else:
+            leaves, structure = args, None
         params, tensors = [], []
         for param, tensor in self._memory.parameters():
             if tensor.requires_grad:
@@ -144,19 +147,19 @@ class TorchLayer(chainer.Link):
         """
         self._memory.check()
 
-    def contexts(
-        self, inputs: Sequence[torch.Tensor]
-    ) -> Iterator[AbstractContextManager]:
-        """Yields the contexts of a call, after it has switched the module's mode."""
+    def contexts(self, inputs: Sequence[torch.Tensor]) -> list[AbstractContextManager]:
+        """Switches the module's mode, and returns the contexts of a call."""
         self._modes.switch(chainer.config.train)
+        contexts: list[AbstractContextManager] = []
         device = inputs[0].device if inputs else None
         if self._draws:
             stream = layer_stream(device)
             if stream is not None:
-                yield stream
+                contexts.append(stream)
         if self._autocast is not None:
             kind = "cpu" if device is None else device.type
-            yield torch.autocast(kind, self._autocast)
+            contexts.append(torch.autocast(kind, self._autocast))
+        return contexts
 
     def running_averages(self) -> list[RunningAverage]:
         """Returns the running averages, which replicas move alike."""
@@ -166,9 +169,12 @@ class TorchLayer(chainer.Link):
         """Calls the module with tensors.
 
         Args:
-            structure: The arguments, with slots for their leaves.
+            structure: The arguments, with slots for their leaves; ``None`` if each is
+                a leaf.
             inputs: The leaves.
         """
+        if structure is None:
+            return self.module(*inputs)
         args, kwargs = with_leaves(structure, inputs)
         return self.module(*args, **kwargs)
 
@@ -217,8 +223,11 @@ class TorchLayer(chainer.Link):
         self._begin(module)
 
 
+_LEAVES = (chainer.Variable, *chainer.get_array_types())
+
+
 def _is_leaf(value: Any) -> bool:
-    return isinstance(value, (chainer.Variable, *chainer.get_array_types()))
+    return isinstance(value, _LEAVES)
 
 
 def _before_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:

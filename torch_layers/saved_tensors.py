@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from torch_layers.arrays import to_array
 
@@ -14,28 +14,41 @@ from torch_layers.arrays import to_array
 _SAVED = "_saved_"
 
 
-def saved_arrays(outputs: Sequence[torch.Tensor]) -> Iterator[Any]:
+def saved_arrays(
+    outputs: Sequence[GradientEdge], parameters: Sequence[torch.Tensor]
+) -> Iterator[Any]:
     """Yields the arrays that the graph behind some tensors keeps, some twice.
 
     Args:
-        outputs: Tensors with a gradient.
+        outputs: The places in the graph of these tensors.
+        parameters: The parameters, which do not count.
 
     Example:
         >>> x = torch.ones(4, 3, requires_grad=True)
-        >>> [array.shape for array in saved_arrays([x.exp().tanh()])]
-        [(4, 3), (4, 3)]
+        >>> edge = torch.autograd.graph.get_gradient_edge(x.exp().tanh())
+        >>> [array.shape for array in saved_arrays([edge], [x])]
+        [(12,), (12,)]
     """
-    waiting = [get_gradient_edge(y).node for y in outputs]
+    known = {_memory(each) for each in parameters}
+    waiting = [edge.node for edge in outputs]
     seen = set(waiting)
     while waiting:
         node = waiting.pop()
         for tensor in _saved(node):
-            if tensor.layout is torch.strided and tensor.numel():
-                yield to_array(tensor)
+            if tensor.layout is not torch.strided or not tensor.numel():
+                continue
+            if _memory(tensor) not in known:
+                # All of the memory, which the graph keeps for a part of it as well.
+                whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+                yield to_array(whole.set_(tensor.untyped_storage()))
         for child, _ in node.next_functions:
             if child is not None and child not in seen:
                 seen.add(child)
                 waiting.append(child)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _saved(node: Any) -> Iterator[torch.Tensor]:

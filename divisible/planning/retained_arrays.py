@@ -64,14 +64,14 @@ class BufferSet(MutableSet):
         """Adds the buffer behind an array."""
         if array is not None:
             owner = buffer_of(array)
-            self._owners[id(owner)] = owner
+            self._owners[_key(owner)] = owner
 
     def discard(self, array: Any) -> None:
         """Removes the buffer behind an array, if it is in the set."""
-        self._owners.pop(id(buffer_of(array)), None)
+        self._owners.pop(_key(buffer_of(array)), None)
 
     def __contains__(self, array: Any) -> bool:
-        return id(buffer_of(array)) in self._owners
+        return _key(buffer_of(array)) in self._owners
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._owners.values())
@@ -152,6 +152,12 @@ def _attributes(function: Any) -> Iterator[Any]:
         for item in values:
             if isinstance(item, arrays):
                 yield item
+
+
+def _key(owner: Any) -> int:
+    """Returns the address of a buffer, which several arrays may share unseen."""
+    interface = getattr(owner, "__array_interface__", None)
+    return id(owner) if interface is None else interface["data"][0]
 
 
 def buffer_of(array: Any) -> Any:

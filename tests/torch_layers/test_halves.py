@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.autograd.graph import get_gradient_edge  # noqa: E402
 
 from torch_layers.halves import Graph, first_half, whole  # noqa: E402
 
@@ -108,7 +109,8 @@ def graph_of(module):
     params = tuple(module.parameters())
     gradients = [torch.randn_like(y) for y in ys]
     has_hooks = isinstance(module, Hooked)
-    return Graph(ys, (x,), params, has_hooks), x, gradients
+    edges = tuple(map(get_gradient_edge, ys))
+    return Graph(edges, (x,), params, has_hooks), x, gradients
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -1,5 +1,7 @@
 """Layers of PyTorch in pipelines train as a plain loop of PyTorch, bit for bit."""
 
+import functools
+
 import chainer
 import numpy as np
 import pytest
@@ -71,6 +73,8 @@ def batches(name):
 MODULES = {"cnn": cnn, "encoder": encoder, "lstm": lstm}
 
 
+# Schedules in a row are compared with the same loop.
+@functools.cache
 def plain_loop(name):
     """Trains by PyTorch alone; only the update is Chainer's."""
     torch.manual_seed(0)
@@ -138,7 +142,12 @@ def all_schedules(comm, name):
     train(comm, name, uniform, "zb_h1", recompute=True)
 
 
+MATRIX = pytest.mark.matrix
+
+
 @pytest.mark.parametrize("name", MODULES)
-@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+@pytest.mark.parametrize(
+    "n_ranks", [pytest.param(1, marks=MATRIX), 2, pytest.param(3, marks=MATRIX)]
+)
 def test_as_a_plain_loop_of_pytorch(n_ranks, name):
     assert_on_ranks(n_ranks, all_schedules, name)
