@@ -65,7 +65,7 @@ FACES = {
         snapshot wait_for_snapshot
     """,
     "torch_layers": """
-        TorchChain TorchLayer TorchOptimizer from_torch
+        TorchChain TorchLayer TorchLoss TorchOptimizer from_torch
     """,
 }
 #: What packages need that is not installed with this project.

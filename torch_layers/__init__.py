@@ -17,12 +17,14 @@
     names            their names in the module
     optimizer        TorchOptimizer: an optimizer of PyTorch with Chainer's face
     update_rule      the same for one parameter
+    loss             TorchLoss: a loss with its share in that of a minibatch
 
 This package imports PyTorch, the extra ``torch``. No other package imports it.
 """
 
 from torch_layers.chain import TorchChain, from_torch
 from torch_layers.layer import TorchLayer
+from torch_layers.loss import TorchLoss
 from torch_layers.optimizer import TorchOptimizer
 
-__all__ = ["TorchChain", "TorchLayer", "TorchOptimizer", "from_torch"]
+__all__ = ["TorchChain", "TorchLayer", "TorchLoss", "TorchOptimizer", "from_torch"]

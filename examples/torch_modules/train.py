@@ -11,7 +11,7 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 
 from pipeline import Pipeline
-from torch_layers import TorchLayer, TorchOptimizer, from_torch
+from torch_layers import TorchLoss, TorchOptimizer, from_torch
 
 torch.manual_seed(0)  # the same weights, and below the same order, on every rank
 np.random.seed(0)
@@ -29,7 +29,7 @@ pipe = Pipeline(
     from_torch(net),
     MPI.COMM_WORLD,
     n_microbatches=4,
-    lossfun=TorchLayer(nn.CrossEntropyLoss()),
+    lossfun=TorchLoss(nn.CrossEntropyLoss()),
 )
 optimizer = pipe.setup(TorchOptimizer(torch.optim.AdamW, lr=0.003))
 scheduler = optimizer.scheduler(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=5)
