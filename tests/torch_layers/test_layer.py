@@ -13,6 +13,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from divisible import Divisible, RandomKey, keyed_random_state  # noqa: E402
+from divisible.backward.backprop import backward_input  # noqa: E402
+from divisible.backward.weight_gradients import WeightGradients  # noqa: E402
 from torch_layers import TorchLayer  # noqa: E402
 
 X = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
@@ -323,3 +325,27 @@ def test_a_second_backward_is_refused():
     y.backward()
     with pytest.raises(RuntimeError, match="has been used by a backward already"):
         y.backward()
+
+
+def test_a_module_that_overwrites_its_input_is_refused():
+    """Another layer may need the values for its backward."""
+    layer = TorchLayer(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)))
+    with pytest.raises(RuntimeError, match="in-place operation"):
+        layer(chainer.Variable(X.copy()))
+
+
+def test_hooks_of_a_module_are_called_once():
+    calls = []
+    layer = TorchLayer(block())
+    first = layer.module[0]
+    first.register_forward_hook(lambda *args: calls.append("forward"))
+    first.register_full_backward_hook(lambda *args: calls.append("backward"))
+    x = chainer.Variable(X)
+    y = layer(x)
+    gradients = WeightGradients(layer.params)
+    gradients.begin()
+    _, pending = backward_input([x], [y], [np.ones_like(y.array)], gradients)
+    pending.run()
+    gradients.finish()
+    assert calls == ["forward", "backward"]
+    assert all(param.grad is not None for param in layer.params())
