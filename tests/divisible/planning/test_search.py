@@ -658,6 +658,7 @@ def test_fewer_bits_and_more_replicas_are_chosen_by_the_wire():
             "exchange_dtype": exchange_dtype,
             "coding": coding,
             "replicas": (1, most),
+            "schedules": ["1f1b"],
             "overlap_minibatches": False,
         }
         plan = best_plan(profile, Machine(4, network=Network(1e6)), **options)
@@ -702,6 +703,7 @@ def test_a_plan_says_what_the_exchange_costs():
     layers = [LayerCost(0.1, 0.1, 0.1, parameter_bytes=10**5)] * 4
     profile = Profile(layers, n_samples=16)
     options = {"coding": FREE, "replicas": (1, 2), "overlap_minibatches": False}
+    options["schedules"] = ["1f1b", "zb_h1"]
     machine = Machine(4, network=Network(1e6))
     plan = best_plan(profile, machine, pipeline_ranks=[2], **options)
     assert (plan.replicas, plan.exchange_dtype) == (2, "fp32")
