@@ -21,6 +21,7 @@ NAMES = (
     "mixed_precision",
     "model_compression",
     "pipeline",
+    "torch_layers",
 )
 # A module of each package that no other package of that name has.
 _MARKS = {
@@ -32,6 +33,7 @@ _MARKS = {
     "mixed_precision": "momentum_sgd16",
     "model_compression": "scores",
     "pipeline": "trainer_lines",
+    "torch_layers": "saved_tensors",
 }
 
 

@@ -19,12 +19,22 @@
     update_rule      the same for one parameter
     loss             TorchLoss: a loss with its share in that of a minibatch
 
-This package imports PyTorch, the extra ``torch``. No other package imports it.
+These modules import PyTorch, the extra ``torch``, and no other package imports them.
+Names are imported when they are first used.
 """
 
-from torch_layers.chain import TorchChain, from_torch
-from torch_layers.layer import TorchLayer
-from torch_layers.loss import TorchLoss
-from torch_layers.optimizer import TorchOptimizer
+from chainer_compat._packages import check
 
-__all__ = ["TorchChain", "TorchLayer", "TorchLoss", "TorchOptimizer", "from_torch"]
+check(__name__)
+
+from divisible.lazy_names import lazy_names  # noqa: E402
+
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "torch_layers.chain": ["TorchChain", "from_torch"],
+        "torch_layers.layer": ["TorchLayer"],
+        "torch_layers.loss": ["TorchLoss"],
+        "torch_layers.optimizer": ["TorchOptimizer"],
+    },
+)
