@@ -69,7 +69,7 @@ PROGRAMS = (
         chainer="4",
         command="with_model.py chainer_cyclegan.models 'ResnetGenerator()'"
         " f4:1,3,64,64",
-        needs=("chainercv",),
+        needs=("chainercv", "scikit-image", "opencv-python-headless"),
         steps=4,
     ),
     Program(
@@ -78,6 +78,7 @@ PROGRAMS = (
         kind="detection",
         chainer="4",
         command="with_model.py lib.links.yolov3 'YOLOv3(3)' f4:1,3,96,96",
+        needs=("chainercv",),
         steps=3,
     ),
     Program(
