@@ -8,6 +8,8 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +91,7 @@ def run_process(
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     text = printed.read_text(errors="replace")
-    return status, text.replace(environment["HOME"], "")
+    return status, text.replace(environment["HOME"], "").replace(sys.prefix, "ENV")
 
 
 def last_line(text: str, status: int | None) -> str:
@@ -98,4 +100,5 @@ def last_line(text: str, status: int | None) -> str:
         return "not done in time"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if ERROR.match(line)]
-    return (errors or lines or [f"ended with status {status}"])[-1]
+    found = (errors or lines or [f"ended with status {status}"])[-1]
+    return textwrap.shorten(found, 120, placeholder=" ...")

@@ -21,6 +21,7 @@ PROGRAMS = (
         kind="GAN",
         chainer="4",
         command="train.py -a wgan_gp --gpu -1 --batchsize 8",
+        beyond="modules that its repository lacks",
         steps=12,
     ),
     Program(
@@ -98,6 +99,7 @@ PROGRAMS = (
         folder="run",
         needs=("tabulate",),
         steps=6,
+        beyond="a GPU",
     ),
     Program(
         "musyoku/adversarial-autoencoder",

@@ -22,7 +22,7 @@ PROGRAMS = (
         "efbe2266d646",
         kind="language model",
         chainer="2",
-        command="train.py -u 100 --layer 1 --adaptive-softmax",
+        command="train.py -u 100 --layer 1",
     ),
     Program(
         "soskek/attention_is_all_you_need",
@@ -60,7 +60,8 @@ PROGRAMS = (
         "47fdf434d977",
         kind="text classification",
         chainer="3",
-        command="train.py --gpu -1 --batch-size 8",
+        command="with_model.py model 'VDCNN(9, 4)' 'i4<69:8,256' 'i4<4:8'"
+        " --loss softmax_cross_entropy",
         folder="vdccnn",
         steps=6,
     ),

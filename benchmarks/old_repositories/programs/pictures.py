@@ -78,7 +78,7 @@ PROGRAMS = (
         kind="detection",
         chainer="4",
         command="with_model.py lib.links.yolov3 'YOLOv3(3)' f4:1,3,96,96",
-        needs=("chainercv",),
+        beyond="an extension of its own in Cython",
         steps=3,
     ),
     Program(
