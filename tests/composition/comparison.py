@@ -1,0 +1,176 @@
+"""Compares what ranks have computed with a serial script, by bounds of rounding errors.
+
+A sum of ``n`` numbers has a relative error of at most about ``n u``, where ``u`` is the
+unit roundoff of the dtype (Higham, Accuracy and Stability of Numerical Algorithms,
+section 4.2). A value of a run has gone through ``d`` layers in each of ``s`` steps, there
+and back, so the bound is
+
+    2 d s n u M
+
+for values of the magnitude ``M``, the largest one among those of the same kind. A
+product of several kinks or small deviations may exceed it: see :func:`differences`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+from tests.composition import models
+from tests.composition.cases import Case
+from tests.composition.record import Entry, Record
+
+#: Unit roundoff.
+ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11}
+#: Largest relative error of a number on a wire, by the name of its dtype. Numbers of a
+#: block share a scale in the dtypes of 8 and 4 bits.
+OF_WIRE = {
+    "fp32": 0.0,
+    "fp16": 2.0**-11,
+    "bf16": 2.0**-8,
+    "int8": 2.0**-7,
+    "e4m3": 2.0**-3,
+    "e5m2": 2.0**-2,
+    "int4": 2.0**-2,
+}
+#: How much more than a change of the initial weights by a unit in the last place a
+#: run may differ, where its bound is exceeded.
+_CONDITION = 64
+
+
+class Difference(NamedTuple):
+    """A value that is not what it should be.
+
+    Attributes:
+        what: Name of the value.
+        by: Largest difference.
+        bound: What it may be at most.
+    """
+
+    what: str
+    by: float
+    bound: float
+
+    def __str__(self) -> str:
+        return f"{self.what} differs by {self.by:.3g}, not by {self.bound:.3g} at most"
+
+
+def differences(
+    case: Case, found: Record, live: Callable[[float], Record]
+) -> list[Difference]:
+    """Returns what differs by more than rounding errors.
+
+    Where a bound is exceeded, the serial script runs again with initial weights that
+    are changed in their last places. What such a change moves as far is ill-conditioned.
+
+    Args:
+        case: The case.
+        found: What came of it on ranks.
+        live: Returns what the serial script gives, with initial weights that are changed
+            by a relative size.
+    """
+    expected = live(0.0)
+    over = list(_over(case, found, expected, {}))
+    if not over:
+        return []
+    moved: dict[str, float] = {}
+    u = _unit(case)
+    for factor in (4 * u, -4 * u):
+        other = live(factor)
+        for what, one, another in _pairs(other, expected):
+            by = _distance(one, another)
+            moved[what] = max(moved.get(what, 0.0), by)
+    return list(_over(case, found, expected, moved))
+
+
+def is_bit_for_bit(found: Record, expected: Record) -> bool:
+    """Returns whether all values have the same bits."""
+    return all(
+        one is not None and np.array_equal(one, other)
+        for _, one, other in _pairs(found, expected)
+    )
+
+
+def bound(case: Case) -> float:
+    """Returns the largest relative error of a case's values."""
+    n_layers = models.n_layers(case.model)
+    n_steps = len(case.life.sizes)
+    return 2 * n_layers * n_steps * models.largest_sum(case) * _unit(case)
+
+
+def rounding(case: Case) -> float:
+    """Returns the largest relative error of the lossy dtypes of a case, or 0."""
+    found = [0.0]
+    for way in case.ways:
+        given = way.get("message_dtype")
+        names = given if isinstance(given, tuple) else (given,)
+        found += [OF_WIRE[name] for name in names if name is not None]
+        if way.n_replicas > 1:
+            found.append(OF_WIRE[dict(way.exchange)["exchange_dtype"]])
+        if way.get("hold_dtype") == "bfloat16":
+            found.append(OF_WIRE["bf16"])
+    return max(found)
+
+
+def _unit(case: Case) -> float:
+    return ROUNDOFF[case.model.dtype]
+
+
+def _over(
+    case: Case, found: Record, expected: Record, moved: dict[str, float]
+) -> list[Difference]:
+    relative = bound(case) + 8 * len(case.life.sizes) * rounding(case)
+    magnitudes: dict[str, float] = {}
+    pairs = list(_pairs(found, expected))
+    for what, _, other in pairs:
+        if other is not None:
+            kind = _kind(what)
+            largest = float(np.max(np.abs(other), initial=0.0))
+            magnitudes[kind] = max(magnitudes.get(kind, 0.0), largest)
+    for what, one, other in pairs:
+        by = _distance(one, other)
+        least = relative * max(magnitudes.get(_kind(what), 0.0), 1e-3)
+        allowed = max(least, _CONDITION * moved.get(what, 0.0))
+        if not by <= allowed:
+            yield Difference(what, by, allowed)
+
+
+def _kind(what: str) -> str:
+    """Returns the part of a name that is the same for values of one magnitude."""
+    return " ".join(word for word in what.split() if not word.startswith("/"))
+
+
+def _distance(one: Any, other: Any) -> float:
+    if one is None or other is None:
+        return float("inf")
+    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    if one.shape != other.shape:
+        return float("inf")
+    distance = np.abs(one - other)
+    # What is no number equals nothing, and is a difference.
+    return float("inf") if np.isnan(distance).any() else float(distance.max(initial=0))
+
+
+def _pairs(found: Record, expected: Record) -> Sequence[tuple[str, Any, Any]]:
+    pairs = []
+    names = [[entry.name for entry in each.entries] for each in (found, expected)]
+    if names[0] != names[1]:
+        return [(f"calls {names[0]} for {names[1]}", None, None)]
+    for number, (one, other) in enumerate(zip(found.entries, expected.entries)):
+        pairs += _of_entries(number, one, other)
+    for key in sorted({*found.state, *expected.state}):
+        pairs.append((key, found.state.get(key), expected.state.get(key)))
+    return pairs
+
+
+def _of_entries(number: int, one: Entry, other: Entry) -> list[tuple[str, Any, Any]]:
+    keys = sorted({*one.values, *other.values})
+    if one.name == "gradients":
+        # Those that a run cannot show are left out.
+        keys = [key for key in keys if key in one.values]
+    return [
+        (f"{one.name} {key} of call {number}", one.values.get(key), other.values.get(key))
+        for key in keys
+    ]

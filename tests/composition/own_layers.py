@@ -1,0 +1,195 @@
+"""Layers of the composed models that are neither Chainer's links nor functions."""
+
+from __future__ import annotations
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+
+from divisible import carry_state
+
+
+class Residual(chainer.Chain):
+    """Adds what two links make of the input to the input."""
+
+    def __init__(self, make_link):
+        super().__init__()
+        with self.init_scope():
+            self.first, self.second = make_link(), make_link()
+
+    def forward(self, x):
+        return x + self.second(F.tanh(self.first(x)))
+
+
+class Scaled(chainer.Link):
+    """Multiplies each feature by a parameter of its own."""
+
+    def __init__(self, n):
+        super().__init__()
+        with self.init_scope():
+            self.factor = chainer.Parameter(chainer.initializers.Uniform(1.0), (n,))
+
+    def forward(self, x):
+        return x * F.broadcast_to(1 + self.factor, x.shape)
+
+
+class Split(chainer.Link):
+    """Two tensors with gradients, integers, and one tensor without a gradient."""
+
+    def forward(self, x):
+        signs = (x.array > 0).astype(np.int32)
+        return x * 2, F.sum(x, axis=1, keepdims=True), signs, x.array * 0.5
+
+
+class Merge(chainer.Link):
+    def forward(self, doubled, total, signs, half):
+        shape = doubled.shape
+        y = doubled + F.broadcast_to(0.1 * total, shape)
+        return y + (0.25 * signs).astype(y.dtype) - chainer.as_variable(half)
+
+
+def is_odd(h):
+    """Whether a microbatch is to be treated otherwise; its first sample decides."""
+    return float(chainer.as_array(h).ravel()[0]) > 0
+
+
+class Sometimes(chainer.Chain):
+    """Two layers, of which a microbatch uses one."""
+
+    def __init__(self, n):
+        super().__init__()
+        with self.init_scope():
+            self.left, self.right = L.Linear(n, n), L.Linear(n, n)
+
+    def forward(self, x):
+        return self.left(x) if is_odd(x) else self.right(x)
+
+
+class Gate(chainer.Link):
+    """Lets no gradient through in some microbatches."""
+
+    def forward(self, x):
+        return chainer.Variable(x.array) if is_odd(x) else x
+
+
+class Noise(chainer.Link):
+    """Adds random numbers that depend on the microbatch."""
+
+    def forward(self, x):
+        return x + (0.1 * np.random.normal(size=x.shape)).astype(x.dtype)
+
+
+class Reporting(chainer.Link):
+    """Reports the mean of its input."""
+
+    def forward(self, x):
+        chainer.report({"mean": F.mean(x)}, self)
+        return x
+
+
+class Join(chainer.Chain):
+    """The first layer of a model with two inputs."""
+
+    def __init__(self, n_x, n_z, n):
+        super().__init__()
+        with self.init_scope():
+            self.of_x, self.of_z = L.Linear(n_x, n), L.Linear(n_z, n)
+
+    def forward(self, x, z):
+        return self.of_x(x) + F.tanh(self.of_z(z))
+
+
+class TwoHeads(chainer.Chain):
+    """The last layer of a model with two outputs."""
+
+    def __init__(self, n, n_out):
+        super().__init__()
+        with self.init_scope():
+            self.main, self.other = L.Linear(n, n_out), L.Linear(n, 2)
+
+    def forward(self, x):
+        return self.main(x), self.other(x)
+
+
+class Recurrent(chainer.Chain):
+    """Reads (samples, positions, units) from where it was."""
+
+    def __init__(self, kind, n):
+        super().__init__()
+        with self.init_scope():
+            self.cell = carry_state(kind(n, n))
+
+    def forward(self, x):
+        return F.stack([self.cell(x[:, i]) for i in range(x.shape[1])], axis=1)
+
+
+class Reader(chainer.Chain):
+    """Reads each sequence from its beginning."""
+
+    def __init__(self, n):
+        super().__init__()
+        with self.init_scope():
+            self.lstm = L.LSTM(n, n)
+
+    def forward(self, x):
+        self.lstm.reset_state()
+        return F.stack([self.lstm(x[:, i]) for i in range(x.shape[1])], axis=1)
+
+
+class NStep(chainer.Chain):
+    """Chainer's LSTM of whole sequences."""
+
+    def __init__(self, n):
+        super().__init__()
+        with self.init_scope():
+            self.lstm = L.NStepLSTM(1, n, n, 0)
+
+    def forward(self, x):
+        _, _, states = self.lstm(None, None, list(F.separate(x, axis=0)))
+        return F.stack(states)
+
+
+class EachWord(L.Linear):
+    """The same linear layer at each position."""
+
+    def forward(self, x):
+        return super().forward(x, n_batch_axes=2)
+
+
+class Scores(L.Linear):
+    """Scores of the shape (samples, words, positions)."""
+
+    def forward(self, x):
+        return F.swapaxes(super().forward(x, n_batch_axes=2), 1, 2)
+
+
+class NormalizedWords(L.LayerNormalization):
+    """Layer normalization at each position."""
+
+    def forward(self, x):
+        n, length, units = x.shape
+        y = super().forward(F.reshape(x, (n * length, units)))
+        return F.reshape(y, (n, length, units))
+
+
+def joined(x, skipped):
+    """Returns both ends of a skip connection, side by side."""
+    return F.concat([x, skipped], axis=1)
+
+
+def gated(x, skipped):
+    return x * F.sigmoid(skipped)
+
+
+def pool(x):
+    return F.max_pooling_2d(x, 3, stride=1, pad=1)
+
+
+def average(x):
+    return F.average_pooling_2d(x, 3, stride=1, pad=1)
+
+
+def halved(x):
+    """An array is no variable, so it has no gradient."""
+    return x * 0.5

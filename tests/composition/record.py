@@ -1,0 +1,43 @@
+"""What comes of a run: results of its calls, and its state in the end."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Entry(NamedTuple):
+    """What a call has returned, or a minibatch has left.
+
+    Attributes:
+        name: Name of the call.
+        values: Numbers and arrays by name.
+    """
+
+    name: str
+    values: dict[str, Any]
+
+
+class Record:
+    """The entries of a run, and its state.
+
+    Attributes:
+        entries: One for each call, in order.
+        state: Arrays by name.
+        skipped: Numbers of minibatches whose update a loss scale has skipped.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.state: dict[str, Any] = {}
+        self.skipped: list[int] = []
+
+    def add(self, name: str, values: dict[str, Any]) -> None:
+        """Adds what a call has returned."""
+        copies = {key: np.array(value) for key, value in values.items()}
+        self.entries.append(Entry(name, copies))
+
+    def keep_state(self, arrays: dict[str, Any]) -> None:
+        """Keeps the state at the end."""
+        self.state = {key: np.array(value) for key, value in arrays.items()}

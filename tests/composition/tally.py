@@ -1,0 +1,123 @@
+"""Counts of cases behind each pair of features, and the page of the documentation."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.composition.cases import Case
+from tests.composition.features import FEATURES, features
+from tests.composition.judging import FAULT, REFUSED, RIGHT, Verdict
+from tests.composition.refusals import REFUSALS
+
+#: Cases that each pair should have.
+LEAST = 20
+
+
+class Count(NamedTuple):
+    """What came of the cases that have a pair of features.
+
+    Attributes:
+        right: Number of cases that agree with the serial script.
+        exact: Number of these whose values have the same bits.
+        refused: Number of cases that were refused for just this pair.
+    """
+
+    right: int = 0
+    exact: int = 0
+    refused: int = 0
+
+
+class Tally:
+    """What came of many cases.
+
+    Attributes:
+        n_cases: Number of cases.
+        counts: Counts by pair; a single feature is a pair with itself.
+    """
+
+    def __init__(self) -> None:
+        self.n_cases = 0
+        self.counts: dict[tuple[str, str], Count] = {}
+
+    def add(self, case: Case, verdict: Verdict) -> None:
+        """Counts a case."""
+        self.n_cases += 1
+        if verdict.kind == REFUSED:
+            first, second = REFUSALS[verdict.refusal].features
+            self._count(first, second, refused=1)
+        elif verdict.kind == RIGHT:
+            found = features(case)
+            for pair in itertools.combinations_with_replacement(found, 2):
+                self._count(*pair, right=1, exact=int(verdict.is_exact))
+        else:
+            assert verdict.kind == FAULT
+
+    def _count(self, first: str, second: str, **more: int) -> None:
+        pair = _sorted(first, second)
+        count = self.counts.get(pair, Count())
+        added = {name: getattr(count, name) + n for name, n in more.items()}
+        self.counts[pair] = count._replace(**added)
+
+    def merge(self, other: Tally) -> None:
+        """Adds the counts of other cases."""
+        self.n_cases += other.n_cases
+        for pair, count in other.counts.items():
+            self._count(*pair, **count._asdict())
+
+    def save(self, path: Path) -> None:
+        """Writes the counts."""
+        rows = [[*pair, *count] for pair, count in sorted(self.counts.items())]
+        text = ",\n".join(json.dumps(row) for row in rows)
+        path.write_text(f'{{"n_cases": {self.n_cases}, "pairs": [\n{text}\n]}}\n')
+
+    @classmethod
+    def load(cls, path: Path) -> Tally:
+        """Reads counts."""
+        content = json.loads(path.read_text())
+        tally = cls()
+        tally.n_cases = content["n_cases"]
+        for first, second, *numbers in content["pairs"]:
+            tally.counts[first, second] = Count(*numbers)
+        return tally
+
+
+def _sorted(first: str, second: str) -> tuple[str, str]:
+    pair = sorted((first, second), key=FEATURES.index)
+    return pair[0], pair[1]
+
+
+def sign(count: Count | None) -> str:
+    """Returns the sign of a pair in the table."""
+    if count is None:
+        return " "
+    if count.refused:
+        return "x" if not count.right else "/"
+    if count.right < LEAST:
+        return "?"
+    return "=" if count.exact == count.right else "~"
+
+
+def matrix(tally: Tally, names: Iterable[str] = FEATURES) -> list[str]:
+    """Returns the lines of a triangle with a sign for each pair."""
+    names = list(names)
+    width = max(map(len, names))
+    lines = []
+    for row, name in enumerate(names):
+        signs = [
+            sign(tally.counts.get(_sorted(other, name))) for other in names[: row + 1]
+        ]
+        lines.append(f"{row:3} {name:{width}} {''.join(signs)}".rstrip())
+    tens = "".join(str(i // 10) for i in range(len(names)))
+    ones = "".join(str(i % 10) for i in range(len(names)))
+    margin = " " * (width + 5)
+    return [*lines, margin + tens, margin + ones]
+
+
+def least(tally: Tally) -> tuple[int, int]:
+    """Returns how many pairs have too few cases, and how many pairs there are."""
+    few = [c for c in tally.counts.values() if 0 < c.right < LEAST and not c.refused]
+    return len(few), len(tally.counts)
