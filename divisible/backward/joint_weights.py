@@ -39,15 +39,18 @@ def run_weights_together(
     Raises:
         Exception: An error of a function, with its layer's ``layer_position``.
     """
+    completion = weight_gradients.completion
+    if completion is not None:
+        # A gradient is complete when all microbatches have added to it.
+        for walk in walks:
+            completion.expect(walk.expected_parameters())
     steps = [_steps(walk) for walk in walks]
     if any(each != steps[0] for each in steps):
         for walk in walks:
-            walk.run_weights()
+            while walk.deferred:
+                walk.run_next_weights()
+            walk.run_between_weights()
         return
-    completion = weight_gradients.completion
-    if completion is not None:
-        for walk in walks:
-            completion.expect(walk.expected_parameters())
     together = _Together(weight_gradients)
     for walk in walks:
         walk.add_to(together)

@@ -233,9 +233,10 @@ def test_hooks_see_each_function_of_each_microbatch():
     ]
 
 
-@pytest.mark.parametrize("is_debug", [False, True])
-def test_a_gradient_is_complete_when_all_has_been_added(is_debug):
-    net, parts = make("f", False), microbatches([2, 1, 2], "f")
+@pytest.mark.parametrize("is_debug, is_random", [(False, False), (True, False), (0, 1)])
+def test_a_gradient_is_complete_when_all_has_been_added(is_debug, is_random):
+    """Also where the graphs of microbatches differ."""
+    net, parts = make("f", is_random), microbatches([2, 1, 2], "f")
     expected = joined(net, parts, [3])
     gradients, found = WeightGradients(net.params), {}
 
