@@ -232,7 +232,7 @@ class Pipeline(BetweenSteps):
         comm = opening.comm
         start = agree_on_start(comm, opening.arguments)
         self._loss, self._arguments = start.loss, start.arguments
-        current = CurrentSchedule(start.arguments, start.stage_ranks)
+        current = CurrentSchedule(start.arguments, start.stage_ranks, start.cuts)
         self.grid = comm if isinstance(comm, Grid) else None
         self._ranks = ranks = Ranks(comm, start.stage_ranks, timeout, start.name)
         self.rank, self._calls = ranks.rank, ranks.calls

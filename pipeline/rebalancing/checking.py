@@ -20,6 +20,7 @@ from mixed_precision.typed_links import Typed
 from pipeline.pipeline import Pipeline
 from pipeline.rebalancing.state import OUTPUT_DTYPE
 from pipeline.snapshots.optimizers import OptimizersOfStages, covers
+from pipeline.stages.stage_groups import check_groups
 
 # Types of a link's attributes, besides arrays, that may change what it computes.
 _PLAIN = (bool, int, float, str)
@@ -29,7 +30,8 @@ def check_cuts(pipeline: Pipeline, cuts: Sequence[int]) -> list[int]:
     """Returns cuts as a list, if they suit this pipeline's model and stages.
 
     Raises:
-        ValueError: If the numbers of stages or layers differ.
+        ValueError: If the numbers of stages or layers differ, or a layer that carries a
+            state would be in a stage with groups of microbatches.
     """
     plan, now = Plan(cuts), Plan(pipeline.cuts)
     if (plan.n_stages, plan.n_layers) != (now.n_stages, now.n_layers):
@@ -38,6 +40,8 @@ def check_cuts(pipeline: Pipeline, cuts: Sequence[int]) -> list[int]:
             f" layers, but this pipeline has {now.n_stages} of {now.n_layers}: the cuts"
             f" {now.cuts}"
         )
+    (stage, *_) = pipeline.stages.values()
+    check_groups(pipeline.schedule, plan.cuts, stage.carried_states)
     return list(plan.cuts)
 
 

@@ -5,12 +5,39 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 from chainer_kernels.contributions import Rows
 from divisible.communication.signatures import Tensors
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.stage_groups import stage_group_sizes
 from pipeline.stages.groups import Group, LayerCalls, Part, check_alike
 from pipeline.stages.stage import Stage
+
+
+def check_groups(
+    schedule: Schedule, cuts: Sequence[int], carried_states: Sequence[str]
+) -> None:
+    """Refuses groups of microbatches in stages that carry states.
+
+    Args:
+        schedule (Schedule): The schedule.
+        cuts: Cuts of the model.
+        carried_states: Paths of the links in the whole model that carry a state.
+
+    Raises:
+        ValueError: If there are some. All ranks get it, before any message.
+    """
+    sizes = stage_group_sizes(schedule) if carried_states else ()
+    for path in carried_states if max(sizes, default=1) > 1 else ():
+        stage = bisect_right(cuts, int(path.split("/")[1])) - 1
+        if sizes[stage] > 1:
+            raise ValueError(
+                f"groups of stages do not go together with carry_state: {path} carries"
+                f" a state, and its stage {stage} takes {sizes[stage]} microbatches as"
+                f" one. Give this stage groups of 1"
+            )
 
 
 class StageGroups:
@@ -50,16 +77,10 @@ class StageGroups:
             The results of :meth:`.Stage.forward` for each microbatch.
 
         Raises:
-            TypeError: If the stage carries states, or a value between layers does not
-                have the samples along its first axis.
+            TypeError: If a value between layers does not have the samples along its
+                first axis.
         """
         stage = self._stage
-        if stage.carried.is_used:
-            raise TypeError(
-                f"the layers of this stage carry states, so the microbatches"
-                f" {microbatches[0]} to {microbatches[-1]} cannot be a group: give this"
-                f" stage groups of 1"
-            )
         parts = [
             Part(i, (*tensors[0].array.shape, 1)[0], stage.random_key(i))
             for i, tensors in zip(microbatches, inputs)

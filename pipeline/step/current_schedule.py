@@ -27,6 +27,7 @@ from divisible.schedules.schedule import Schedule
 from divisible.schedules.stage_groups import group_stages
 from divisible.schedules.timeline import Timeline
 from pipeline.calls.ranks import Ranks
+from pipeline.stages.stage_groups import check_groups
 from pipeline.start.agreement import check_placement
 from pipeline.start.arguments import Arguments
 from pipeline.step.runner import Runner
@@ -38,6 +39,7 @@ class CurrentSchedule:
     Args:
         arguments (Arguments): Arguments of the pipeline on this rank.
         stage_ranks: Rank of each stage.
+        cuts: Cuts of the model.
 
     Attributes:
         schedule (Schedule): The schedule of training now.
@@ -50,13 +52,16 @@ class CurrentSchedule:
     Raises:
         ScheduleError: If the schedule does not exist for these stages.
         DisagreementError: If the schedule needs the stages on other ranks.
+        ValueError: If a stage with groups of microbatches carries states.
     """
 
     training: RankProgram
     evaluation: RankProgram
     _first: FirstForwards | None = None
 
-    def __init__(self, arguments: Arguments, stage_ranks: Sequence[int]) -> None:
+    def __init__(
+        self, arguments: Arguments, stage_ranks: Sequence[int], cuts: Sequence[int]
+    ) -> None:
         n_microbatches, when = arguments.n_microbatches, arguments.recompute
         self.trial: ScheduleTrial | GroupTrial | None = None
         groups = arguments.weight_groups
@@ -72,6 +77,7 @@ class CurrentSchedule:
             schedule = create(arguments.schedule, n_stages, n_microbatches, n_ranks)
             schedule = group_stages(schedule, arguments.stage_groups or 1)
         check_placement(schedule, stage_ranks)
+        check_groups(schedule, cuts, arguments.stages[0].carried_states)
         self.schedule: Schedule = recompute(schedule, when)
         # Groups that a user wrote into a schedule stay as they are.
         if groups > 1:

@@ -6,11 +6,11 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from divisible import Divisible, Plan, pop, stash
+from divisible import Divisible, Plan, carry_state, pop, stash
 from divisible.schedules import one_f_one_b, zero_bubble_v
 from divisible.schedules.groups import group_weights
 from divisible.schedules.stage_groups import group_stages
-from pipeline import Pipeline
+from pipeline import Pipeline, rebalance
 from tests.support.mpiexec import assert_on_ranks
 
 M = 5
@@ -81,3 +81,27 @@ def trains_alike(comm, cuts, make, sizes, recompute):
 )
 def test_groups_train_as_single_microbatches(n_ranks, cuts, make, sizes, recompute):
     assert_on_ranks(n_ranks, trains_alike, cuts, make, sizes, recompute)
+
+
+def carries_a_state(comm):
+    """Each rank refuses it, before a message."""
+    model = Divisible(L.Linear(4, 4), carry_state(L.LSTM(4, 4)), L.Linear(4, 3))
+
+    def pipeline(cuts, sizes):
+        stage = model.divide(*Plan(cuts).range(comm.rank))
+        schedule = group_stages(one_f_one_b(comm.size, M), sizes)
+        return stage, Pipeline(stage, comm, schedule=schedule, timeout=20)
+
+    words = "groups of stages do not go together with carry_state: /1 carries"
+    with pytest.raises(ValueError, match=f"{words}.*its stage 1 takes 2 microbatches"):
+        pipeline([0, 1, 3], [1, 2])
+    # The group is of another stage, until the layer moves there.
+    stage, pipe = pipeline([0, 1, 3], [2, 1])
+    with pipe:
+        optimizer = pipe.setup(chainer.optimizers.SGD())
+        with pytest.raises(Exception, match=f"{words}.*its stage 0 takes 2"):
+            rebalance(pipe, optimizer, [0, 2, 3], lambda: model)
+
+
+def test_a_stage_that_carries_states_has_no_groups():
+    assert_on_ranks(2, carries_a_state)

@@ -26,6 +26,9 @@ class Programs:
         return str(schedule)
 
 
+CUTS = [0, 1, 2, 3]
+
+
 def arguments(schedule, recompute="never"):
     stage = Divisible(L.Linear(2, 2))
     given = [stage], 4, schedule, F.softmax_cross_entropy, None, "mpi", None, 300.0
@@ -38,7 +41,7 @@ def uneven(schedule):
 
 
 def test_a_named_schedule_stays():
-    current, runner = CurrentSchedule(arguments("gpipe"), [0, 1]), Programs()
+    current, runner = CurrentSchedule(arguments("gpipe"), [0, 1], CUTS), Programs()
     current.prepare(runner)
     current.note(pytest.fail, RANKS, runner)
     assert current.schedule == gpipe(2, 4) and current.trial is None
@@ -48,7 +51,7 @@ def test_a_named_schedule_stays():
 
 
 def test_a_trial_ends_with_the_fastest():
-    current, runner = CurrentSchedule(arguments("auto"), [0, 1, 2]), Programs()
+    current, runner = CurrentSchedule(arguments("auto"), [0, 1, 2], CUTS), Programs()
     current.prepare(runner)
     first = current.schedule
     assert runner.waits_for_device
@@ -62,17 +65,17 @@ def test_a_trial_ends_with_the_fastest():
 
 
 def test_programs_are_made_anew_for_another_runner():
-    current, runner = CurrentSchedule(arguments("auto"), [0, 1]), Programs()
+    current, runner = CurrentSchedule(arguments("auto"), [0, 1], CUTS), Programs()
     current.prepare(Programs())
     current.prepare(runner)
     assert runner.waits_for_device and current.training == str(current.schedule)
 
 
 def test_recomputation_is_part_of_the_schedule():
-    current = CurrentSchedule(arguments("1f1b", recompute="always"), [0, 1])
+    current = CurrentSchedule(arguments("1f1b", recompute="always"), [0, 1], CUTS)
     assert "R" in str(current.schedule)
 
 
 def test_stages_on_other_ranks_are_refused():
     with pytest.raises(DisagreementError, match="wants the stages on the ranks"):
-        CurrentSchedule(arguments(gpipe(2, 4)), [1, 0])
+        CurrentSchedule(arguments(gpipe(2, 4)), [1, 0], CUTS)
