@@ -27,6 +27,7 @@ from divisible.communication.flight_record import (
 from divisible.communication.wait_queries import WaitPlace, wait_queries
 from divisible.communication.waiting import wait
 from pipeline.calls import differences
+from pipeline.calls.carried_samples import check_carried, code_of, of_code
 
 #: The calls that ranks compare.
 CALLS = (
@@ -272,7 +273,7 @@ class CallAgreement:
             unlike = () if alike is None else _unlike(alike)
             self.agreed = Agreed([n_inputs], [n_counted], vote, bool(reports), unlike)
             if carried is not None:
-                self._check_carried(n_inputs, self._code(carried), "")
+                check_carried([n_inputs], [carried])
             return
         record = _CallRecord(
             self._n_calls,
@@ -284,7 +285,7 @@ class CallAgreement:
             vote,
         )
         samples = np.full((_N_COUNTS, self._n_replicas), UNSAID)
-        code = UNSAID if carried is None else self._code(carried)
+        code = UNSAID if carried is None else code_of(carried, self.carriers)
         samples[:, self._replica] = n_inputs, n_targets, n_counted, code
         mine = np.concatenate([record, samples.reshape(-1)])
         # The largest negative gives all ranks the least number as well.
@@ -363,28 +364,16 @@ class CallAgreement:
             other = least if most.number == self._n_calls else most
             raise differences.of_numbers(rank, self._n_calls, other.number)
         for replica, counts in enumerate(samples.T.tolist()):
-            n_inputs, n_targets, _, code = counts
             where = f" in replica {replica}" if n_replicas > 1 else ""
-            _check_samples(n_inputs, n_targets, where)
-            self._check_carried(n_inputs, code, where)
+            _check_samples(*counts[:2], where)
+        if self.carriers:
+            codes = samples[3].tolist()
+            states = [None if c == UNSAID else of_code(c, self.carriers) for c in codes]
+            check_carried(n_samples, states)
         if least.loss_scale != most.loss_scale:
             raise differences.of_loss_scales(least.loss_scale, most.loss_scale)
         if least.products != most.products:
             raise differences.of_products(rank, products_in_force())
-
-    def _code(self, carried: tuple[int, str]) -> int:
-        """Returns a code for a state; the fewest samples have the largest."""
-        n, path = carried
-        return -(n * len(self.carriers) + self.carriers.index(path))
-
-    def _check_carried(self, n_inputs: int, code: int, where: str) -> None:
-        """Refuses more samples than the states to go on from belong to."""
-        if code == UNSAID:
-            return
-        n, place = divmod(-code, len(self.carriers))
-        if n_inputs > n:
-            path = self.carriers[place]
-            raise differences.of_states(n_inputs, n, path, where)
 
 
 def _unlike(extremes: np.ndarray) -> list[int]:

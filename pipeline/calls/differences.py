@@ -72,6 +72,23 @@ def of_states(n_inputs: int, n_before: int, path: str, where: str) -> Exception:
     )
 
 
+def of_places(replica: int, start: int, start_before: int, path: str) -> Exception:
+    """Returns the error for a replica whose samples are others than before.
+
+    Args:
+        replica (int): The replica.
+        start (int): Place of its first sample in the minibatch of all replicas.
+        start_before (int): Place of its first sample with a state.
+        path (str): Path of a link with a state.
+    """
+    return DisagreementError(
+        f"carry_state goes together with replicas that have the same samples in each"
+        f" minibatch, but the first sample of replica {replica} is {start}, and {path}"
+        f" carries the states from sample {start_before} on. Give minibatches of one"
+        f" size, in the same shares, or call reset_states() on every rank before"
+    )
+
+
 def of_loss_scales(least: int, most: int) -> Exception:
     """Returns the error for different loss scales.
 

@@ -246,6 +246,33 @@ def mixes(comm, n_replicas):
     assert {link.carried_h.dtype.name for link in cells([stage])} == {"float16"}
 
 
+def smaller_minibatches(comm):
+    """A replica would go on from the states of samples of another one."""
+    with Grid(comm, 1) as grid:
+        model = model_of().divide()
+        pipe = Pipeline(model, grid, n_microbatches=2)
+
+        def step(*sizes):
+            start = sum(sizes[: grid.replica])
+            x, t = next(minibatches(1, sum(sizes)))
+            mine = slice(start, start + sizes[grid.replica])
+            pipe.step(x[mine], t[mine])
+
+        step(3, 3)
+        # Places stay where they are if only the last replica has fewer samples.
+        step(3, 1)
+        step(3, 3)
+        pipe.reset_states()
+        step(2, 2)
+        words = "first sample of replica 1 is 1, and /1/cell carries the states from"
+        with pytest.raises(DisagreementError, match=f"{words} sample 2 on"):
+            step(1, 1)
+
+
+def test_replicas_refuse_samples_in_other_places():
+    assert_on_ranks(2, smaller_minibatches)
+
+
 def test_replicas_and_mixed_precision():
     assert_on_ranks(2, mixes, 2)
 
