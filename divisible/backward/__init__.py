@@ -9,6 +9,7 @@
     weight_gradients  gradients of weights, summed over the microbatches
     late_gradients    gradients of weights that are used one minibatch late
     completion        the gradients that are complete during the last backward
+    split_functions   functions of users whose backward runs in two halves
 
 The catalogue :mod:`chainer_kernels.catalogue` has the functions that can be split, and
 those that can add to the gradient of a weight without forming it.
