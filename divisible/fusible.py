@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -84,11 +84,16 @@ class Fusible(LayerList):
         skipped = dict(skipped)
         if call is not None:
             whole = functools.partial(self._called_by, call)
-            return pass_through(self._layers, self._start, x, skipped, whole), skipped
-        own = self._transposes.paths or self._deferred.first_calls
-        calls = self._call if own else None, self._fusion, self._is_plain
-        x = pass_through(self._layers, self._start, x, skipped, *calls)
-        return x, skipped
+            calls = whole, None, self._is_plain
+        else:
+            own = self._transposes.paths or self._deferred.first_calls
+            calls = self._call if own else None, self._fusion, self._is_plain
+        place = self._layers, self._start, x, skipped
+        return pass_through(*place, *calls, self._last_users), skipped
+
+    def _last_users(self) -> Container[int]:
+        """Returns the positions of layers behind which no layer pops their tensor."""
+        raise NotImplementedError
 
     def _called_by(
         self, call: Callable, position: int, layer: Layer, inputs: tuple

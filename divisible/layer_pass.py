@@ -6,7 +6,7 @@ import inspect
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
@@ -16,7 +16,7 @@ from chainer_kernels.fusion import folded_layers
 from chainer_kernels.fusion.side_inputs import Surroundings
 from divisible.layer_list import Layer
 from divisible.random_streams import LayerStreams
-from divisible.skips import SkipEnd, side_inputs
+from divisible.skips import Pop, SkipEnd, side_inputs
 
 if TYPE_CHECKING:
     from chainer_kernels.fusion.fusing import Fusion
@@ -79,6 +79,7 @@ def pass_through(
     call: Callable[[int, Layer, tuple], Any] | None = None,
     fusion: Fusion | None = None,
     is_plain: Callable[[int], bool] = lambda position: True,
+    last_users: Callable[[], Container[int]] | None = None,
 ) -> Any:
     """Passes ``x`` through layers.
 
@@ -96,10 +97,17 @@ def pass_through(
         fusion: Runs chains of layers as one function; may be ``None``. Within
             `timed_layers`, layers run one by one.
         is_plain: Returns whether ``call`` only calls the layer at a position.
+        last_users: Returns the positions of the layers that are the last ones of the
+            undivided model to pop their tensor; called where one pops. By default all
+            are.
 
     Returns:
         The output of the last layer.
     """
+
+    def is_last_user(position: int) -> bool:
+        return last_users is None or position in last_users()
+
     signed: set[chainer.FunctionNode] = set()
     outer, index = _watch.number, 0
     number = _watch.number = next(_pass_numbers) if outer is None else outer
@@ -124,11 +132,13 @@ def pass_through(
                         fused = fused or fusion.run(layers, index, position, x, around)
                     if fused is not None:
                         n_layers, x = fused
-                        for run in layers[index : index + n_layers]:
-                            if isinstance(run, SkipEnd):
+                        for place in range(index, index + n_layers):
+                            run = layers[place]
+                            if isinstance(run, SkipEnd) and is_last_user(start + place):
                                 del skipped[run.name]
                     elif isinstance(layer, SkipEnd):
-                        x = layer.run(x, skipped)
+                        takes = isinstance(layer, Pop) and layer.name in skipped
+                        x = layer.run(x, skipped, takes and is_last_user(position))
                     elif _watch.seconds is not None:
                         x = _timed(call, position, layer, inputs)
                     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections.abc import Container
 
 import chainer
 from chainer import Link
@@ -13,7 +14,7 @@ from divisible.carried_state import carrying
 from divisible.deferred.postponed import follow
 from divisible.early_draws import EarlyDraws
 from divisible.fusible import Fusible
-from divisible.skips import Skip, find_skips
+from divisible.skips import Skip, find_skips, last_users
 from divisible.ties import SharedState, Tie
 from divisible.undivided import Undivided
 
@@ -87,6 +88,9 @@ class Divisible(Fusible):
         if self._undivided is None:
             return find_skips(self._layers)
         return self._undivided.skips
+
+    def _last_users(self) -> Container[int]:
+        return last_users(self.skips)
 
     @property
     def ties(self) -> tuple[Tie, ...]:

@@ -2,12 +2,13 @@
 
 ::
 
-    position    0      1           2      3      4           5
-    layer       conv   stash('a')  pool   conv   pop('a')    conv
-                          :                         ^
-                          '- - - - - - - - - - - - -'
+    position    0      1           2      3      4           5      6
+    layer       conv   stash('a')  pool   conv   pop('a')    conv   pop('a')
+                          :                         ^                  ^
+                          '- - - - - - - - - - - - -'- - - - - - - - - '
 
-The two ends are layers like any other, so a model can be cut anywhere between them.
+The ends are layers like any other, so a model can be cut anywhere between them. A
+stashed tensor may be popped several times; its gradient is the sum over its users.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import chainer
 
 
 class Skip(NamedTuple):
-    """A skip connection of a model.
+    """A skip connection of a model; a tensor with several users has several.
 
     Attributes:
         name: Name of the connection at both ends.
         stash: Position of the layer that stashes the tensor.
-        pop: Position of the layer that pops it.
+        pop: Position of a layer that pops it.
     """
 
     name: str
@@ -42,12 +43,13 @@ class SkipEnd:
         """Raises an error, because the layer works only in a model."""
         raise RuntimeError(f"{self} works as a layer of a Divisible, not by itself")
 
-    def run(self, x: Any, skipped: dict[str, Any]) -> Any:
+    def run(self, x: Any, skipped: dict[str, Any], is_last: bool = True) -> Any:
         """Runs the layer in a model.
 
         Args:
             x: The output of the layer before.
             skipped: Stashed tensors for later layers, by name; changed.
+            is_last (bool): Whether no later layer pops the tensor.
 
         Returns:
             The output.
@@ -58,16 +60,12 @@ class SkipEnd:
 class Stash(SkipEnd):
     """The layer that :func:`stash` returns."""
 
-    def run(self, x: Any, skipped: dict[str, Any]) -> Any:
+    def run(self, x: Any, skipped: dict[str, Any], is_last: bool = True) -> Any:
         """Stashes ``x``, and returns it. Arrays without a variable are copied."""
         if self.name in skipped:
             raise ValueError(f"{self} is there a second time")
         # The next layer may change arrays in place before a message is sent.
-        values = [
-            value.copy() if isinstance(value, chainer.get_array_types()) else value
-            for value in (x if isinstance(x, tuple) else (x,))
-        ]
-        skipped[self.name] = tuple(values) if isinstance(x, tuple) else values[0]
+        skipped[self.name] = _with_own_arrays(x)
         return x
 
     def __repr__(self) -> str:
@@ -92,14 +90,17 @@ class Pop(SkipEnd):
             raise TypeError(f"pop({name!r}): join must be a function, not {join!r}")
         self.joined_by = join
 
-    def run(self, x: Any, skipped: dict[str, Any]) -> Any:
+    def run(self, x: Any, skipped: dict[str, Any], is_last: bool = True) -> Any:
         """Pops the stashed tensor, and joins it with ``x``."""
         if self.name not in skipped:
             raise KeyError(
                 f"{self} has nothing to take: the layer that hands it over is not among"
                 f" the layers here; a Pipeline passes it from stage to stage"
             )
-        return self.join(x, skipped.pop(self.name))
+        if is_last:
+            return self.join(x, skipped.pop(self.name))
+        # The next layer may change arrays in place, which a later one pops as well.
+        return self.join(x, _with_own_arrays(skipped[self.name]))
 
     def join(self, x: Any, skipped: Any) -> Any:
         """Returns the input of the next layer."""
@@ -125,8 +126,8 @@ def stash(name: str) -> Stash:
     place, but not the array of a variable, which the graph needs.
 
     Args:
-        name (str): Name of the connection, also for :func:`pop`. It is used once in a
-            model, and has no blanks.
+        name (str): Name of the connection, also for :func:`pop`. It is stashed once in
+            a model, and has no blanks.
 
     Raises:
         TypeError: If the name is no text.
@@ -145,6 +146,9 @@ def stash(name: str) -> Stash:
 
 def pop(name: str, join: Callable[..., Any] | None = None) -> Pop:
     """Returns a layer that gets the tensor that :func:`stash` has sent.
+
+    Several layers may pop the same tensor, on any stages. A pipeline sends the tensor
+    once to each rank that has some of them.
 
     Args:
         name (str): Name of the connection, as given to :func:`stash`.
@@ -198,27 +202,27 @@ def find_skips(layers: Sequence[Any]) -> tuple[Skip, ...]:
         layers: All layers of the undivided model.
 
     Returns:
-        The skips in the order in which they are stashed.
+        The skips in the order in which they are stashed, those of one tensor in the
+        order in which it is popped.
 
     Raises:
-        ValueError: If a name is stashed or popped twice, stashed and never popped, or
-            popped before it is stashed, or never stashed. The message has the
-            positions.
+        ValueError: If a name is stashed twice, stashed and never popped, or popped
+            before it is stashed, or never stashed. The message has the positions.
     """
     stashed: dict[str, int] = {}
-    popped: dict[str, int] = {}
+    popped: dict[str, list[int]] = {}
     for position, layer in enumerate(layers):
-        if not isinstance(layer, SkipEnd):
-            continue
-        ends = stashed if isinstance(layer, Stash) else popped
-        if layer.name in ends:
-            raise ValueError(
-                f"layer {position}: {layer} is there a second time, after layer"
-                f" {ends[layer.name]}. A name is stashed once and popped once; for two"
-                f" users stash it twice, under two names"
-            )
-        ends[layer.name] = position
-    for name, position in popped.items():
+        if isinstance(layer, Pop):
+            popped.setdefault(layer.name, []).append(position)
+        elif isinstance(layer, Stash):
+            if layer.name in stashed:
+                raise ValueError(
+                    f"layer {position}: {layer} is there a second time, after layer"
+                    f" {stashed[layer.name]}. A name is stashed once; its tensor may be"
+                    f" popped several times"
+                )
+            stashed[layer.name] = position
+    for name, (position, *_) in popped.items():
         if name not in stashed:
             raise ValueError(
                 f"layer {position}: {layers[position]} takes what no layer hands over;"
@@ -235,7 +239,30 @@ def find_skips(layers: Sequence[Any]) -> tuple[Skip, ...]:
                 f"layer {position}: stash({name!r}) is never popped; put pop({name!r})"
                 f" behind it, or leave it out"
             )
-    return tuple(Skip(name, start, popped[name]) for name, start in stashed.items())
+    return tuple(
+        Skip(name, start, end)
+        for name, start in stashed.items()
+        for end in popped[name]
+    )
+
+
+def last_users(skips: Sequence[Skip]) -> frozenset[int]:
+    """Returns the positions of the layers behind which no layer pops their tensor.
+
+    Example:
+        >>> sorted(last_users([Skip("a", 0, 2), Skip("a", 0, 5), Skip("b", 1, 3)]))
+        [3, 5]
+    """
+    return frozenset({skip.name: skip.pop for skip in skips}.values())
+
+
+def _with_own_arrays(x: Any) -> Any:
+    """Returns a value or a tuple, with copies of arrays outside of variables."""
+    values = [
+        value.copy() if isinstance(value, chainer.get_array_types()) else value
+        for value in (x if isinstance(x, tuple) else (x,))
+    ]
+    return tuple(values) if isinstance(x, tuple) else values[0]
 
 
 def _in_type_of(x: Any, skipped: Any) -> Any:

@@ -37,6 +37,7 @@ from divisible.planning.retained_arrays import (
     rounded_buffers,
 )
 from divisible.planning.timed_phases import Phases
+from divisible.skips import last_users
 
 
 class LayerMeter:
@@ -287,6 +288,7 @@ class _Skips:
 
     def __init__(self, model: Divisible) -> None:
         self._ends = model.skips
+        self._last_users = last_users(model.skips)
         self._carried: dict[str, tuple[Tensors, BufferSet]] = {}
 
     def take(self, position: int, counted: BufferSet) -> dict[str, Tensors]:
@@ -294,8 +296,10 @@ class _Skips:
         taken = {}
         for skip in self._ends:
             if skip.pop == position:
-                taken[skip.name], counted_before = self._carried.pop(skip.name)
+                taken[skip.name], counted_before = self._carried[skip.name]
                 counted |= counted_before
+                if position in self._last_users:
+                    del self._carried[skip.name]
         return taken
 
     def hand_over(

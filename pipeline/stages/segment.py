@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Callable
 
@@ -20,21 +20,7 @@ from divisible.random_streams import LayerStreams
 from pipeline.stages.groups import Group
 from pipeline.stages.held import Graph, Inputs, Persistents
 from pipeline.stages.loss import Loss
-
-
-def skips_across(layers: Divisible) -> tuple[list[str], dict[str, int]]:
-    """Returns the skip connections that enter layers from before, and that leave them.
-
-    Returns:
-        The names of the entering ones; and of those that leave, by name, the positions
-        of the layers that stash their values.
-    """
-    start, end = layers.layer_range
-    return (
-        [s.name for s in layers.skips if s.stash < start <= s.pop < end],
-        {s.name: s.stash for s in layers.skips if start <= s.stash < end <= s.pop},
-    )
-
+from pipeline.stages.stage_skips import skips_across
 
 class Segment:
     """Layers between which nothing is cut.
@@ -51,6 +37,8 @@ class Segment:
         stage (Divisible): The stage that the layers belong to. Values that leave the
             stage are messages of tensors; values that stay in it may also be lists,
             dictionaries and constants.
+        leaving: Names of the skip connections that leave the stage; by default all that
+            a layer after the stage pops.
     """
 
     def __init__(
@@ -61,18 +49,20 @@ class Segment:
         is_recomputed: bool,
         again: Callable[[int], AbstractContextManager],
         stage: Divisible | None = None,
+        leaving: Collection[str] | None = None,
     ) -> None:
         stage = layers if stage is None else stage
         self.layers = layers
-        self._ends_stage = layers.layer_range[1] == stage.layer_range[1]
-        self._skips_of_stage = skips_across(stage)[1]
+        end = stage.layer_range[1]
+        self._ends_stage = layers.layer_range[1] == end
         self._last = layers.layer_range[1] - 1
         self._n_model_layers = len(layers.model_layers)
         self.loss = loss
         self.is_recomputed = is_recomputed
         self._weight_gradients = weight_gradients
         self._again = again
-        self.takes, self.hands_over = skips_across(layers)
+        self.takes, self.hands_over = skips_across(layers, leaving, end)
+        self._leaving = skips_across(stage, leaving, end)[1].keys()
         #: The graph or the inputs held between forward and backward, by microbatch.
         self.held: dict[int, Graph | Inputs] = {}
         self._pending: dict[int, GraphWalk] = {}
@@ -123,7 +113,7 @@ class Segment:
         return outputs, {
             name: _passed(
                 graph.handed_over[name],
-                name in self._skips_of_stage,
+                name in self._leaving,
                 f"stash({name!r}) handed over",
                 position,
             )
@@ -187,7 +177,7 @@ class Segment:
                     outputs = microbatch.losses(self.loss, outputs, place)
                 else:
                     outputs = (self.loss(microbatch, outputs),)
-        handed_over = {name: _as_tuple(value) for name, value in stashed.items()}
+        handed_over = {name: _as_tuple(stashed[name]) for name in self.hands_over}
         return Graph(values, skips, outputs, handed_over)
 
     def backward(
@@ -268,6 +258,7 @@ def segments_of(
     loss: Loss | None,
     again: Callable[[int], AbstractContextManager],
     runs: Sequence[tuple[int, int]] = (),
+    leaving: Collection[str] | None = None,
 ) -> list[Segment]:
     """Cuts the layers of a stage where runs of recomputed layers begin and end.
 
@@ -279,6 +270,8 @@ def segments_of(
         loss (Loss or None): Loss behind the layers, at the end of the model.
         again: Context for a forward that runs again; see :class:`Segment`.
         runs: Other runs, each by its first position and the one after its last.
+        leaving: Names of the skip connections that leave the stage; see
+            :class:`Segment`.
     """
     segments = []
     start, end = layers.layer_range
@@ -289,7 +282,7 @@ def segments_of(
         stop = start + len(list(run))
         part, its_loss = layers.view(start, stop), loss if stop == end else None
         segments.append(
-            Segment(part, weight_gradients, its_loss, label > 0, again, layers)
+            Segment(part, weight_gradients, its_loss, label > 0, again, layers, leaving)
         )
         start = stop
     return segments

@@ -23,17 +23,17 @@ from typing import Any
 
 import chainer
 import numpy as np
-from chainer.function_hook import FunctionHook
 
 from divisible import Divisible, RandomKey, keyed_random_state
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors, check_plain
-from pipeline.stages.batch_statistics import NORMALIZING, BatchStatistics, discarded
+from pipeline.stages.batch_statistics import BatchStatistics, FirstLook, discarded
 from pipeline.stages.carried_rows import CarriedRows
 from pipeline.stages.held import Graph, Inputs
 from pipeline.stages.loss import Loss
 from pipeline.stages.reports import Reports
-from pipeline.stages.segment import Segment, completing, segments_of, skips_across
+from pipeline.stages.segment import Segment, completing, segments_of
+from pipeline.stages.stage_skips import StageSkips
 from pipeline.stages.uncalled import Uncalled
 from pipeline.stages.undeclared_states import UndeclaredStates
 
@@ -60,6 +60,8 @@ class Stage:
             replica; ``None`` if there is only one replica.
         recomputed: Runs of layers that are recomputed as if they were marked, each by
             its first position and the one after its last.
+        skips (StageSkips or None): Routes of skip connections into and out of the
+            stage; by default each goes straight to its next user.
 
     Attributes:
         reports (Reports): Values that the layers reported in the last minibatch.
@@ -78,6 +80,7 @@ class Stage:
         n_microbatches_before: int = 0,
         gather: Callable[[Any], list] | None = None,
         recomputed: Sequence[tuple[int, int]] = (),
+        skips: StageSkips | None = None,
     ) -> None:
         self.layers, self.loss = layers, loss
         self._seed, self._n_microbatches_before = seed, n_microbatches_before
@@ -93,17 +96,19 @@ class Stage:
         self.statistics: BatchStatistics | None = None
         if defer_batch_statistics:
             self.statistics = BatchStatistics(layers.links, gather)
-            self._first_look = _FirstLook(self.statistics)
+            self._first_look = FirstLook(self.statistics)
         # Whether the next forward is the first one of its minibatch.
         self._is_first = True
         self.reports = Reports(self._observers())
         self._uncalled = Uncalled(layers, loss)
-        self._segments = segments_of(layers, weights, loss, self._again, recomputed)
+        self._skips = skips or StageSkips.alone(layers)
+        parts = layers, weights, loss, self._again, recomputed, self._skips.names
+        self._segments = segments_of(*parts)
         # For forwards without a backward, where marks to recompute do not matter.
-        self._whole = Segment(layers, weights, loss, False, self._again, layers)
+        place = False, self._again, layers, self._skips.names
+        self._whole = Segment(layers, weights, loss, *place)
         self._undeclared = UndeclaredStates(layers, loss.namedlinks() if loss else ())
         self.carried = CarriedRows(layers)
-        self._takes, self._hands_over = skips_across(layers)
 
     def params(self) -> Iterator[chainer.Parameter]:
         """Returns the parameters of the layers and the loss, with repetitions."""
@@ -209,8 +214,8 @@ class Stage:
             that skip connections take to later stages, by name.
         """
         if not inputs:
-            return (), dict.fromkeys(self._hands_over, ())
-        skipped = dict(skipped)
+            return (), dict.fromkeys(self._skips.leaving, ())
+        skipped = self._skips.taken(skipped)
         shape = inputs[0].array.shape
         n_samples = shape[0] if shape else 1
         is_first, self._is_first = self._is_first, False
@@ -242,7 +247,7 @@ class Stage:
                 undeclared.search(microbatch, n_samples, present)
         if reported:
             self.reports.values.append((n_samples, reported))
-        return inputs, skipped
+        return inputs, self._skips.handed_over(skipped)
 
     @property
     def is_unsized(self) -> bool:
@@ -304,8 +309,8 @@ class Stage:
         """
         self._n_backwards -= 0 if split else n_microbatches
         if not self._segments[0].holds(microbatch):
-            return (), dict.fromkeys(self._takes, ())
-        skip_gradients = dict(skip_gradients)
+            return (), dict.fromkeys(self._skips.entering, ())
+        skip_gradients = self._skips.added_up(skip_gradients)
         is_last = not (split or self._n_backwards)
         for segment in self._from_last(is_last):
             given = {}
@@ -316,7 +321,7 @@ class Stage:
         for gradient, _ in itertools.chain(gradients, *skip_gradients.values()):
             if gradient is not None and type(gradient) is not np.ndarray:
                 check_plain(gradient, "plain gradients pass between stages, but one is")
-        return gradients, skip_gradients
+        return gradients, self._skips.returned(skip_gradients)
 
     def backward_weight(self, microbatches: Sequence[int]) -> None:
         """Adds the weight gradients of some microbatches (W), in their order."""
@@ -362,29 +367,6 @@ class Stage:
         unsized = self._uncalled.sized_now() if self._uncalled.places else ()
         key = self.random_key(microbatch)
         return keyed_random_state(key, self.layers.device, unsized)
-
-
-class _FirstLook(FunctionHook):
-    """Searches for running averages in the first microbatch of a minibatch."""
-
-    name = "pipeline.FirstLook"
-    # The hook changes no array, and need not see each function of fused layers.
-    only_reads, minds_fusion = True, False
-
-    def __init__(self, statistics: BatchStatistics) -> None:
-        self.statistics = statistics
-
-    def forward_preprocess(self, function: Any, in_data: tuple) -> None:
-        """Is called by every function."""
-        if isinstance(function, NORMALIZING):
-            if not self.statistics.is_needed:
-                self.statistics.added()
-            self.statistics.forward_preprocess(function, in_data)
-
-    def forward_postprocess(self, function: Any, in_data: tuple) -> None:
-        """Is called by every function."""
-        if isinstance(function, NORMALIZING):
-            self.statistics.forward_postprocess(function, in_data)
 
 
 def _nothing(param: chainer.Parameter) -> None:

@@ -33,6 +33,7 @@ from divisible.ties import SharedState, Tie
 from divisible.undivided import first_difference
 from pipeline.calls.tie_exchange import SharedParameter
 from pipeline.stages.loss import Loss
+from pipeline.stages.stage_skips import routes_of
 from pipeline.start.arguments import Arguments
 
 
@@ -146,7 +147,8 @@ class Start(NamedTuple):
 
     Attributes:
         stage_ranks: Rank of each stage of the pipeline.
-        routes: Skip connections from one stage to another.
+        named_routes: Routes of skip connections from one stage to another, each with
+            the name of its connection.
         shared: Parameters of which several stages have a copy.
         dtypes: Floating-point types of all stages' parameters.
         cuts: Positions at which the layers of the stages begin, and at which the last
@@ -161,7 +163,7 @@ class Start(NamedTuple):
     """
 
     stage_ranks: list[int]
-    routes: list[Route]
+    named_routes: list[tuple[str, Route]]
     shared: list[SharedParameter]
     dtypes: set[np.dtype]
     cuts: list[int]
@@ -171,6 +173,11 @@ class Start(NamedTuple):
     hold_in: Sequence[str] = ()
     streamed: Sequence[int] = ()
     knows_count: bool = True
+
+    @property
+    def routes(self) -> list[Route]:
+        """The routes of skip connections, without the names of these."""
+        return [route for _, route in self.named_routes]
 
 
 def agree(said: Sequence[StartAnnouncement | Refusal]) -> Start:
@@ -196,16 +203,15 @@ def agree(said: Sequence[StartAnnouncement | Refusal]) -> Start:
     _check_states(said[0].shared_states, stages_of)
     unsized = set().union(*(word.unsized for word in said))
     shared = _find_shared(said[0].ties, stages_of, unsized)
-    ends = [(skip.name, stages_of(skip.stash, skip.pop)) for skip in said[0].skips]
-    routes = [Route(name, *stages) for name, stages in ends if len(stages) == 2]
     compare_settings([word.settings for word in said])
     _check_loss(said)
     _compare_tied_dtypes(said)
     dtypes = set().union(*(word.dtypes for word in said))
     stage_ranks = [rank for _, rank in placed]
+    skips = said[0].skips
     return Start(
         stage_ranks,
-        routes,
+        routes_of(skips, lambda position: stages_of(position)[0], stage_ranks),
         shared,
         dtypes,
         [*starts, len(said[0].model_layers)],

@@ -28,6 +28,7 @@ from pipeline.hooks.update_agreement import UpdateAgreement
 from pipeline.stages.held_elsewhere import HeldElsewhere
 from pipeline.stages.leaving_arrays import Leaving
 from pipeline.stages.stage import Stage
+from pipeline.stages.stage_skips import StageSkips
 from pipeline.start.agreement import Start
 from pipeline.start.arguments import Arguments, directory_of
 from pipeline.step.runner import Runner
@@ -66,6 +67,7 @@ def make_stages(
             ranks.replica * arguments.n_microbatches,
             gather,
             arguments.recomputed,
+            StageSkips.on(number, start.named_routes),
         )
         for number, layers in zip(numbers, arguments.stages)
     }
