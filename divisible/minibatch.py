@@ -103,7 +103,7 @@ def join(
         TypeError, ValueError: For the reasons of :func:`concatenate`.
     """
     host = chainer.get_device("@numpy")
-    parts = [tuple(host.send(y) for y, _ in tensors) for tensors in outputs if tensors]
+    parts = [tuple(host.send(y) for y, *_ in tensors) for tensors in outputs if tensors]
     if sizes is None:
         sizes = [len(first) if first.ndim else 1 for first, *_ in parts]
     return concatenate(parts, list(filter(None, sizes)), axis)

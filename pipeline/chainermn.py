@@ -96,6 +96,7 @@ class _Channel:
                     if spec.shape is None
                     else _unpacked(self._comm.recv(self._peer, self._tag), spec),
                     spec.requires_grad,
+                    spec.key,
                 )
                 for spec in specs
             )

@@ -1,13 +1,15 @@
 """Conversion of values between stages from and to Chainer's variables.
 
-Only tensors travel between ranks. More can pass between two graphs of one rank:
-:func:`detached` keeps constants, and variables in lists and dictionaries.
+Only tensors travel between ranks, also those in a dictionary: :func:`to_messages`. More
+can pass between two graphs of one rank: :func:`detached` keeps constants, and variables
+in lists and nested dictionaries.
 """
 
 from __future__ import annotations
 
 import copy
 import numbers
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import chainer
@@ -35,6 +37,62 @@ def to_message(y: Any, source: str) -> Tensor:
     return tensor
 
 
+def to_messages(ys: Sequence[Any], source: str) -> tuple[Tensor, ...]:
+    """Converts the outputs of a layer for the way to another stage.
+
+    Args:
+        ys: Variables, arrays, and dictionaries of these, whose keys are texts.
+        source: Words for the origin of the outputs, for the error message.
+
+    Returns:
+        Tensors; those of a dictionary have its position and their key.
+
+    Raises:
+        TypeError: For the reasons of :func:`to_message`, or if a dictionary is empty,
+            or has other keys or values.
+
+    Example:
+        >>> import numpy as np
+        >>> [y.key for y in to_messages([np.ones(2), {"h": np.ones(3)}], "it returned")]
+        [(), (1, 'h')]
+    """
+    found = []
+    for position, y in enumerate(ys):
+        if not isinstance(y, dict):
+            found.append(to_message(y, source))
+            continue
+        if not y or not all(isinstance(key, str) for key in y):
+            raise TypeError(
+                f"dictionaries with texts as keys pass from stage to stage, but"
+                f" {source} one with the keys {[*y]}"
+            )
+        for key, value in y.items():
+            tensor = to_message(value, f"{source} {{{key!r}: ...}} with")
+            found.append(tensor._replace(key=(position, key)))
+    return tuple(found)
+
+
+def from_messages(tensors: Sequence[Any]) -> tuple:
+    """Returns the outputs that :func:`to_messages` converted, with tensors.
+
+    Example:
+        >>> from_messages([Tensor(1), Tensor(2, None, (1, "h")), Tensor(3)])[1]["h"][0]
+        2
+    """
+    found: list[Any] = []
+    last = None
+    for tensor in tensors:
+        key = tensor.key if isinstance(tensor, Tensor) else ()
+        if not key:
+            found.append(tensor)
+        elif last == key[0]:
+            found[-1][key[1]] = tensor
+        else:
+            found.append({key[1]: tensor})
+        last = key[0] if key else None
+    return tuple(found)
+
+
 def to_tensor(y: Any, source: str = "the last layer of this one returned") -> Tensor:
     """Converts an output of a layer to a tensor.
 
@@ -56,8 +114,8 @@ def to_tensor(y: Any, source: str = "the last layer of this one returned") -> Te
         return Tensor(y.array, y.requires_grad)
     if not isinstance(y, chainer.get_array_types()):
         raise TypeError(
-            f"only variables, arrays and tuples of them pass from stage to stage,"
-            f" but {source} {type(y).__name__}"
+            f"only variables, arrays, and tuples and dictionaries of them pass from"
+            f" stage to stage, but {source} {type(y).__name__}"
         )
     return Tensor(y)
 
@@ -85,7 +143,7 @@ def detached(y: Any) -> Any:
     Example:
         >>> import numpy as np
         >>> detached([None, {"a": np.zeros(2)}])
-        [None, {'a': Tensor(array=array([0., 0.]), requires_grad=None)}]
+        [None, {'a': Tensor(array=array([0., 0.]), requires_grad=None, key=())}]
     """
     if isinstance(y, (tuple, list, dict)):
         return _mapped(detached, y)

@@ -135,7 +135,7 @@ def narrowed(
         TypeError: If an array is complex, or wider than float32.
     """
     arrays, found = [], []
-    for (array, _), spec in zip(message, specs):
+    for (array, *_), spec in zip(message, specs):
         if array is not None:
             array = spec.in_memory(array)
             narrow = encoded(array, wire)

@@ -71,7 +71,7 @@ class ReceivedArrays:
                 array = incoming(beginning(array, spec) if shortened else array)
                 array = decoded(array, spec) if spec.wire else array
                 array = spec.received(array) if spec.order else array
-            tensors.append(Tensor(array, spec.requires_grad))
+            tensors.append(Tensor(array, spec.requires_grad, spec.key))
         return tuple(tensors)
 
 

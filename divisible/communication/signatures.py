@@ -15,10 +15,13 @@ class Tensor(NamedTuple):
         array: A NumPy or CuPy array, or ``None`` for a missing gradient.
         requires_grad (bool or None): Whether the array's variable requires a gradient;
             ``None`` for an array that belongs to no variable.
+        key: Position of a dictionary among the outputs of a layer, and the array's key
+            in it; empty for an array that is an output by itself.
     """
 
     array: Any
     requires_grad: bool | None = None
+    key: tuple = ()
 
 
 #: The tensors from one stage to the next for one microbatch; empty without samples.
@@ -39,6 +42,7 @@ class TensorSpec(NamedTuple):
         order: The axes in the order of memory. Empty for C order. An array with gaps in
             memory is sent in C order.
         wire: Name of the dtype in which the array travels; empty for its own.
+        key: The tensor's ``key``.
     """
 
     shape: tuple[int, ...] | None
@@ -46,6 +50,7 @@ class TensorSpec(NamedTuple):
     requires_grad: bool | None
     order: tuple[int, ...] = ()
     wire: str = ""
+    key: tuple = ()
 
     @property
     def shape_in_memory(self) -> tuple[int, ...]:
@@ -107,15 +112,16 @@ def signature(tensors: Sequence[Tensor]) -> Signature:
         (0, 2, 3, 1)
     """
     return tuple(
-        TensorSpec(None, "", requires_grad)
+        TensorSpec(None, "", requires_grad, key=key)
         if array is None
         else TensorSpec(
             array.shape,
             array.dtype.str,
             requires_grad,
             () if array.flags.c_contiguous else memory_order(array) or (),
+            key=key,
         )
-        for array, requires_grad in tensors
+        for array, requires_grad, key in tensors
     )
 
 
@@ -123,12 +129,13 @@ def is_like(message: Sequence[Tensor], agreed: Signature) -> bool:
     """Returns whether a message of plain arrays has a signature."""
     if len(message) != len(agreed):
         return False
-    for (array, requires_grad), spec in zip(message, agreed):
+    for (array, requires_grad, key), spec in zip(message, agreed):
         if (
             array is None
             or array.shape != spec.shape
             or array.dtype.str != spec.dtype
             or requires_grad != spec.requires_grad
+            or key != spec.key
             or spec.order
             or not array.flags.c_contiguous
         ):

@@ -268,7 +268,7 @@ class Sender(_Channel):
             return new, arrays
         return new, [
             spec.in_memory(array)
-            for (array, _), spec in zip(message, new)
+            for (array, *_), spec in zip(message, new)
             if array is not None
         ]
 

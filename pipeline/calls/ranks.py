@@ -237,7 +237,7 @@ class Ranks:
             self._receiver = self._transport().receiver(TARGETS_CHANNEL, self.first)
         self._receiver.post(0)
         message = self._receiver.receive(0, "the loss")
-        return tuple(array for array, _ in message)
+        return tuple(array for array, *_ in message)
 
     def _transport(self) -> Transport:
         # Host memory at either end, and the arrays' own dtypes in messages.

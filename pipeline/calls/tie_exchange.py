@@ -195,7 +195,7 @@ class TieExchange:
 
 def _receive(receiver: Receiver, path: str) -> Any:
     receiver.post(0)
-    ((array, _),) = receiver.receive(0, f"the copies of {path}")
+    ((array, *_),) = receiver.receive(0, f"the copies of {path}")
     return array
 
 

@@ -109,7 +109,7 @@ def exchange(
         receivers.append(receiver)
         if parcel.large:
             message = _receive(receiver)
-            found.update(zip(parcel.large, (array for array, _ in message)))
+            found.update(zip(parcel.large, (array for array, *_ in message)))
         for key in parcel.on_disk:
             for part in parts_of(files[key].array, written=True):
                 part[...] = _receive(receiver)[0].array

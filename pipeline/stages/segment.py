@@ -13,7 +13,14 @@ from divisible import Divisible
 from divisible.backward.completion import Completion
 from divisible.backward.graph_walk import GraphWalk
 from divisible.backward.joint_weights import run_weights_together
-from divisible.backward.tensors import attached, copied, detached, leaves, to_message
+from divisible.backward.tensors import (
+    attached,
+    copied,
+    detached,
+    from_messages,
+    leaves,
+    to_messages,
+)
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensor, Tensors
 from divisible.random_streams import LayerStreams
@@ -21,6 +28,12 @@ from pipeline.stages.groups import Group
 from pipeline.stages.held import Graph, Inputs, Persistents
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage_skips import skips_across
+
+_LAST_DICTIONARY = (
+    "the last layer of the model returned a dictionary: return its values as a tuple,"
+    " in the order in which lossfun takes them"
+)
+
 
 class Segment:
     """Layers between which nothing is cut.
@@ -156,8 +169,8 @@ class Segment:
     def _run(
         self, microbatch: int, inputs: Tensors, skipped: Mapping[str, Tensors]
     ) -> Graph:
-        values = attached(tuple(inputs))
-        skips = {name: attached(tuple(skipped[name])) for name in self.takes}
+        values = attached(from_messages(inputs))
+        skips = {name: attached(from_messages(skipped[name])) for name in self.takes}
         is_group = isinstance(microbatch, Group)
         call = microbatch.call if is_group else None
         y, stashed = self.layers.run(values, skips, call)
@@ -168,6 +181,10 @@ class Segment:
                 self._last,
                 TypeError("the last layer of this stage returned an empty tuple"),
             )
+        if self._last + 1 == self._n_model_layers:
+            for output in outputs:
+                if isinstance(output, dict):
+                    raise _at(self._last, TypeError(_LAST_DICTIONARY))
         if self._has_loss():
             with LayerStreams() as streams:
                 # The random stream of the loss follows the last layer's.
@@ -320,7 +337,7 @@ def _passed(ys: tuple, is_message: bool, source: str, position: int) -> tuple:
     """Returns a layer's outputs in the form that the next segment takes."""
     try:
         if is_message:
-            return tuple(to_message(y, source) for y in ys)
+            return to_messages(ys, source)
         return tuple(map(detached, ys))
     except TypeError as error:
         raise _at(position, error) from None

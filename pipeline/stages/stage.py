@@ -318,7 +318,7 @@ class Stage:
                 given[name] = skip_gradients.pop(name)
             gradients, taken = segment.backward(microbatch, gradients, given, split)
             skip_gradients.update(taken)
-        for gradient, _ in itertools.chain(gradients, *skip_gradients.values()):
+        for gradient, *_ in itertools.chain(gradients, *skip_gradients.values()):
             if gradient is not None and type(gradient) is not np.ndarray:
                 check_plain(gradient, "plain gradients pass between stages, but one is")
         return gradients, self._skips.returned(skip_gradients)

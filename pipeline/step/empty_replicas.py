@@ -43,7 +43,7 @@ def sample_from_elsewhere(
     replica = next(i for i, n in enumerate(n_samples) if n)
     sample, targets = (), ()
     if ranks.rank == ranks.first:
-        mine = [_HOST.send(array[:1]) for array, _ in inputs[0]]
+        mine = [_HOST.send(array[:1]) for array, *_ in inputs[0]]
         sample = ranks.of_replica(replica, mine)
     if ranks.rank == ranks.last:
         targets = ranks.of_replica(replica, loss.first_targets())

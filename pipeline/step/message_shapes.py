@@ -157,7 +157,7 @@ def _pass_on(
     if ranks.rank == ranks.first:
         samples = [
             tuple(Tensor(array) for array in part)
-            for part in _few([array for array, _ in inputs[0]])
+            for part in _few([array for array, *_ in inputs[0]])
         ]
     for stage in copies.values():
         stage.begin(0, len(SIZES))

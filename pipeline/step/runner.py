@@ -353,7 +353,7 @@ class Runner:
 
 
 def _n_bytes(tensors: Tensors) -> int:
-    return sum(array.nbytes for array, _ in tensors if array is not None)
+    return sum(array.nbytes for array, *_ in tensors if array is not None)
 
 
 def synchronize(device: chainer.backend.Device) -> None:
