@@ -251,6 +251,16 @@ class BetweenSteps:
             self._ranks.calls.compare()
             return self._step.flush()
 
+    def reset_states(self) -> None:
+        """Drops the states that layers carry; all ranks must call it.
+
+        This drops the states declared by :func:`divisible.carry_state`, of training and
+        of evaluation.
+        """
+        with self._call("reset"):
+            self._ranks.calls.compare()
+            self._step.reset_states()
+
     def _check_set_up(self) -> None:
         """Refuses a step whose gradients would not be averaged."""
         if not self._step.vetoes:

@@ -61,6 +61,11 @@ class Internals:
         return [*map(str, plans)]
 
     @property
+    def has_streamed_layers(self) -> bool:
+        """Whether a rank has layers whose weights are on disk."""
+        return bool(self.step.start.streamed)
+
+    @property
     def record(self) -> Record | None:
         """The times of the last step on this rank; ``None`` before the first step."""
         return self.step.record

@@ -18,12 +18,14 @@ from divisible.communication.waiting import never_free
 from divisible.keywords import names_keywords
 from divisible.schedules.schedule import Schedule
 from pipeline.between_steps import BetweenSteps
+from pipeline.calls.call_agreement import ACCUMULATES
 from pipeline.calls.ranks import Ranks
 from pipeline.start.agreement import Start
 from pipeline.start.arguments import Arguments
 from pipeline.start.opening import PlanWish, open_plan
 from pipeline.start.replicas import begin_alike
 from pipeline.start.starting import agree_on_start
+from pipeline.step.accumulated import begin_accumulating
 from pipeline.step.action_error import ActionError
 from pipeline.step.current_schedule import CurrentSchedule
 from pipeline.step.fused_layers import FusedLayers
@@ -68,8 +70,7 @@ class Pipeline(BetweenSteps):
         lossfun: Function of the loss, ``lossfun(*outputs, *targets)``, on the last
             stage. It returns the mean over the samples; or this mean, and the number of
             samples that count.
-        accfun: Function of the accuracy, with the same arguments and results; ``None``
-            for no accuracy.
+        accfun: Function of the accuracy, as ``lossfun``; ``None`` for no accuracy.
         transport (str): ``'mpi'``; ``'rma'`` to put messages into memory that ranks of
             a host share; or ``'chainermn'`` for its blocking calls, to measure against.
             The last two are for stages in host memory.
@@ -252,7 +253,12 @@ class Pipeline(BetweenSteps):
         self.cuts = start.cuts
 
     def step(
-        self, x: Any = None, t: Any = None, optimizer: Any = None
+        self,
+        x: Any = None,
+        t: Any = None,
+        optimizer: Any = None,
+        *,
+        accumulate: bool = False,
     ) -> dict[str, float]:
         """Runs the forward and backward of one minibatch.
 
@@ -272,6 +278,8 @@ class Pipeline(BetweenSteps):
                 script calls next. If no hook reads the gradient of a streamed layer,
                 the layer may then be updated as its gradient is computed; the gradient
                 is NaN afterwards. :class:`PipelineUpdater` gives its own optimizers.
+            accumulate (bool): Whether gradients are added to those of the step before,
+                as ``loss.backward()`` does without ``cleargrads``.
 
         Returns:
             dict: ``'loss'`` and, with an ``accfun``, ``'accuracy'``: means over the
@@ -284,7 +292,8 @@ class Pipeline(BetweenSteps):
             the next one.
 
         Raises:
-            ValueError: If ``x`` or ``t`` is empty, or a class label is negative.
+            ValueError: If ``x`` or ``t`` is empty, a class label is negative, or
+                ``accumulate`` does not go together with a feature.
             TypeError: If ``x`` or ``t`` is missing where it is read, or has a dtype
                 that cannot be trained.
             DisagreementError: If the ranks make different calls, ``x`` and ``t`` have
@@ -296,8 +305,9 @@ class Pipeline(BetweenSteps):
         """
         if self._own_grid is not None:
             self._check_set_up()
-        with self._call("step"):
-            result = self._step.train(x, t, optimizer)
+        before = begin_accumulating(self) if accumulate else None
+        with self._call(ACCUMULATES if accumulate else "step"):
+            result = self._step.train(x, t, optimizer, before)
         if self._step.current.trial is not None:
             self._step.current.note(self.timeline, self._ranks, self._step.runner)
         if self.fusion.is_open:
@@ -336,16 +346,6 @@ class Pipeline(BetweenSteps):
         with self._call("predict"):
             outputs = self._step.predict(x, axis).read()
             return outputs[0] if len(outputs) == 1 else outputs
-
-    def reset_states(self) -> None:
-        """Drops the states that layers carry; all ranks must call it.
-
-        This drops the states declared by :func:`divisible.carry_state`, of training and
-        of evaluation.
-        """
-        with self._call("reset"):
-            self._calls.compare()
-            self._step.reset_states()
 
     def global_hooks(self, optimizer: Any) -> None:
         """Makes hooks of optimizers treat the whole model, as in serial training.
@@ -392,7 +392,7 @@ class Pipeline(BetweenSteps):
                 with chainer.using_device(self._device):
                     yield
             except BaseException as error:
-                if name == "step" and isinstance(error, _OF_RANKS):
+                if name.startswith("step") and isinstance(error, _OF_RANKS):
                     error.args = (f"{error} (in step {self.n_steps + 1})",)
                 if self._ranks.world.size > 1:
                     # MPI may still write into the arrays of posted receives.

@@ -29,9 +29,13 @@ from divisible.communication.waiting import wait
 from pipeline.calls import differences
 from pipeline.calls.carried_samples import check_carried, code_of, of_code
 
+#: A step that adds to the gradients of the one before.
+ACCUMULATES = "step(accumulate=True)"
+
 #: The calls that ranks compare.
 CALLS = (
     "step",
+    ACCUMULATES,
     "evaluate",
     "predict",
     "timeline",
@@ -45,7 +49,7 @@ CALLS = (
     "close",
 )
 
-_OF_USABLE_MODELS = ("step", "evaluate", "predict", "save")
+_OF_USABLE_MODELS = ("step", ACCUMULATES, "evaluate", "predict", "save")
 
 #: Stands for a value that must be alike on all ranks, but that this rank does not have.
 UNSAID = np.iinfo(np.int64).min

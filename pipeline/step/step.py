@@ -38,7 +38,7 @@ from divisible.minibatch import split_unequally
 from divisible.random_streams import restored_random_state
 from divisible.schedules.rank_program import RankProgram, Record
 from divisible.user_warnings import warn_user
-from pipeline.calls.call_agreement import CALLS
+from pipeline.calls.call_agreement import ACCUMULATES, CALLS
 from pipeline.calls.ranks import Ranks
 from pipeline.calls.tie_exchange import TieExchange
 from pipeline.hooks.optimizers import check_optimizers
@@ -47,6 +47,7 @@ from pipeline.stages.reports import PendingReports
 from pipeline.stages.stage import Stage
 from pipeline.start.agreement import Start
 from pipeline.step import results
+from pipeline.step.accumulated import Accumulated
 from pipeline.step.carried_counts import CarriedCounts
 from pipeline.step.confirming import Confirming
 from pipeline.step.current_schedule import CurrentSchedule
@@ -88,6 +89,7 @@ class Step:
         ranks (Ranks): All ranks of the pipeline.
 
     Attributes:
+        start (Start): The arguments of all ranks, with the present layers.
         current (CurrentSchedule): The schedule that runs now.
         stages (dict of Stage): Stages of this rank, by number.
         runner (Runner): Runs schedules.
@@ -112,7 +114,7 @@ class Step:
 
     def __init__(self, start: Start, current: CurrentSchedule, ranks: Ranks) -> None:
         given = start.arguments
-        self._start, self._ranks, self._loss = start, ranks, start.loss
+        self.start, self._ranks, self._loss = start, ranks, start.loss
         self._loss_scale, self._device = given.loss_scale, given.stages[0].device
         self._cutting = Cutting(start, ranks)
         self._is_first = ranks.rank == ranks.first
@@ -122,6 +124,7 @@ class Step:
         self._early_updates: EarlyUpdates | None = None
         self.vetoes: weakref.WeakSet[Any] = weakref.WeakSet()
         self._reports = {call: PendingReports() for call in CALLS}
+        self._reports[ACCUMULATES] = self._reports["step"]
         self._carried = CarriedCounts(ranks.n_replicas)
         self.overlap = Overlap(given.overlap_minibatches)
         self.confirming: Confirming | None = None
@@ -140,7 +143,7 @@ class Step:
         Args:
             start (Start): Agreed arguments, with the layers that this rank has now.
         """
-        ranks, hooks, self._start = self._ranks, None, start
+        ranks, hooks, self.start = self._ranks, None, start
         self.overlap.check(start, ranks.n_replicas)
         self.stages = make_stages(start, ranks, self.make_stage)
         if self.updates is not None:
@@ -167,7 +170,9 @@ class Step:
         """Whether a layer gets its size at its first call, which is still to come."""
         return any(stage.is_unsized for stage in self._several)
 
-    def train(self, x: Any, t: Any, optimizer: Any) -> dict[str, float]:
+    def train(
+        self, x: Any, t: Any, optimizer: Any, before: Accumulated | None = None
+    ) -> dict[str, float]:
         """Runs the forward and backward of a minibatch; see :meth:`.Pipeline.step`.
 
         Args:
@@ -175,6 +180,7 @@ class Step:
             t (array or tuple of arrays): Targets; read on the last stage's rank only.
             optimizer (chainer.Optimizer or list): Optimizers whose ``update`` the
                 script calls next; ``None`` if they are not known.
+            before (Accumulated or None): Gradients to add to.
         """
         calls, program = self._ranks.calls, self.current.training
         updates, exchanges, scale = self._early_updates, None, None
@@ -251,6 +257,8 @@ class Step:
                 stage.finish(scale, correction)
             if self.ties is not None:
                 self.ties.add_up()
+            if before is not None:
+                before.add()
             if updates is not None:
                 updates.end()
             self.n_steps += 1

@@ -112,7 +112,9 @@ class TwoVersionStep(Step):
         later = frozenset(ranks[ranks.index(rank) + 1 :])
         self.runner.awaited = self._later = later
 
-    def train(self, x: Any, t: Any, optimizer: Any) -> dict[str, float]:
+    def train(
+        self, x: Any, t: Any, optimizer: Any, before: None = None
+    ) -> dict[str, float]:
         """Runs a minibatch, and the rest of the one before; see :meth:`.Step.train`.
 
         The gradients are those of the minibatch before, ``None`` in the first step.
