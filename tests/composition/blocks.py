@@ -38,9 +38,7 @@ class Block(NamedTuple):
 
 BLOCKS = {
     "linear": Block("L.Linear(6, 6)", "Linear", "vectors", weight="W"),
-    "each word": Block(
-        "EachWord(6, 6)", "Linear", "words", weight="W"
-    ),
+    "each word": Block("EachWord(6, 6)", "Linear", "words", weight="W"),
     "convolution": Block("L.Convolution2D(6, 6, 3, pad=1)", "convolutions", "images"),
     "depthwise": Block(
         "L.Convolution2D(6, 6, 3, pad=1, groups=6)", "grouped convolutions", "images"
@@ -72,15 +70,16 @@ BLOCKS = {
     "dropout": Block("F.dropout", "dropout", sees_microbatches=True),
     "noise": Block("Noise()", "random layers", sees_microbatches=True),
     "residual": Block(
-        "Residual(lambda: L.Linear(6, 6))", "residual blocks", "vectors", weight="first/W"
+        "Residual(lambda: L.Linear(6, 6))",
+        "residual blocks",
+        "vectors",
+        weight="first/W",
     ),
     "residual of images": Block(
         "Residual(lambda: L.Convolution2D(6, 6, 3, pad=1))", "residual blocks", "images"
     ),
     "scaled": Block("Scaled(6)", "own links", "vectors"),
-    "tuples": Block(
-        "Split(), Merge()", "tuples between layers", "vectors images"
-    ),
+    "tuples": Block("Split(), Merge()", "tuples between layers", "vectors images"),
     "sometimes": Block(
         "Sometimes(6)",
         "layers that some microbatches use",

@@ -123,11 +123,14 @@ class Life:
         sizes: Number of samples of each minibatch.
         lengths: Number of words of the samples of each minibatch, for 'words'.
         events: Events between the minibatches, in order.
+        accumulates: Numbers of minibatches whose gradients are added to those of the
+            one before, which is not followed by an update.
     """
 
     sizes: tuple[int, ...] = (6,)
     lengths: tuple[int, ...] = ()
     events: tuple[Event, ...] = ()
+    accumulates: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -49,10 +49,9 @@ def _model(choose: Choices) -> Model:
     names = _names(choose, domain, dtype)
     n_inputs = 1 + (domain == "vectors" and choose.chance(20))
     n_outputs = 1 + (domain == "vectors" and choose.chance(15))
-    loss = choose.one_of(("cross entropy", "ignored labels", "counted", "outputs alone"))
+    loss = choose.one_of([name for name in LOSSES if name != "two outputs"])
     if n_outputs == 2:
         loss = "two outputs"
-    assert loss in LOSSES
     is_deferred = "streamed" in names or choose.chance(25)
     ties = _ties(choose, names) if choose.chance(50) else ()
     learning = [i for i, name in enumerate(names) if _has_parameters(name)]
@@ -95,7 +94,9 @@ def _names(choose: Choices, domain: str, dtype: str) -> tuple[str, ...]:
 
 def _pop(choose: Choices, open_skips: list[str], domain: str) -> str:
     joins = ["add", "multiply"] + ["concat"] * (domain == "vectors")
-    skip = open_skips.pop(choose.integer(0, len(open_skips) - 1))
+    place = choose.integer(0, len(open_skips) - 1)
+    # A tensor may have several users.
+    skip = open_skips[place] if choose.chance(30) else open_skips.pop(place)
     return f"pop {skip} {choose.one_of(joins)}"
 
 
@@ -103,9 +104,7 @@ def _ties(choose: Choices, names: tuple[str, ...]) -> tuple[tuple[int, int, bool
     tied = [i for i, name in enumerate(names) if name in BLOCKS and BLOCKS[name].weight]
     if len(tied) < 2:
         return ()
-    first, second = sorted(
-        (tied.pop(choose.integer(0, len(tied) - 1)) for _ in range(2))
-    )
+    first, second = sorted(tied.pop(choose.integer(0, len(tied) - 1)) for _ in range(2))
     found = [(first, second, choose.chance(50))]
     if tied and choose.chance(30):
         third = choose.one_of(tied)
@@ -133,7 +132,8 @@ def _update(choose: Choices, model: Model) -> Update:
     if choose.chance(15):
         rates = tuple(i for i in some(choose, learning, 2) if i not in tied)
     compression = ""
-    if model.domain == "vectors" and model.dtype != "float64" and choose.chance(25):
+    is_possible = model.domain == "vectors" and "streamed" not in model.blocks
+    if is_possible and model.dtype != "float64" and choose.chance(25):
         compression = choose.one_of(("prune", "quantize"))
     return Update(choose.one_of(tuple(RULES)), hooks, scale, rates, compression)
 
@@ -219,7 +219,8 @@ def _options(
         options["fuse"] = "none"
     if choose.chance(20):
         options["weight_groups"] = choose.integer(2, 4)
-    if choose.chance(10):
+    # Whether such a layer runs once for a group is found out in the first group only.
+    if choose.chance(10) and not {"sometimes", "gate"} & {*model.blocks}:
         sizes = tuple(choose.integer(1, 3) for _ in range(n_stages))
         options["stage_groups"] = sizes
     if choose.chance(25):
@@ -259,4 +260,9 @@ def _life(choose: Choices, model: Model, update: Update, way: Way) -> Life:
             cuts = _cuts(choose, n_layers, len(now.stage_ranks))
             event = dataclasses.replace(event, cuts=cuts)
         events.append(event)
-    return Life(tuple(sizes), tuple(lengths), tuple(events))
+    happens = {event.before for event in events}
+    accumulates: tuple[int, ...] = ()
+    if choose.chance(15):
+        parts = [i for i in range(1, n_steps) if i not in happens]
+        accumulates = tuple(some(choose, parts, 2))
+    return Life(tuple(sizes), tuple(lengths), tuple(events), accumulates)

@@ -1,4 +1,4 @@
-"""Faults that are planted in the project, to see whether the composed test finds them."""
+"""Faults that are planted in the project, to see whether they are found."""
 
 from __future__ import annotations
 

@@ -28,6 +28,9 @@ OF_MODELS = (
     "recurrent layers",
     "carry_state",
     "skips",
+    "skips with several users",
+    "dictionaries between layers",
+    "register_split",
     "ties",
     "transposed ties",
     "tuples between layers",
@@ -90,6 +93,7 @@ OF_LIVES = (
     "a snapshot on other replicas",
     "a move of layers",
     "a refused call",
+    "accumulated gradients",
 )
 FEATURES = (*OF_MODELS, *OF_UPDATES, *OF_WAYS, *OF_LIVES)
 
@@ -116,6 +120,11 @@ def _of_model(case: Case) -> Iterator[str]:
             yield BLOCKS[name].feature
         elif name.startswith("pop"):
             yield "skips"
+            users = [
+                other for other in model.blocks if name.split()[:2] == other.split()[:2]
+            ]
+            if len(users) > 1:
+                yield "skips with several users"
     if model.domain == "words":
         yield "embeddings"
     elif model.domain == "images":
@@ -183,6 +192,8 @@ def _of_way(case: Case, way: Way) -> Iterator[str]:
 
 def _of_life(case: Case) -> Iterator[str]:
     life, way = case.life, case.way
+    if life.accumulates:
+        yield "accumulated gradients"
     if len({*life.sizes}) > 1:
         yield "a smaller minibatch"
     if len({*life.lengths}) > 1:

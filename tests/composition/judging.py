@@ -118,5 +118,4 @@ def joined(records: Sequence[Record]) -> Record:
 def _join(together: dict, values: dict, where: str) -> None:
     for key, value in values.items():
         same = np.array_equal(together.setdefault(key, value), value, equal_nan=True)
-        is_own = key.startswith("state ")
-        assert same or is_own, f"ranks disagree on {key} of {where}"
+        assert same, f"ranks disagree on {key} of {where}"

@@ -94,6 +94,11 @@ def _has_sent() -> bool:
     return sent
 
 
+def _kept(way: Way) -> tuple[bool, bool]:
+    """Returns what the replicas of a way keep between steps."""
+    return way.n_replicas > 1, bool(dict(way.exchange).get("error_feedback"))
+
+
 class LeftError(Exception):
     """Another rank has failed, for which this rank has no work."""
 
@@ -154,7 +159,11 @@ class _Run:
 
     def _start(self, way: Way) -> None:
         """Begins to run the model in another way, on the first ranks."""
-        self._way, self._pipe = way, None
+        # A refusal of what follows is one before messages if none is sent from here on.
+        own_flight_record.write(CALL, BEGIN, "start")
+        before, self._way, self._pipe = getattr(self, "_way", way), way, None
+        # What replicas keep is not there without them: the documentation says so.
+        self._is_strict = _kept(before) == _kept(way)
         comm = self._all.Split(0 if self._all.rank < way.n_ranks else 1)
         self._resources.callback(comm.Free)
         if self._all.rank >= way.n_ranks:
@@ -188,9 +197,8 @@ class _Run:
             **options,
         )
         if grid is not None:
-            optimizer = create_multi_node_optimizer(
-                optimizer, grid.data, pipeline=pipe, timeout=TIMEOUT, **dict(way.exchange)
-            )
+            given = {"pipeline": pipe, "timeout": TIMEOUT, **dict(way.exchange)}
+            optimizer = create_multi_node_optimizer(optimizer, grid.data, **given)
         self._optimizer = pipe.setup(optimizer)
         add_hooks(case, self._optimizer)
         for stage in pipe.stages.values():
@@ -212,9 +220,13 @@ class _Run:
         assert pipe is not None
         x, t = pipe.my_part(*models.minibatch(self._case, number))
         skipped = getattr(self._optimizer, "n_skipped", 0)
-        result = pipe.step(x, t, self._optimizer if self._case.seed % 2 else None)
-        self._optimizer.update()
-        if self._compress is not None:
+        accumulates = self._case.life.accumulates
+        optimizer = self._optimizer if self._case.seed % 2 else None
+        result = pipe.step(x, t, optimizer, accumulate=number in accumulates)
+        is_part = number + 1 in accumulates
+        if not is_part:
+            self._optimizer.update()
+        if self._compress is not None and not is_part:
             self._compress.advance(number + 1, (number + 1) / 10)
         if getattr(self._optimizer, "n_skipped", 0) > skipped:
             self._record.skipped.append(number)
@@ -250,7 +262,9 @@ class _Run:
         elif event.name == "predict":
             outputs = pipe.predict(x)
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            self._record.add("predict", {str(i): y for i, y in enumerate(outputs)})
+            replica = pipe.replica
+            named = {f"{i} of {replica}": y for i, y in enumerate(outputs)}
+            self._record.add("predict", named)
         elif event.name == "reset":
             pipe.reset_states()
         elif event.name == "move":
@@ -284,7 +298,9 @@ class _Run:
         self._meet()
         self._start(way)
         if self._pipe is not None:
-            load_snapshot(path, self._pipe, self._optimizer, state=self._saved())
+            state = self._saved()
+            loading = path, self._pipe, self._optimizer
+            load_snapshot(*loading, state=state, strict=self._is_strict)
         self._meet()
         # Ranks that come in have seen nothing of what was before.
         names = self._all.bcast([entry.name for entry in self._record.entries], root=0)
@@ -315,6 +331,9 @@ class _Run:
                 for name in ("avg_mean", "avg_var"):
                     if hasattr(link, name):
                         found[f"{name} of {path}"] = getattr(link, name)
+            if self._way.n_replicas > 1:
+                # Each replica has the rows of its own samples.
+                continue
             for path, link in carrying(stage, stage.layer_range[0]):
                 for name in declared(link):
                     rows = getattr(link, place_of(name))

@@ -62,10 +62,10 @@ def _sources(module: object, codes: list[str]) -> list[str]:
         code = waiting.pop()
         for name, value in vars(module).items():
             is_own = getattr(value, "__module__", None) == module.__name__
-            if is_own and name in code and name not in found:
-                if inspect.isfunction(value) or inspect.isclass(value):
-                    found[name] = inspect.getsource(value).rstrip()
-                    waiting.append(found[name])
+            has_source = inspect.isfunction(value) or inspect.isclass(value)
+            if is_own and has_source and name in code and name not in found:
+                found[name] = inspect.getsource(value).rstrip()
+                waiting.append(found[name])
     order = list(vars(module))
     return [found[name] for name in sorted(found, key=order.index)]
 
@@ -107,7 +107,9 @@ def _start(case: Case) -> str:
     ]
     if case.update.loss_scale:
         scale = case.update.loss_scale
-        word = "DynamicLossScale(2.0**10, interval=2)" if scale < 0 else repr(scale)
+        word = repr(scale)
+        if scale < 0:
+            word = "DynamicLossScale(2.0**10, growth_interval=2)"
         lines.append(
             f"    optimizer = MixedPrecision(optimizer, loss_scale={word}, comm=own)"
         )

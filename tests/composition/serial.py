@@ -6,7 +6,7 @@ documentation says a serial script has to. Every other model sees whole minibatc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import chainer
@@ -14,7 +14,7 @@ import numpy as np
 
 from divisible import RandomKey, keyed_random_state
 from divisible.carried_state import carrying, declared
-from divisible.minibatch import split
+from divisible.minibatch import split, split_unequally
 from divisible.planning.shares import integer_shares
 from tests.composition import models
 from tests.composition.cases import Case, Event, Way
@@ -42,7 +42,9 @@ class Serial:
     ) -> None:
         self.case, self.way, self._skipped = case, case.way, frozenset(skipped)
         model = models.build(case, is_resident=True)
-        self.model = model.divide() if case.model.is_deferred else model
+        if case.model.is_deferred:
+            model.divide()
+        self.model = model
         self._widen(perturbed_by)
         self.optimizer = optimizer_of(case).setup(self.model)
         add_hooks(case, self.optimizer)
@@ -51,9 +53,7 @@ class Serial:
         self._measure = LOSSES[case.model.loss]
         self._normalized = _Normalized()
         self._states = [
-            (link, name)
-            for _, link in carrying(self.model)
-            for name in declared(link)
+            (link, name) for _, link in carrying(self.model) for name in declared(link)
         ]
         self._trained: dict[int, Any] = {}
         self._evaluated: dict[int, Any] = {}
@@ -103,7 +103,7 @@ class Serial:
             for name in ("avg_mean", "avg_var"):
                 if hasattr(link, name):
                     found[f"{name} of {path}"] = getattr(link, name)
-        for path, link in carrying(self.model):
+        for path, link in carrying(self.model) if self.way.n_replicas == 1 else ():
             for name in declared(link):
                 rows = self._trained.get(self._states.index((link, name)))
                 found[f"state {name} of {path}"] = rows
@@ -117,25 +117,42 @@ class Serial:
             means, _ = self._pass(x, t, False)
             record.add("evaluate", means)
         elif event.name == "predict":
-            _, outputs = self._pass(x, None, False)
-            record.add("predict", {str(i): y for i, y in enumerate(outputs)})
+            _, outputs = self._pass(x, None, False, split_unequally)
+            record.add("predict", self._of_replicas(outputs))
         elif event.name == "reset":
             self._trained, self._evaluated = {}, {}
+
+    def _of_replicas(self, outputs: Sequence[Any]) -> dict[str, Any]:
+        """Returns the outputs of each replica."""
+        found = {}
+        stops = np.cumsum(self._sizes(len(outputs[0])))[:-1]
+        for i, y in enumerate(outputs):
+            for replica, part in enumerate(np.split(y, stops)):
+                found[f"{i} of {replica}"] = part
+        return found
+
+    def _sizes(self, n: int) -> list[int]:
+        """Returns the number of samples of each replica."""
+        n_replicas = self.way.n_replicas
+        shares = self.way.shares or [1] * n_replicas
+        return integer_shares(shares, n, int(n >= n_replicas))
 
     def _minibatch(self, number: int) -> tuple[Any, Any]:
         return tuple(map(models.wide, models.minibatch(self.case, number)))
 
     def _train(self, number: int, record: Record) -> None:
-        self.model.cleargrads()
+        if number not in self.case.life.accumulates:
+            self.model.cleargrads()
         averages = self._normalized.begin(self.model)
         with self._normalized:
             means, _ = self._pass(*self._minibatch(number), True)
         if dict(self.way.options).get("deferred_batch_norm", True):
             self._normalized.finish(averages)
         self._evaluated = {}
-        if number not in self._skipped:
+        is_part = number + 1 in self.case.life.accumulates
+        if not is_part and number not in self._skipped:
             self.optimizer.update()
-        if self._compress is not None:
+        if self._compress is not None and not is_part:
             self._compress.advance(number + 1, (number + 1) / 10)
         self._n_steps += 1
         record.add("step", means)
@@ -148,20 +165,23 @@ class Serial:
             },
         )
 
-    def _pass(self, x: Any, t: Any, trains: bool) -> tuple[dict[str, float], Any]:
+    def _pass(
+        self, x: Any, t: Any, trains: bool, cut: Callable[..., Any] = split
+    ) -> tuple[dict[str, float], Any]:
         """Runs a forward, and a backward in training; returns means and outputs."""
         before = self._trained if trains else self._evaluated
         after: dict[int, list[Any]] = {}
-        parts = list(self._parts(x, t, trains))
+        parts = list(self._parts(x, t, cut))
         total = sum(self._count(t_part, x_part) for _, x_part, t_part in parts)
         sums: dict[str, float] = {}
         weights: dict[str, float] = {}
+        last: dict[str, float] = {}
         outputs = []
         start = 0
 
         def add(name: str, value: Any, weight: float) -> None:
+            value = last[name] = float(chainer.as_array(value))
             if weight:
-                value = float(chainer.as_array(value))
                 sums[name] = sums.get(name, 0.0) + value * weight
                 weights[name] = weights.get(name, 0.0) + weight
 
@@ -171,9 +191,12 @@ class Serial:
             reporter = chainer.Reporter()
             reporter.add_observers("", self.model.namedlinks(skipself=True))
             key = RandomKey(self.case.seed % 2**31, self._n_steps, microbatch, trains)
-            with chainer.using_config("train", trains), chainer.using_config(
-                "enable_backprop", trains
-            ), keyed_random_state(key), reporter.scope({}):
+            with (
+                chainer.using_config("train", trains),
+                chainer.using_config("enable_backprop", trains),
+                keyed_random_state(key),
+                reporter.scope({}),
+            ):
                 ys = self.model(*x_part)
                 reports = dict(reporter.observation)
             ys = ys if isinstance(ys, tuple) else (ys,)
@@ -191,12 +214,15 @@ class Serial:
             add("loss", loss, count)
             if self._measure.accfun is not None:
                 add("accuracy", self._measure.accfun(*ys, *targets), n)
-            if trains and count:
-                loss.grad = np.full_like(loss.array, count / total)
+            if trains:
+                loss.grad = np.full_like(loss.array, count / max(total, 1))
                 loss.backward()
         self._keep(before, after, start, trains)
         joined = [np.concatenate(each) for each in zip(*outputs)]
-        means = {name: sums[name] / weights[name] for name in sums}
+        means = {
+            name: sums[name] / weights[name] if weights.get(name) else last[name]
+            for name in last
+        }
         return means, joined
 
     def _count(self, t: Any, x: Any) -> int:
@@ -204,22 +230,21 @@ class Serial:
             return len(x[0])
         return 0 if t is None else self._measure.n_counted(t)
 
-    def _parts(self, x: Any, t: Any, trains: bool) -> Iterator[tuple[int, Any, Any]]:
+    def _parts(
+        self, x: Any, t: Any, cut: Callable[..., Any]
+    ) -> Iterator[tuple[int, Any, Any]]:
         """Yields the number of a microbatch among all, its inputs and its targets."""
         xs = x if isinstance(x, tuple) else (x,)
-        if not (self._is_cut and trains):
+        if not self._is_cut:
             yield 0, xs, t
             return
         way: Way = self.way
         arrays = xs if t is None else (*xs, t)
-        n = len(xs[0])
-        shares = way.shares or [1] * way.n_replicas
-        sizes = integer_shares(shares, n, int(n >= way.n_replicas))
         start = 0
-        for replica, size in enumerate(sizes):
+        for replica, size in enumerate(self._sizes(len(xs[0]))):
             mine = [array[start : start + size] for array in arrays]
             start += size
-            for i, part in enumerate(split(mine, way.n_microbatches)):
+            for i, part in enumerate(cut(mine, way.n_microbatches)):
                 if len(part[0]):
                     number = replica * way.n_microbatches + i
                     yield number, part[: len(xs)], None if t is None else part[-1]

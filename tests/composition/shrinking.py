@@ -67,8 +67,8 @@ def _shorter(case: Case) -> Iterator[Case]:
         n = len(life.sizes) - 1
         for part in (slice(1, None), slice(None, -1)):
             events = tuple(_with(e, before=min(e.before, n)) for e in life.events)
-            sizes, lengths = life.sizes[part], life.lengths[part]
-            yield _with(case, life=_with(life, sizes=sizes, lengths=lengths, events=events))
+            shorter = {"sizes": life.sizes[part], "lengths": life.lengths[part]}
+            yield _with(case, life=_with(life, events=events, **shorter))
 
 
 def _simpler_ways(case: Case) -> Iterator[Case]:

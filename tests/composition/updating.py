@@ -36,7 +36,7 @@ def mixed(case: Case, optimizer: Any, comm: Any) -> Any:
     if not case.update.loss_scale:
         return optimizer
     if case.update.loss_scale < 0:
-        scale = DynamicLossScale(2.0**10, interval=2)
+        scale = DynamicLossScale(2.0**10, growth_interval=2)
     else:
         scale = StaticLossScale(case.update.loss_scale)
     return MixedPrecision(optimizer, loss_scale=scale, comm=comm, timeout=30)
@@ -72,9 +72,8 @@ def compression_of(case: Case, optimizer: Any, pipeline: Any = None) -> Any:
 def compression_plan(case: Case) -> CompressionPlan:
     """Returns the plan of what is pruned or quantized."""
     if case.update.compression == "prune":
-        rule = Prune("magnitude", layers="Linear", to=0.5, end=(2, "iteration"), steps=2)
+        end = 2, "iteration"
+        rule = Prune("magnitude", layers="Linear", to=0.5, end=end, steps=2)
     else:
         rule = Quantize("int8", layers="Linear", targets=("weight",))
     return CompressionPlan([rule])
-
-
