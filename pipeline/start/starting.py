@@ -60,6 +60,8 @@ def agree_on_start(comm: Any, arguments: Arguments) -> Start:
     grid, comm = replicas_of(comm), world_of(comm)
     with refusing(comm):
         arguments = arguments.checked()
+        if grid is not None and not arguments.deferred_batch_norm:
+            _check_averages(arguments.stages)
         loss = Loss(arguments.lossfun, arguments.accfun)
         settings = {
             "the number of ranks in a pipeline": str(grid and grid.n_pipeline),
@@ -87,6 +89,18 @@ def agree_on_start(comm: Any, arguments: Arguments) -> Start:
     for text in [*of_rank, *_alone(comm, arguments.stages)]:
         warn_user(text)
     return start
+
+
+def _check_averages(stages: Sequence[Divisible]) -> None:
+    """Refuses running averages that replicas would move by their own samples."""
+    for stage in stages:
+        for path, link in stage.namedlinks():
+            if "avg_mean" in link._persistent:
+                raise ValueError(
+                    f"deferred_batch_norm=False does not go together with replicas:"
+                    f" each would move the running averages of {path} by its own samples."
+                    f" Leave it out; they then move by those of all replicas"
+                )
 
 
 @contextlib.contextmanager

@@ -101,6 +101,18 @@ def test_equals_serial_training(n_pipeline, placement, sizes, shares, options):
     assert_on_ranks(4, equals_serial, *arguments)
 
 
+def averages_of_each_replica(comm):
+    with Grid(comm, 1) as grid:
+        model = Divisible(L.Linear(6, 4), L.BatchNormalization(4))
+        words = "deferred_batch_norm=False does not go together with replicas.*of /1"
+        with pytest.raises(ValueError, match=words):
+            Pipeline(model, grid, n_microbatches=2, deferred_batch_norm=False)
+
+
+def test_averages_that_each_replica_would_move_are_refused():
+    assert_on_ranks(2, averages_of_each_replica)
+
+
 def dropout_model():
     return Divisible(
         L.Linear(6, 8), F.dropout, L.Linear(8, 8), F.dropout, L.Linear(8, 4)
