@@ -98,8 +98,8 @@ def _check_averages(stages: Sequence[Divisible]) -> None:
             if "avg_mean" in link._persistent:
                 raise ValueError(
                     f"deferred_batch_norm=False does not go together with replicas:"
-                    f" each would move the running averages of {path} by its own samples."
-                    f" Leave it out; they then move by those of all replicas"
+                    f" each would move the running averages of {path} by its own"
+                    f" samples. Leave it out; they then move by those of all replicas"
                 )
 
 

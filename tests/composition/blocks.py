@@ -80,6 +80,8 @@ BLOCKS = {
     ),
     "scaled": Block("Scaled(6)", "own links", "vectors"),
     "tuples": Block("Split(), Merge()", "tuples between layers", "vectors images"),
+    "dictionary": Block("Name(), Use()", "dictionaries between layers"),
+    "split": Block("SplitScaled(6)", "register_split", "vectors"),
     "sometimes": Block(
         "Sometimes(6)",
         "layers that some microbatches use",

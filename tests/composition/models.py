@@ -73,7 +73,7 @@ def n_layers_of(name: str) -> int:
     """Returns the number of layers of a block."""
     if name.startswith(("stash ", "pop ")):
         return 3 if name.endswith("concat") else 1
-    return 2 if name == "tuples" else 1
+    return 2 if name in ("tuples", "dictionary") else 1
 
 
 def n_layers(model: Model) -> int:

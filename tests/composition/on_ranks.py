@@ -218,6 +218,8 @@ class _Run:
     def _train(self, number: int) -> None:
         pipe = self._pipe
         assert pipe is not None
+        # A refusal of this step is one before messages if none is sent from here on.
+        own_flight_record.write(CALL, BEGIN, "minibatch")
         x, t = pipe.my_part(*models.minibatch(self._case, number))
         skipped = getattr(self._optimizer, "n_skipped", 0)
         accumulates = self._case.life.accumulates

@@ -8,6 +8,7 @@ import chainer.links as L
 import numpy as np
 
 from divisible import carry_state
+from divisible.backward.split_functions import register_split
 
 
 class Residual(chainer.Chain):
@@ -47,6 +48,56 @@ class Merge(chainer.Link):
         shape = doubled.shape
         y = doubled + F.broadcast_to(0.1 * total, shape)
         return y + (0.25 * signs).astype(y.dtype) - chainer.as_variable(half)
+
+
+class Name(chainer.Link):
+    """Gives names to a variable, to integers and to an array without a gradient."""
+
+    def forward(self, x):
+        signs = (x.array > 0).astype(np.int32)
+        return {"h": x * 2, "signs": signs, "half": x.array * 0.5}
+
+
+class Use(chainer.Link):
+    def forward(self, named):
+        h = named["h"] + (0.25 * named["signs"]).astype(named["h"].dtype)
+        return h - chainer.as_variable(named["half"])
+
+
+class SplitScale(chainer.FunctionNode):
+    """A product with a vector, whose backward runs in halves."""
+
+    def forward(self, inputs):
+        self.retain_inputs((0, 1))
+        return (inputs[0] * inputs[1],)
+
+    def backward(self, indexes, grad_outputs):
+        of_x = _of_input(self, (0,), grad_outputs)
+        both = of_x + _of_weight(self, (1,), grad_outputs)
+        return tuple(both[i] for i in indexes)
+
+
+def _of_input(scale, indexes, grad_outputs):
+    (gy,), (_, w) = grad_outputs, scale.get_retained_inputs()
+    return (gy * F.broadcast_to(w, gy.shape),)
+
+
+def _of_weight(scale, indexes, grad_outputs):
+    (gy,), (x, _) = grad_outputs, scale.get_retained_inputs()
+    return (F.sum(gy * x, axis=0),)
+
+
+register_split(SplitScale, _of_input, _of_weight)
+
+
+class SplitScaled(chainer.Link):
+    def __init__(self, n):
+        super().__init__()
+        with self.init_scope():
+            self.w = chainer.Parameter(chainer.initializers.Uniform(1.0), (n,))
+
+    def forward(self, x):
+        return SplitScale().apply((x, self.w))[0]
 
 
 def is_odd(h):

@@ -28,7 +28,8 @@ from mpi4py import MPI
 import chainer_kernels
 from data_parallel import Grid, create_multi_node_optimizer
 from divisible import Divisible, Plan, carry_state, deferred_init, pop, stash
-from divisible.schedules import Costs, Schedule
+from divisible.backward.split_functions import register_split
+from divisible.schedules import Schedule
 from divisible.streaming import Streamed
 from mixed_precision import DynamicLossScale, MixedPrecision, to_float16
 from model_compression import Compress, CompressionPlan, Prune, Quantize
@@ -46,6 +47,8 @@ def script(case: Case) -> str:
     parts = [_HEAD.lstrip().format(n_ranks=n_ranks, line=case, dtype=dtype)]
     codes = models.codes_of(case.model)
     parts += _sources(own_layers, codes)
+    if "split" in case.model.blocks:
+        parts.append("register_split(SplitScale, _of_input, _of_weight)")
     parts += _sources(losses, [losses.LOSSES[case.model.loss].lossfun.__name__])
     parts.append(_build(case, codes))
     parts.append(_start(case))
@@ -202,8 +205,9 @@ def _life(case: Case) -> str:
         lines += [
             "if run is not None:",
             "    pipe, optimizer = run",
-            f"    result = pipe.step(*pipe.my_part(*minibatch({number})))",
-            "    optimizer.update()",
+            f"    x, t = pipe.my_part(*minibatch({number}))",
+            f"    result = pipe.step(x, t, accumulate={number in case.life.accumulates})",
+            "    optimizer.update()" if number + 1 not in case.life.accumulates else "",
         ]
         if case.update.compression:
             lines.append(

@@ -63,11 +63,14 @@ def _shorter(case: Case) -> Iterator[Case]:
     for i in range(len(life.events)):
         events = life.events[:i] + life.events[i + 1 :]
         yield _with(case, life=_with(life, events=events))
+    if life.accumulates:
+        yield _with(case, life=_with(life, accumulates=()))
     if len(life.sizes) > 1:
         n = len(life.sizes) - 1
         for part in (slice(1, None), slice(None, -1)):
             events = tuple(_with(e, before=min(e.before, n)) for e in life.events)
             shorter = {"sizes": life.sizes[part], "lengths": life.lengths[part]}
+            shorter["accumulates"] = tuple(i for i in life.accumulates if i < n)
             yield _with(case, life=_with(life, events=events, **shorter))
 
 

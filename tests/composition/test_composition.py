@@ -1,0 +1,85 @@
+"""Everything with everything: drawn cases train as stock Chainer does, or are refused."""
+
+import os
+
+import pytest
+from hypothesis import given, settings
+
+from tests.composition.cases import parse
+from tests.composition.drawing import cases, draw
+from tests.composition.driver import run_cases, run_one
+from tests.composition.faults import FAULTS
+from tests.composition.features import features
+from tests.composition.judging import FAULT, RIGHT
+from tests.composition.scripts import script
+from tests.composition.shrinking import candidates, shrink
+
+#: Cases within "make test", which take half a minute.
+SHARE = 30
+#: Cases of "make test-composition".
+N = int(os.environ.get("N", 1000))
+SEED = int(os.environ.get("SEED", 1))
+#: Cases within which a planted fault is to be found.
+MOST_PLANTED = 500
+
+
+def faults_among(drawn):
+    """Returns texts about the cases that fail, each with its line."""
+    found = []
+    for case, verdict in run_cases(drawn):
+        if verdict.kind == FAULT:
+            found.append(f"python -m tests.composition {str(case)!r}\n{verdict.words}")
+    return found
+
+
+def test_a_share_of_drawn_cases():
+    found = faults_among(map(draw, range(SHARE)))
+    assert not found, "\n\n".join(found)
+
+
+@settings(max_examples=20)
+@given(cases())
+def test_a_line_has_the_whole_case(case):
+    assert parse(str(case)) == case
+    assert features(case)
+    compile(script(case), "script.py", "exec")
+    for smaller in list(candidates(case))[:8]:
+        assert parse(str(smaller)) == smaller
+        features(smaller)
+
+
+def test_a_case_is_shrunk_to_what_fails():
+    case = next(c for c in map(draw, range(1000)) if "dropout" in c.model.blocks[2:])
+    small = shrink(case, lambda c: "dropout" in c.model.blocks, most=500)
+    assert small.model.blocks == ("dropout",)
+    assert small.way.n_ranks == len(small.life.sizes) == 1
+    assert not (small.life.events or small.way.options or small.update.hooks)
+
+
+TIED = (
+    "Case(model=Model(blocks=('linear', 'tanh', 'linear'), ties=((0, 2, False),)),"
+    " way=Way(n_ranks=2, stage_ranks=(0, 1), cuts=(0, 2, 5), n_microbatches=2),"
+    " life=Life(sizes=(6, 6)))"
+)
+
+
+def test_a_planted_fault_is_found():
+    case = parse(TIED)
+    assert run_one(case).kind == RIGHT
+    verdict = run_one(case, "tied copy")
+    assert verdict.kind == FAULT
+    assert "gradients /1/W of call 1 differs" in verdict.words
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_planted_fault_is_found(fault):
+    drawn = map(draw, range(SEED, SEED + MOST_PLANTED))
+    outcomes = run_cases(drawn, fault)
+    assert any(verdict.kind == FAULT for _, verdict in outcomes)
+
+
+@pytest.mark.matrix
+def test_many_drawn_cases():
+    found = faults_among(map(draw, range(SEED, SEED + N)))
+    assert not found, "\n\n".join(found)
