@@ -12,6 +12,9 @@
 # make test-kills KILLS=200
 #              kill training runs at random moments, so often, and resume them on other
 #              numbers of ranks; SEED=... repeats what a failure has printed
+# make test-composition N=1000
+#              draw so many models, ways to run them and lives, compare each with stock
+#              Chainer, and write docs/explanation/composition.rst; SEED=... draws others
 # make lint    check the style of the code and of its English, and which package imports
 #              which
 # make docs    build the documentation into build/docs; warnings are errors
@@ -55,7 +58,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # One thread per rank: several ranks share this machine's cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install train test test-quick test-all test-faults test-kills test-chainer wheels lint docs clean
+.PHONY: install train test test-quick test-all test-faults test-kills test-composition test-chainer wheels lint docs clean
 
 # An interpreter, extras or a NumPy asked for by name replace an environment with
 # others.
@@ -106,6 +109,11 @@ test-faults: install
 test-kills: install
 	KILLS=$(or $(KILLS),200) SEED=$(SEED) $(BIN)/python -m pytest -m matrix -s \
 	  tests/mpi/pipeline/snapshots/test_kills.py
+
+test-composition: install
+	$(BIN)/python -m tests.composition -n $(or $(N),1000) --seed $(or $(SEED),1) \
+	  --shrink --tally benchmarks/results/composition.json \
+	  --page docs/explanation/composition.rst
 
 # Chainer's tests have an environment of their own: they need a pytest before version 8.
 test-chainer: install .venv-chainer/installed

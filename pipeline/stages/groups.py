@@ -172,6 +172,9 @@ class Group(int):
         return [*zip(*each)] if each else [() for _ in self.parts]
 
     def _rows_of(self, value: Any) -> Sequence[Any]:
+        if isinstance(value, dict):
+            rows = [self._rows_of(each) for each in value.values()]
+            return [dict(zip(value, mine)) for mine in zip(*rows)]
         shape = getattr(value, "shape", ())
         if not shape or shape[0] % self.n_samples:
             raise self._refusal(value)
@@ -205,6 +208,11 @@ class Group(int):
         return tuple(map(self._all_rows, zip(*outputs)))
 
     def _all_rows(self, values: Sequence[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {
+                key: self._all_rows([value[key] for value in values])
+                for key in values[0]
+            }
         ratios = set()
         for part, value in zip(self.parts, values):
             shape = getattr(value, "shape", ())
@@ -336,6 +344,8 @@ class _Normalizing(chainer.FunctionHook):
 
 def _copy(value: Any) -> Any:
     """Returns a value whose array a layer may change in place."""
+    if isinstance(value, dict):
+        return {key: _copy(each) for key, each in value.items()}
     if isinstance(value, chainer.Variable):
         return chainer.Variable(value.array.copy(), requires_grad=False)
     return value.copy() if isinstance(value, chainer.get_array_types()) else value
@@ -343,6 +353,8 @@ def _copy(value: Any) -> Any:
 
 def _are_close(some: Any, others: Any) -> bool:
     """Returns whether the outputs of a layer are equal up to rounding."""
+    if isinstance(some, dict):
+        some, others = tuple(some.values()), tuple(others.values())
     if isinstance(some, tuple) != isinstance(others, tuple):
         return False
     if isinstance(some, tuple):

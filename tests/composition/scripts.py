@@ -198,7 +198,7 @@ def _minibatches(case: Case) -> str:
 
 def _life(case: Case) -> str:
     lines = [f"run = start(*{_arguments(case.way)})"]
-    events = list(case.life.events)
+    events, parts = list(case.life.events), case.life.accumulates
     for number in range(len(case.life.sizes)):
         while events and events[0].before == number:
             lines += _event(case, events.pop(0), number)
@@ -206,8 +206,8 @@ def _life(case: Case) -> str:
             "if run is not None:",
             "    pipe, optimizer = run",
             f"    x, t = pipe.my_part(*minibatch({number}))",
-            f"    result = pipe.step(x, t, accumulate={number in case.life.accumulates})",
-            "    optimizer.update()" if number + 1 not in case.life.accumulates else "",
+            f"    result = pipe.step(x, t, accumulate={number in parts})",
+            "    optimizer.update()" if number + 1 not in parts else "",
         ]
         if case.update.compression:
             lines.append(

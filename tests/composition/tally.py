@@ -117,6 +117,68 @@ def matrix(tally: Tally, names: Iterable[str] = FEATURES) -> list[str]:
     return [*lines, margin + tens, margin + ones]
 
 
+def page(tally: Tally, source: str) -> str:
+    """Returns the page of the documentation about the counts in a file."""
+    few, n_pairs = least(tally)
+    rows = "\n".join(
+        f"   * - {first}, {second}\n     - {each.reason}"
+        for each in REFUSALS
+        for first, second in [each.features]
+    )
+    lines = "\n".join(f"   {line}".rstrip() for line in matrix(tally))
+    return _PAGE.format(
+        n=tally.n_cases, pairs=n_pairs, few=few, matrix=lines, rows=rows, source=source
+    )
+
+
+_PAGE = """\
+Features together
+=================
+
+``python -m tests.composition`` draws models, ways to run them and lives at random, and
+compares each run with the undivided model in stock Chainer: one process, double
+precision, no kernels. Losses, reports, gradients, parameters, running averages and
+states must agree within bounds of rounding errors; what is refused must be refused on
+every rank, before an array is sent. This page is written by that command, from
+{n} cases (``{source}`` has the number behind each pair). {few} of {pairs} pairs have
+fewer than 20.
+
+=======  ==============================================================================
+sign     the pair
+=======  ==============================================================================
+``=``    all cases have the bits of the serial script
+``~``    all cases agree within rounding
+``/``    some cases are refused, as the list below says; the others agree
+``x``    refused
+``?``    all cases agree, but there are fewer than 20
+blank    not drawn together
+=======  ==============================================================================
+
+.. code-block:: text
+
+{matrix}
+
+Refused together
+----------------
+
+.. list-table::
+   :header-rows: 1
+   :widths: 40 60
+
+   * - features
+     - reason
+{rows}
+
+Not drawn
+---------
+
+- Groups of stages with layers that depend on the microbatch as a whole: the first group
+  of a stage decides which layers run once.
+- Pruned or quantized layers whose weights are streamed.
+- ``'pipedream_2bw'``, whose gradients come one step late.
+"""
+
+
 def least(tally: Tally) -> tuple[int, int]:
     """Returns how many pairs have too few cases, and how many pairs there are."""
     few = [c for c in tally.counts.values() if 0 < c.right < LEAST and not c.refused]

@@ -1,4 +1,4 @@
-"""Everything with everything: drawn cases train as stock Chainer does, or are refused."""
+"""Everything with everything: drawn cases train as stock Chainer, or are refused."""
 
 import os
 

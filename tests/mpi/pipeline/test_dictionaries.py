@@ -6,6 +6,7 @@ import chainer.links as L
 import numpy as np
 
 from divisible import Divisible, Plan, pop, stash
+from divisible.schedules import group_stages, one_f_one_b
 from pipeline import Pipeline
 from tests.support.equivalence import check_equal, make_batches
 from tests.support.mpiexec import assert_on_ranks, refused_on_ranks
@@ -59,6 +60,17 @@ def every_cut(comm):
 
 def test_every_cut():
     assert_on_ranks(2, every_cut)
+
+
+def in_groups(comm):
+    schedule = group_stages(one_f_one_b(comm.size, 4), [3, 2])
+    for cut in (2, 4):
+        cuts = [0, cut, len(model())]
+        check_equal(comm, model, cuts, make_batches([8, 5]), schedule=schedule)
+
+
+def test_groups_of_microbatches():
+    assert_on_ranks(2, in_groups)
 
 
 def wrong_key(comm):
