@@ -267,29 +267,6 @@ class BatchStatistics(function_hook.FunctionHook):
             setattr(function, name, array)
 
 
-class FirstLook(function_hook.FunctionHook):
-    """Searches for running averages in the first microbatch of a minibatch."""
-
-    name = "pipeline.FirstLook"
-    # The hook changes no array, and need not see each function of fused layers.
-    only_reads, minds_fusion = True, False
-
-    def __init__(self, statistics: BatchStatistics) -> None:
-        self.statistics = statistics
-
-    def forward_preprocess(self, function: Any, in_data: tuple) -> None:
-        """Is called by every function."""
-        if isinstance(function, NORMALIZING):
-            if not self.statistics.is_needed:
-                self.statistics.added()
-            self.statistics.forward_preprocess(function, in_data)
-
-    def forward_postprocess(self, function: Any, in_data: tuple) -> None:
-        """Is called by every function."""
-        if isinstance(function, NORMALIZING):
-            self.statistics.forward_postprocess(function, in_data)
-
-
 def discarded() -> BatchStatistics:
     """Returns a context in which forwards move no averages."""
     return BatchStatistics(tuple)

@@ -23,11 +23,12 @@ from typing import Any
 
 import chainer
 import numpy as np
+from chainer.function_hook import FunctionHook
 
 from divisible import Divisible, RandomKey, keyed_random_state
 from divisible.backward.weight_gradients import WeightGradients
 from divisible.communication.signatures import Tensors, check_plain
-from pipeline.stages.batch_statistics import BatchStatistics, FirstLook, discarded
+from pipeline.stages.batch_statistics import NORMALIZING, BatchStatistics, discarded
 from pipeline.stages.carried_rows import CarriedRows
 from pipeline.stages.held import Graph, Inputs
 from pipeline.stages.loss import Loss
@@ -60,8 +61,7 @@ class Stage:
             replica; ``None`` if there is only one replica.
         recomputed: Runs of layers that are recomputed as if they were marked, each by
             its first position and the one after its last.
-        skips (StageSkips or None): Routes of skip connections into and out of the
-            stage; by default each goes straight to its next user.
+        skips (StageSkips or None): Routes of skip connections of the stage.
 
     Attributes:
         reports (Reports): Values that the layers reported in the last minibatch.
@@ -96,17 +96,16 @@ class Stage:
         self.statistics: BatchStatistics | None = None
         if defer_batch_statistics:
             self.statistics = BatchStatistics(layers.links, gather)
-            self._first_look = FirstLook(self.statistics)
+            self._first_look = _FirstLook(self.statistics)
         # Whether the next forward is the first one of its minibatch.
         self._is_first = True
         self.reports = Reports(self._observers())
         self._uncalled = Uncalled(layers, loss)
         self._skips = skips or StageSkips.alone(layers)
-        parts = layers, weights, loss, self._again, recomputed, self._skips.names
-        self._segments = segments_of(*parts)
+        parts, leaving = (layers, weights, loss), self._skips.names
+        self._segments = segments_of(*parts, self._again, recomputed, leaving)
         # For forwards without a backward, where marks to recompute do not matter.
-        place = False, self._again, layers, self._skips.names
-        self._whole = Segment(layers, weights, loss, *place)
+        self._whole = Segment(*parts, False, self._again, layers, leaving)
         self._undeclared = UndeclaredStates(layers, loss.namedlinks() if loss else ())
         self.carried = CarriedRows(layers)
 
@@ -215,7 +214,7 @@ class Stage:
         """
         if not inputs:
             return (), dict.fromkeys(self._skips.leaving, ())
-        skipped = self._skips.taken(skipped)
+        skipped = self._skips.taken(skipped) if skipped else {}
         shape = inputs[0].array.shape
         n_samples = shape[0] if shape else 1
         is_first, self._is_first = self._is_first, False
@@ -247,7 +246,7 @@ class Stage:
                 undeclared.search(microbatch, n_samples, present)
         if reported:
             self.reports.values.append((n_samples, reported))
-        return inputs, self._skips.handed_over(skipped)
+        return inputs, self._skips.handed_over(skipped) if skipped else {}
 
     @property
     def is_unsized(self) -> bool:
@@ -310,7 +309,7 @@ class Stage:
         self._n_backwards -= 0 if split else n_microbatches
         if not self._segments[0].holds(microbatch):
             return (), dict.fromkeys(self._skips.entering, ())
-        skip_gradients = self._skips.added_up(skip_gradients)
+        skip_gradients = self._skips.added_up(skip_gradients) if skip_gradients else {}
         is_last = not (split or self._n_backwards)
         for segment in self._from_last(is_last):
             given = {}
@@ -321,7 +320,7 @@ class Stage:
         for gradient, *_ in itertools.chain(gradients, *skip_gradients.values()):
             if gradient is not None and type(gradient) is not np.ndarray:
                 check_plain(gradient, "plain gradients pass between stages, but one is")
-        return gradients, self._skips.returned(skip_gradients)
+        return gradients, skip_gradients and self._skips.returned(skip_gradients)
 
     def backward_weight(self, microbatches: Sequence[int]) -> None:
         """Adds the weight gradients of some microbatches (W), in their order."""
@@ -369,5 +368,27 @@ class Stage:
         return keyed_random_state(key, self.layers.device, unsized)
 
 
+class _FirstLook(FunctionHook):
+    """Searches for running averages in the first microbatch of a minibatch."""
+
+    # The hook changes no array, and need not see each function of fused layers.
+    name, only_reads, minds_fusion = "pipeline.FirstLook", True, False
+
+    def __init__(self, statistics: BatchStatistics) -> None:
+        self.statistics = statistics
+
+    def forward_preprocess(self, function: Any, in_data: tuple) -> None:
+        """Is called by every function."""
+        if isinstance(function, NORMALIZING):
+            if not self.statistics.is_needed:
+                self.statistics.added()
+            self.statistics.forward_preprocess(function, in_data)
+
+    def forward_postprocess(self, function: Any, in_data: tuple) -> None:
+        """Is called by every function."""
+        if isinstance(function, NORMALIZING):
+            self.statistics.forward_postprocess(function, in_data)
+
+
 def _nothing(param: chainer.Parameter) -> None:
-    """Ignores a complete gradient: the default if nobody asks for it."""
+    """Ignores a complete gradient."""

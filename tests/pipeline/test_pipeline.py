@@ -132,7 +132,7 @@ def test_losses_that_cannot_be_called_are_refused(options, message):
 @pytest.mark.parametrize(
     "last, options, message",
     [
-        (lambda y: {"y": y}, {}, "the last layer returned dict"),
+        (lambda y: {"y": y}, {}, "the last layer of the model returned a dictionary"),
         (F.identity, {"accfun": lambda y, t: None}, "accfun must return a scalar"),
         (F.identity, {"accfun": lambda y, t: y}, "accfun must return a scalar"),
     ],

@@ -379,7 +379,7 @@ def other_rank_first(comm):
 
 
 def not_an_array(comm):
-    whole = Divisible(lambda x: {"y": x}, L.Linear(4, 3))
+    whole = Divisible(lambda x: [x], L.Linear(4, 3))
     Pipeline(stage_of(comm, whole), comm, n_microbatches=2).step(X, T)
 
 
@@ -465,7 +465,7 @@ def wrong_width(comm):
         (2, nothing_returned, ["in layer 1, ", "returned an empty tuple"]),
         (2, nothing_returned_in_the_end, ["in layer 3, ", "returned an empty tuple"]),
         (2, none_before_a_cut, ["in layer 1, ", "returned NoneType"]),
-        (2, not_an_array, ["0F0 failed on rank 0", "returned dict"]),
+        (2, not_an_array, ["0F0 failed on rank 0", "returned list"]),
         (2, not_a_loss, ["lossfun must return a scalar"]),
         (2, wrong_width, ["0F0 failed on rank 0", "layer 0, Linear(in_size=4"]),
     ],
