@@ -112,7 +112,7 @@ test-kills: install
 
 test-composition: install
 	$(BIN)/python -m tests.composition -n $(or $(N),1000) --seed $(or $(SEED),1) \
-	  --shrink --tally benchmarks/results/composition.json \
+	  --shrink --tally tests/composition/counts.json \
 	  --page docs/explanation/composition.rst
 
 # Chainer's tests have an environment of their own: they need a pytest before version 8.

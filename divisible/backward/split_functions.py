@@ -26,7 +26,7 @@ _ADDITIONS = 2**12
 def register_split(
     function: type[chainer.FunctionNode], backward_input: Half, backward_weight: Half
 ) -> None:
-    """Lets the backward of a function run in halves, as zero-bubble schedules need it.
+    """Gives the backward of a function two halves, as zero-bubble schedules need it.
 
     The first backward that needs one half also runs the whole backward, and compares
     it with both halves. A backward that needs both runs the whole one.
@@ -37,8 +37,8 @@ def register_split(
         backward_input: ``backward_input(function, indexes, grad_outputs)`` computes the
             gradients of activations. Arguments and result are those of ``backward``,
             with the instance first.
-        backward_weight: The same for gradients of weights: inputs that are parameters,
-            or are computed from parameters alone.
+        backward_weight: Function like ``backward_input`` for inputs that are parameters
+            or are computed from parameters alone: the weights.
 
     Raises:
         TypeError: If ``function`` is not such a class, or a half not a function.
