@@ -70,7 +70,9 @@ class Serial:
                 array = array.astype(np.float16)
             array = array.astype(np.float64)
             if perturbed_by:
-                array *= 1 + perturbed_by * random.normal(size=array.shape)
+                # Zeros change as well: hooks may depend on the sign of a weight.
+                scale = np.where(array == 0, 1, np.abs(array))
+                array += perturbed_by * scale * random.normal(size=array.shape)
             param.cleargrad()
             param.array = array
         for link in self.model.links():
