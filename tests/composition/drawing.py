@@ -74,6 +74,8 @@ def _names(choose: Choices, domain: str, dtype: str) -> tuple[str, ...]:
         and (dtype == "float32" or name != "streamed")
         and (dtype != "float16" or name != "noise")
     ]
+    # Weights that may be tied.
+    known += [name for name in known if BLOCKS[name].weight] * 3
     names: list[str] = []
     n_stashed = 0
     open_skips: list[str] = []
