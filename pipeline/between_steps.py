@@ -252,11 +252,7 @@ class BetweenSteps:
             return self._step.flush()
 
     def reset_states(self) -> None:
-        """Drops the states that layers carry; all ranks must call it.
-
-        This drops the states declared by :func:`divisible.carry_state`, of training and
-        of evaluation.
-        """
+        """Drops all states of :func:`~divisible.carry_state`; all ranks must call it."""
         with self._call("reset"):
             self._ranks.calls.compare()
             self._step.reset_states()

@@ -89,7 +89,7 @@ class Step:
         ranks (Ranks): All ranks of the pipeline.
 
     Attributes:
-        start (Start): The arguments of all ranks, with the present layers.
+        start (Start): Arguments of all ranks, with the present layers.
         current (CurrentSchedule): The schedule that runs now.
         stages (dict of Stage): Stages of this rank, by number.
         runner (Runner): Runs schedules.
@@ -217,7 +217,7 @@ class Step:
                 calls.finish()
                 check_refusals(self._ranks, refusal)
                 self._is_laid_out = True
-                place = self._start, self._ranks, self.runner, self.stages
+                place = self.start, self._ranks, self.runner, self.stages
                 schedule = self.current.schedule
                 self.message_shapes = find_message_shapes(*place, inputs, schedule)
             if exchanges is not None:

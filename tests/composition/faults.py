@@ -69,12 +69,12 @@ def _scale_twice(patch: Any) -> None:
 
 def _leave_out_late_microbatch(patch: Any) -> None:
     """The last microbatch of a group adds nothing to the weights' gradients."""
-    together = joint_weights.weights_together
+    together = joint_weights.run_weights_together
 
-    def wrong(walks: Any, weight_gradients: Any) -> Iterator[None]:
-        return together(walks[:-1], weight_gradients)
+    def wrong(walks: Any, weight_gradients: Any) -> None:
+        together(walks[:-1], weight_gradients)
 
-    patch.setattr("pipeline.stages.segment.weights_together", wrong)
+    patch.setattr("pipeline.stages.segment.run_weights_together", wrong)
 
 
 #: Functions that plant a fault, by its name.
