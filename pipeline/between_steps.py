@@ -252,7 +252,7 @@ class BetweenSteps:
             return self._step.flush()
 
     def reset_states(self) -> None:
-        """Drops all states of :func:`~divisible.carry_state`; all ranks must call it."""
+        """Drops states of :func:`~divisible.carry_state`; all ranks must call it."""
         with self._call("reset"):
             self._ranks.calls.compare()
             self._step.reset_states()
