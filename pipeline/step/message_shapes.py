@@ -35,6 +35,7 @@ from divisible.schedules.schedule import Schedule
 from pipeline.calls.ranks import Ranks
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage
+from pipeline.stages.stage_skips import StageSkips
 from pipeline.start.agreement import Start
 from pipeline.step.runner import RECEIVES_AHEAD, Runner
 
@@ -209,7 +210,8 @@ def _copies(start: Start, stages: Mapping[int, Stage]) -> dict[int, _StageOnTria
         except Exception as error:
             copied, loss = layers, None
             failure = f"a copy of stage {number} failed with {_shown(error)}"
-        copies[number] = _StageOnTrial(copied, loss, given.seed, False)
+        skips = StageSkips.on(number, start.named_routes)
+        copies[number] = _StageOnTrial(copied, loss, given.seed, False, skips=skips)
         copies[number].failure = failure
     return copies
 
@@ -268,7 +270,7 @@ class _StageOnTrial(Stage):
                 raise
             except Exception as error:
                 self._fail(error)
-        return (), dict.fromkeys(self._hands_over, ())
+        return (), dict.fromkeys(self._skips.leaving, ())
 
     def backward(
         self,
@@ -289,7 +291,7 @@ class _StageOnTrial(Stage):
                 raise
             except Exception as error:
                 self._fail(error)
-        return (), dict.fromkeys(self._takes, ())
+        return (), dict.fromkeys(self._skips.entering, ())
 
     def _fail(self, error: Exception) -> None:
         start, end = self.layers.layer_range
