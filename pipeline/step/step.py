@@ -26,8 +26,14 @@ import numpy as np
 
 from chainer_kernels.prepared_weights import scope_for
 from divisible.backward.tensors import copied
-from divisible.communication.late_numbers import read_all, under_way
+from divisible.communication.late_numbers import (
+    Filling,
+    LateNumbers,
+    read_all,
+    under_way,
+)
 from divisible.communication.signatures import Tensors
+from divisible.communication.tags import RESULT_TAG
 from divisible.minibatch import split_unequally
 from divisible.random_streams import restored_random_state
 from divisible.schedules.rank_program import RankProgram, Record
@@ -62,7 +68,7 @@ from pipeline.step.message_shapes import MessageShapes, find_message_shapes
 from pipeline.step.overlap import Overlap
 from pipeline.step.refusals import REFUSED, check_refusals, refusal_of
 from pipeline.step.runner import Runner
-from pipeline.step.step_end import StepEnd, told_to_all
+from pipeline.step.step_end import StepEnd, of_replicas
 from pipeline.step.unconfirmed_forwards import UnconfirmedForwards
 
 #: The vote of a rank on which a parameter has no shape yet.
@@ -373,7 +379,13 @@ class Step:
         calls.finish()
         if calls.carriers:
             self._carried.tell(self._several, calls.agreed.n_samples, ranks.replica)
-        self.end = told_to_all(ranks, names, values, about)
+        rows, late = np.array([values]), None
+        if ranks.n_replicas > 1:
+            rows = of_replicas(ranks, rows[0], about)
+        elif ranks.size > 1:
+            told = Filling(ranks.comm, rows, ranks.last, about, RESULT_TAG)
+            late = LateNumbers(calls, rows, told, ranks.timeout, ranks.watch)
+        self.end = StepEnd(names, ranks.replica, rows, late)
         pending = self._reports[calls.call]
         pending.are_expected = False
         for stage in self._several:

@@ -40,8 +40,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from divisible.communication.late_numbers import Filling, LateNumbers
-from divisible.communication.tags import RESULT_TAG
+from divisible.communication.late_numbers import LateNumbers
 from divisible.weighted_means import weighted_mean
 from pipeline.calls.ranks import Ranks
 
@@ -108,21 +107,13 @@ class StepEnd(NamedTuple):
         return int(counted)
 
 
-def told_to_all(
-    ranks: Ranks, names: Sequence[str], values: Sequence[float], about: str
-) -> StepEnd:
-    """Begins to tell all ranks the numbers at the end of a call; all must call it.
+def of_replicas(ranks: Ranks, values: np.ndarray, about: str) -> np.ndarray:
+    """Returns a row of numbers for each replica; all ranks must call it.
 
     Args:
         ranks (Ranks): All ranks of the pipeline.
-        names: Names of the means.
-        values: The numbers of this rank. Only those of a replica's last stage count.
+        values: The numbers of this rank. Only those of a replica's last stage are
+            returned.
         about (str): Name of the numbers, for error messages.
     """
-    rows, late = np.array([values]), None
-    if ranks.n_replicas > 1:
-        rows = ranks.gather(rows[0], f"to tell {about}").read()[ranks.last_ranks]
-    elif ranks.size > 1:
-        told = Filling(ranks.comm, rows, ranks.last, about, RESULT_TAG)
-        late = LateNumbers(ranks.calls, rows, told, ranks.timeout, ranks.watch)
-    return StepEnd(names, ranks.replica, rows, late)
+    return ranks.gather(values, f"to tell {about}").read()[ranks.last_ranks]
