@@ -26,12 +26,7 @@ import numpy as np
 
 from chainer_kernels.prepared_weights import scope_for
 from divisible.backward.tensors import copied
-from divisible.communication.late_numbers import (
-    Filling,
-    LateNumbers,
-    read_all,
-    under_way,
-)
+from divisible.communication import late_numbers
 from divisible.communication.signatures import Tensors
 from divisible.communication.tags import RESULT_TAG
 from divisible.minibatch import split_unequally
@@ -270,8 +265,8 @@ class Step:
 
     def settle(self) -> None:
         """Ends what the last step has left under way; all ranks must call it."""
-        if under_way:
-            read_all(self._ranks.calls)
+        if late_numbers.under_way:
+            late_numbers.read_all(self._ranks.calls)
         if self.confirming is not None:
             self.confirming.late.settle()
 
@@ -383,8 +378,9 @@ class Step:
         if ranks.n_replicas > 1:
             rows = of_replicas(ranks, rows[0], about)
         elif ranks.size > 1:
-            told = Filling(ranks.comm, rows, ranks.last, about, RESULT_TAG)
-            late = LateNumbers(calls, rows, told, ranks.timeout, ranks.watch)
+            told = late_numbers.Filling(ranks.comm, rows, ranks.last, about, RESULT_TAG)
+            place = ranks.timeout, ranks.watch
+            late = late_numbers.LateNumbers(calls, rows, told, *place)
         self.end = StepEnd(names, ranks.replica, rows, late)
         pending = self._reports[calls.call]
         pending.are_expected = False
