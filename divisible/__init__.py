@@ -23,6 +23,7 @@ them into stages of equal time, and :func:`best_plan` also chooses how to run th
     ties, transposes  shared parameters; parameters that a layer uses transposed
     skips             stash and pop
     carried_state     state that a layer keeps from minibatch to minibatch
+    effects           whether a call of a layer may change something outside
     moved_layers      layers that move into and out of a stage
     random_streams    random numbers by layer and microbatch
     late_seeds        seeds of NumPy's generator that wait until a layer draws

@@ -13,7 +13,9 @@ the first step, nor for a smaller last minibatch. Where shapes depend on more th
 number of samples, or a layer fails here, signatures travel as they change.
 
 The copies share the weights with the layers, and nothing else. So the pass leaves no
-trace in running averages, random numbers, gradients and attributes of layers.
+trace in running averages, random numbers, gradients and attributes of layers. There is
+no pass where functions or hooks might change something else
+(:mod:`divisible.effects`).
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from chainer_kernels.text_table import text_table
 from divisible.communication.collectives import all_gather
 from divisible.communication.errors import DisagreementError, StallError
 from divisible.communication.signatures import Tensor, Tensors
+from divisible.effects import effect_of
 from divisible.layer_texts import title
 from divisible.random_streams import restored_random_state
 from divisible.schedules.rank_program import Channel
@@ -108,6 +111,8 @@ def find_message_shapes(
     n_samples = ranks.calls.agreed.n_samples[ranks.replica]
     reason, failures = _obstacle(start, ranks, n_samples), {}
     if not reason:
+        reason = _effect_of_any(start, ranks, stages)
+    if not reason:
         failures = _pass_on(start, ranks, runner, stages, inputs)
     mine = runner.find_shapes(SIZES), failures
     said = all_gather(ranks.comm, mine, ranks.timeout, "to tell shapes of messages")
@@ -139,6 +144,15 @@ def _obstacle(start: Start, ranks: Ranks, n_samples: int) -> str:
         "layers carry states": bool(ranks.calls.carriers),
     }
     return next((text for text, is_there in obstacles.items() if is_there), "")
+
+
+def _effect_of_any(start: Start, ranks: Ranks, stages: Mapping[int, Stage]) -> str:
+    """Returns the effect that a trial call would have on some rank, if there is one."""
+    layers = [layer for stage in stages.values() for layer in stage.layers]
+    mine = effect_of([*layers, start.arguments.lossfun])
+    what = "to tell effects of layers"
+    found = all_gather(ranks.comm, mine, ranks.timeout, what)
+    return next(filter(None, found), "")
 
 
 def _pass_on(
