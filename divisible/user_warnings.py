@@ -22,6 +22,7 @@ _BETWEEN = frozenset(
         "mixed_precision",
         "model_compression",
         "pipeline",
+        "torch_layers",
     }
 )
 

@@ -56,7 +56,9 @@ def test_what_stands_in_the_way_has_an_exit_code_of_its_own(script):
     assert not script.with_name("train_pipeline.py").exists()
 
 
-def test_the_rules_are_listed():
+def test_the_rules_are_listed(monkeypatch):
+    # Where tests run in parallel, something tells another width.
+    monkeypatch.setenv("COLUMNS", "200")
     result = run("--rules")
     assert result.exit_code == 0
     assert all(rule.noun in result.output for rule in RULES)
