@@ -32,6 +32,7 @@ class Signals:
     def __init__(self) -> None:
         self.got: signal.Signals | None = None
         self._launcher: subprocess.Popen | None = None
+        self._is_passed = False
 
     @contextlib.contextmanager
     def passed_on(self) -> Iterator[None]:
@@ -46,13 +47,14 @@ class Signals:
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self.got = self.got or signal.Signals(number)
         if self._launcher is not None and self._launcher.poll() is None:
+            self._is_passed = True
             self._launcher.send_signal(number)
 
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
         """Starts a launcher, and waits until it has ended.
 
         The launcher is in a session of its own, so that a signal of the terminal
-        reaches it once. It ends with this process.
+        reaches it once. It ends with this process. After a signal, none is started.
 
         Args:
             command: The launcher with its arguments.
@@ -64,6 +66,8 @@ class Signals:
         Raises:
             OSError: If the launcher cannot be started.
         """
+        if self.got is not None:
+            return -self.got
         self._launcher = subprocess.Popen(
             list(command),
             env=dict(environment),
@@ -72,6 +76,9 @@ class Signals:
             preexec_fn=_end_with_parent,
         )
         try:
+            # A signal may have come while the launcher was being started.
+            if self.got is not None and not self._is_passed:
+                self._launcher.send_signal(self.got)
             return self._launcher.wait()
         finally:
             if self._launcher.poll() is None:

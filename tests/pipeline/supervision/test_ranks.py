@@ -1,0 +1,29 @@
+import os
+import signal
+import subprocess
+import sys
+
+from pipeline.supervision import ranks
+from pipeline.supervision.ranks import Signals
+
+LONG = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+def test_a_signal_before_the_start_or_within_it_ends_the_ranks(monkeypatch):
+    signals = Signals()
+    with signals.passed_on():
+        os.kill(os.getpid(), signal.SIGTERM)
+        # There is no program of this name.
+        assert signals.run(["no-launcher"], os.environ) == -signal.SIGTERM
+
+    start = subprocess.Popen
+
+    def interrupted(*args, **kwargs):
+        started = start(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return started
+
+    monkeypatch.setattr(ranks.subprocess, "Popen", interrupted)
+    signals = Signals()
+    with signals.passed_on():
+        assert signals.run(LONG, os.environ) == -signal.SIGUSR1
