@@ -36,8 +36,12 @@ class Signals:
 
     @contextlib.contextmanager
     def passed_on(self) -> Iterator[None]:
-        """Passes signals on to the launcher within the block."""
-        before = {number: signal.signal(number, self._pass_on) for number in PASSED_ON}
+        """Passes signals on to the launcher within the block.
+
+        Signals that this process was started to ignore stay ignored, as by nohup.
+        """
+        passed = [n for n in PASSED_ON if signal.getsignal(n) != signal.SIG_IGN]
+        before = {number: signal.signal(number, self._pass_on) for number in passed}
         try:
             yield
         finally:

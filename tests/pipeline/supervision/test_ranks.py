@@ -27,3 +27,17 @@ def test_a_signal_before_the_start_or_within_it_ends_the_ranks(monkeypatch):
     signals = Signals()
     with signals.passed_on():
         assert signals.run(LONG, os.environ) == -signal.SIGUSR1
+
+
+def test_a_signal_that_was_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        signals = Signals()
+        with signals.passed_on():
+            os.kill(os.getpid(), signal.SIGHUP)
+            code = "import signal as s; exit(s.getsignal(s.SIGHUP) != s.SIG_IGN)"
+            assert signals.run([sys.executable, "-c", code], os.environ) == 0
+        assert signals.got is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
