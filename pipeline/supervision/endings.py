@@ -110,6 +110,9 @@ def _failures(log: Log) -> list[str]:
 
 
 def _finished_calls(log: Log) -> int:
-    """Returns the number of the last call that a rank has finished."""
-    done = [e.call for e in log.entries if (e.kind, e.phase) == (CALL, END)]
-    return max(done, default=0)
+    """Returns the number of the last call that a rank has finished.
+
+    A long call may fill the record. The end of the call before is then lost.
+    """
+    done = [e.call - ((e.kind, e.phase) != (CALL, END)) for e in log.entries]
+    return max([0, *done])

@@ -3,8 +3,11 @@ import signal
 import pytest
 
 from divisible.communication.flight_record import (
+    ACTION,
+    BEGIN,
     CALL,
     END,
+    N_ENTRIES,
     FlightRecord,
     read,
     with_end,
@@ -62,3 +65,14 @@ def test_the_cause_counts_and_not_what_follows_from_it():
 def test_without_records_the_exit_code_decides(code, kind, words):
     found = ending(code, [])
     assert found.kind is kind and words in found.reason and found.n_steps == 0
+
+
+def test_steps_count_if_a_long_call_has_filled_the_record():
+    record = FlightRecord()
+    for number in (1, 2, 3):
+        record.begin_call(1, number, "step")
+        record.write(CALL, END, "step")
+    record.begin_call(1, 4, "step")
+    for _ in range(N_ENTRIES):
+        record.write(ACTION, BEGIN, "0F0")
+    assert ending(1, [record.log()]).n_steps == 3
