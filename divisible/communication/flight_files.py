@@ -6,6 +6,7 @@
         3f2a9c1b70de/             of a job, under a name that all its ranks know
             rank-0.flight
             rank-1.flight
+        supervised-x7k2a9/        of a supervisor's start, with the directory of its job
 
 A rank that ends regularly removes its own file. Files that other ranks left behind are
 removed some days later, if no process writes them any more.
@@ -81,7 +82,7 @@ def keep_flight_record(job: str, rank: int, n_ranks: int) -> None:
     _Kept.path, _Kept.process, _Kept.is_given = path, os.getpid(), bool(given)
     at_end(_remove)
     if not given:
-        _tidy(root)
+        tidy(root)
 
 
 def job_directory() -> Path | None:
@@ -222,10 +223,17 @@ def _mapped(path: Path) -> mmap.mmap:
 def _create(path: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     for _ in range(_ATTEMPTS):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make(path.parent)
         with contextlib.suppress(FileNotFoundError):
             return os.open(path, flags, 0o600)
     raise FileNotFoundError(f"{path.parent} vanishes as often as it is made")
+
+
+def _make(folder: Path) -> None:
+    """Makes a directory and those above it, which only this user can write to."""
+    if not folder.parent.exists():
+        _make(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 @contextlib.contextmanager
@@ -248,8 +256,12 @@ def _remove() -> None:
             _Kept.path.parent.rmdir()
 
 
-def _tidy(root: Path) -> None:
-    """Removes old records of jobs that have ended. It follows no links."""
+def tidy(root: Path) -> None:
+    """Removes old records of jobs that have ended. It follows no links.
+
+    Args:
+        root (Path): The directory of the directories of jobs.
+    """
     oldest = time.time() - _SECONDS_TO_KEEP
     with contextlib.suppress(OSError), _opened(root) as folder:
         for name in os.listdir(folder):
@@ -260,7 +272,12 @@ def _tidy(root: Path) -> None:
 
 def _tidy_job(root: int, job: str, oldest: float) -> None:
     with _opened(job, root) as folder:
-        records = [name for name in os.listdir(folder) if name.endswith(_SUFFIX)]
+        names = os.listdir(folder)
+        records = [name for name in names if name.endswith(_SUFFIX)]
+        for name in set(names).difference(records):
+            # A supervisor has a directory for the jobs of each start.
+            with contextlib.suppress(OSError):
+                _tidy_job(folder, name, oldest)
         # The directory may be one that a rank has just made for its file.
         is_new = not records and os.fstat(folder).st_mtime > oldest
         if is_new or not all(_is_old(folder, name, oldest) for name in records):

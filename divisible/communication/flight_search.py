@@ -52,7 +52,10 @@ def of_process(process: int) -> Path | None:
 
 
 def _jobs() -> list[Path]:
-    return [path for path in root_directory(make=False).iterdir() if path.is_dir()]
+    found = [path for path in root_directory(make=False).iterdir() if path.is_dir()]
+    # A supervisor has a directory for the jobs of each start.
+    within = [path for each in found for path in each.glob("*") if path.is_dir()]
+    return found + within
 
 
 def _age(job: Path) -> tuple[bool, float]:

@@ -85,14 +85,23 @@ class Supervisor:
 
     def _start(self, signals: Signals) -> tuple[int, Ending]:
         """Starts the ranks once; returns the exit code, and why they ended."""
-        given = os.environ.get(flight_files.VARIABLE)
-        folder = Path(tempfile.mkdtemp(prefix="supervised-", dir=given))
+        root = Path(os.path.abspath(flight_files.root_directory()))
+        root.mkdir(parents=True, exist_ok=True)
+        if not os.environ.get(flight_files.VARIABLE):
+            flight_files.tidy(root)
+        folder = Path(tempfile.mkdtemp(prefix="supervised-", dir=root))
         variables = {**os.environ, flight_files.VARIABLE: str(folder)}
+        is_kept = False
         try:
             code = signals.run(self.command, variables)
-            return code, ending(code, _logs(folder))
+            logs = _logs(folder)
+            found = ending(code, logs)
+            # The ranks have printed where their records are.
+            is_kept = bool(logs) and found.kind in (Kind.LOST, Kind.ERROR)
+            return code, found
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            if not is_kept:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _say(self, text: str) -> None:
         print(f"divisible run: {text}", file=sys.stderr, flush=True)
