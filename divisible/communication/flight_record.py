@@ -42,6 +42,9 @@ _MAGIC = b"divisible flight record "
 _HEADER_BYTES = 512
 # Number, time, bytes, pipeline, call, peer, kind, phase, text, and the number again.
 _ENTRY = struct.Struct("<QdqIIiBB50sQ")
+# The call that the newest snapshot was saved after, at the end of the header.
+_SAVED = struct.Struct("<Q")
+_SAVED_AT = _HEADER_BYTES - _SAVED.size
 # Bounds of the numbers in a file. MPI numbers ranks in 32 bits, and systems number
 # processes so. A later time has no date with a year of four digits.
 _MOST_RANKS = _MOST_PROCESSES = 2**31 - 1
@@ -87,6 +90,8 @@ class Log(NamedTuple):
         host (str): The host of the process.
         process (int): Number of the process on its host.
         entries (list): The entries, from the oldest to the newest.
+        saved (int): The call that the newest snapshot was saved after; 0 without one,
+            and on ranks that do not give snapshots their names.
     """
 
     rank: int
@@ -94,6 +99,7 @@ class Log(NamedTuple):
     host: str
     process: int
     entries: list[FlightEntry]
+    saved: int = 0
 
 
 class FlightRecord:
@@ -191,6 +197,14 @@ class FlightRecord:
         with contextlib.suppress(Exception):
             self.write(FAILURE, END, f"{type(error).__name__}: {error}")
 
+    def save(self, call: int) -> None:
+        """Records that there is a snapshot of the state after a call.
+
+        Args:
+            call (int): The number of the call.
+        """
+        _SAVED.pack_into(self._memory, _SAVED_AT, call)
+
     def log(self) -> Log:
         """Returns the content of the record."""
         return read(bytes(self._memory[:]), "this process's")
@@ -261,7 +275,8 @@ def read(data: bytes, source: str) -> Log:
         )
     if size != (N_ENTRIES, _ENTRY.size):
         raise ValueError(f"{source} is damaged: its header tells of other entries")
-    return log._replace(entries=sorted(_entries(data)))
+    (saved,) = _SAVED.unpack_from(data, _SAVED_AT)
+    return log._replace(entries=sorted(_entries(data)), saved=saved)
 
 
 def _integer(value: Any, least: int, most: int) -> int:

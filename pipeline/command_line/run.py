@@ -59,7 +59,7 @@ from pipeline.command_line import options
     type=click.IntRange(0),
     default=5,
     show_default=True,
-    help="Number of restarts without progress; 100 steps give one back.",
+    help="Number of restarts without progress; 100 steps in a snapshot give one back.",
 )
 @click.option(
     "--log",

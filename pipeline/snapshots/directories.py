@@ -29,6 +29,7 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+from divisible.communication.flight_record import own_flight_record
 from divisible.files import flush_directory
 from pipeline.snapshots.errors import SnapshotError, naming
 from pipeline.snapshots.files import read_manifest
@@ -176,6 +177,8 @@ class Draft:
         self.folder = _beside(path, PARTIAL)
         self.lock: Lock | None = None
         self.remarks: list[str] = []
+        # A later call may be running when the snapshot is complete.
+        self._call = own_flight_record.call
 
     def begin(self) -> None:
         """Makes the directory for the files.
@@ -217,6 +220,7 @@ class Draft:
             flush_directory(self.folder)
         self._take_name()
         # From here on the snapshot is saved.
+        own_flight_record.save(self._call)
         parent = self.path.parent
         try:
             flush_directory(parent)

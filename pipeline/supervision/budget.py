@@ -14,7 +14,7 @@ class Budget:
 
     Attributes:
         most: Number of restarts without progress.
-        steps_to_recover: Number of finished steps that give one restart back.
+        steps_to_recover: Number of saved steps that give one restart back.
         left: Number of restarts that are left.
         idle: Number of ends in a row before a step was finished.
 
@@ -23,8 +23,8 @@ class Budget:
 
     Example:
         >>> budget = Budget(most=2, steps_to_recover=100)
-        >>> budget = budget.after(n_steps=7).after(n_steps=7)
-        >>> budget.left, budget.after(n_steps=250).left
+        >>> budget = budget.after(n_steps=7).after(n_steps=250)
+        >>> budget.left, budget.after(n_steps=250, n_saved=200).left
         (0, 1)
     """
 
@@ -44,13 +44,16 @@ class Budget:
         if self.left is None:
             object.__setattr__(self, "left", self.most)
 
-    def after(self, n_steps: int) -> Budget:
+    def after(self, n_steps: int, n_saved: int = 0) -> Budget:
         """Returns the budget after an end, with the restart that follows taken from it.
+
+        Steps that no snapshot has are made again, and are no progress.
 
         Args:
             n_steps: Number of steps that were finished since the last start.
+            n_saved: Number of those that a snapshot has.
         """
-        left = min(self.left + n_steps // self.steps_to_recover, self.most)
+        left = min(self.left + n_saved // self.steps_to_recover, self.most)
         idle = 0 if n_steps else self.idle + 1
         return replace(self, left=left - 1, idle=idle)
 
@@ -63,8 +66,8 @@ class Budget:
     def pause(self) -> float:
         """Seconds to wait before the restart.
 
-        There is none after a run that has made progress. A host that cannot start ranks
-        is not asked again and again.
+        There is none after a run that has finished a step. A host that cannot start
+        ranks is not asked again and again.
 
         Example:
             >>> [Budget(idle=n).pause for n in (0, 1, 2, 9)]

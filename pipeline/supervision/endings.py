@@ -46,12 +46,14 @@ class Ending(NamedTuple):
             empty if a rank was lost.
         n_steps: Number of calls of the pipeline, nearly all of them steps, that all
             ranks had finished.
+        n_saved: Number of those calls that a snapshot of this start has.
     """
 
     kind: Kind
     reason: str
     error: str
     n_steps: int
+    n_saved: int = 0
 
 
 def ending(code: int, logs: Sequence[Log]) -> Ending:
@@ -71,28 +73,31 @@ def ending(code: int, logs: Sequence[Log]) -> Ending:
         <Kind.STOPPED: 'stopped'>
         >>> ending(3, [])
         Ending(kind=<Kind.ERROR: 'error'>, reason='exit code 3', error='exit code 3', \
-n_steps=0)
+n_steps=0, n_saved=0)
     """
     n_steps = min((_finished_calls(log) for log in logs), default=0)
+    n_saved = min(max((log.saved for log in logs), default=0), n_steps)
+    return Ending(*_cause(code, logs), n_steps, n_saved)
+
+
+def _cause(code: int, logs: Sequence[Log]) -> tuple[Kind, str, str]:
+    """Returns the kind of an end, the words for it, and the text of its error."""
     if code == 0:
-        return Ending(Kind.FINISHED, "all ranks have finished", "", n_steps)
+        return Kind.FINISHED, "all ranks have finished", ""
     if code == STOPPED:
-        return Ending(Kind.STOPPED, "a signal stopped the training", "", n_steps)
+        return Kind.STOPPED, "a signal stopped the training", ""
     failures = sorted(
         (_order(text), log.rank, text, log) for log in logs for text in _failures(log)
     )
     if failures:
         order, _, text, log = failures[0]
         where = f"rank {log.rank} on {log.host}: {text}"
-        if order == _ERROR:
-            return Ending(Kind.ERROR, where, text, n_steps)
-        return Ending(Kind.LOST, where, "", n_steps)
+        return (Kind.ERROR, where, text) if order == _ERROR else (Kind.LOST, where, "")
     number = -code if code < 0 else code - _SIGNALS
     if number in set(signal.Signals):
-        name = signal.Signals(number).name
-        return Ending(Kind.LOST, f"{name} ended the ranks", "", n_steps)
+        return Kind.LOST, f"{signal.Signals(number).name} ended the ranks", ""
     text = f"exit code {code}"
-    return Ending(Kind.ERROR, text, text, n_steps)
+    return Kind.ERROR, text, text
 
 
 _LOST, _ERROR, _SILENT = range(3)

@@ -69,7 +69,7 @@ class Supervisor:
                 is_over = signals.got is not None
                 if is_over or found.kind in (Kind.FINISHED, Kind.STOPPED):
                     return code
-                budget = self.budget.after(found.n_steps)
+                budget = self.budget.after(found.n_steps, found.n_saved)
                 why_not = _why_not(found, last, budget)
                 if why_not:
                     self._say(f"{found.reason}. {why_not}")
@@ -116,12 +116,13 @@ class Supervisor:
 
 def _why_not(found: Ending, last: Ending | None, budget: Budget) -> str:
     """Returns the reason against a restart, as a sentence; empty if there is none."""
-    if last is not None and found.error and found[2:] == last[2:]:
+    is_same = last is not None and (found.error, found.n_steps) == last[2:4]
+    if is_same and found.error and found.n_saved < budget.steps_to_recover:
         return "The same error came at the same step twice, so it is the program's"
     if budget.is_spent:
         return (
             f"All {budget.most} restarts are spent; {budget.steps_to_recover} steps"
-            f" would give one back"
+            f" in a snapshot would give one back"
         )
     return ""
 

@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 
+from divisible.communication.flight_record import own_flight_record
 from pipeline import (
     Snapshot,
     SnapshotError,
@@ -283,3 +284,10 @@ def test_a_run_that_begins_anew_is_newer_than_a_longer_one(tmp_path, save, monke
     monkeypatch.setattr(time, "time", lambda: 0.0)
     save(tmp_path / "2")
     assert latest_snapshot(tmp_path).name == "2"
+
+
+def test_the_flight_record_has_the_call_that_was_saved(tmp_path, save, monkeypatch):
+    monkeypatch.setattr(own_flight_record, "call", 7)
+    save(tmp_path / "1")
+    assert own_flight_record.log().saved == 7
+    own_flight_record.save(0)

@@ -8,12 +8,20 @@ from pipeline.supervision.budget import Budget
 @given(st.integers(0, 5), st.integers(1, 50), st.lists(st.integers(0, 200)))
 def test_a_budget_never_grows_beyond_its_beginning(most, recover, ends):
     budget = Budget(most, recover)
-    for n_steps in ends:
-        left, budget = budget.left, budget.after(n_steps)
-        assert budget.left == min(left + n_steps // recover, most) - 1
+    for n_saved in ends:
+        left, budget = budget.left, budget.after(200, n_saved)
+        assert budget.left == min(left + n_saved // recover, most) - 1
         if budget.is_spent:
-            assert left == 0 and n_steps < recover or most == 0
+            assert left == 0 and n_saved < recover or most == 0
             break
+
+
+def test_steps_that_no_snapshot_has_give_nothing_back():
+    budget = Budget(most=3)
+    for left in (2, 1, 0):
+        budget = budget.after(n_steps=450)
+        assert budget.left == left
+    assert budget.after(n_steps=450).is_spent
 
 
 def test_pauses_grow_only_without_progress():

@@ -76,3 +76,15 @@ def test_steps_count_if_a_long_call_has_filled_the_record():
     for _ in range(N_ENTRIES):
         record.write(ACTION, BEGIN, "0F0")
     assert ending(1, [record.log()]).n_steps == 3
+
+
+def test_steps_that_a_snapshot_has_are_those_before_it():
+    record = FlightRecord()
+    for number in (1, 2, 3):
+        record.begin_call(1, number, "step")
+        record.write(CALL, END, "step")
+        if number == 2:
+            record.save(number)
+    found = ending(-signal.SIGKILL, [log(1, 3), record.log()])
+    assert (found.n_steps, found.n_saved) == (3, 2)
+    assert ending(-signal.SIGKILL, [log(1, 3)]).n_saved == 0
