@@ -14,6 +14,7 @@ import click
 from chainer_compat import _modes
 from divisible.communication.launchers import is_one_of_several
 from pipeline.command_line import options
+from pipeline.supervision.budget import Budget
 
 
 @click.command(
@@ -57,9 +58,8 @@ from pipeline.command_line import options
 @click.option(
     "--restarts",
     type=click.IntRange(0),
-    default=5,
-    show_default=True,
-    help="Number of restarts without progress; 100 steps in a snapshot give one back.",
+    help="Number of restarts without progress, with --keep-going; 100 steps in a"
+    f" snapshot give one back.  [default: {Budget.most}]",
 )
 @click.option(
     "--log",
@@ -75,7 +75,7 @@ def run_command(
     keep_going: bool,
     n_ranks: int | None,
     launcher: str | None,
-    restarts: int,
+    restarts: int | None,
     log: Path | None,
     script: str,
     arguments: tuple[str, ...],
@@ -110,8 +110,8 @@ def run_command(
         options_of_ranks = ["--compat", compat, *(["--plan", plan] if plan else [])]
         on_ranks = [*options_of_ranks, script, *arguments]
         sys.exit(_keep_going(launcher, n_ranks, restarts, log, on_ranks))
-    if n_ranks is not None or launcher is not None or log is not None:
-        raise click.UsageError("-n, --launcher and --log need --keep-going")
+    if any(given is not None for given in (n_ranks, launcher, restarts, log)):
+        raise click.UsageError("-n, --launcher, --restarts and --log need --keep-going")
     # These modules start MPI, which the other commands do not need.
     from pipeline.scripts import run_script
     from pipeline.start.plan_choice import VARIABLE
@@ -125,12 +125,11 @@ def run_command(
 def _keep_going(
     launcher: str | None,
     n_ranks: int | None,
-    restarts: int,
+    restarts: int | None,
     log: Path | None,
     on_ranks: Sequence[str],
 ) -> int:
     """Runs a supervisor, and returns its exit code."""
-    from pipeline.supervision.budget import Budget
     from pipeline.supervision.supervisor import Supervisor
 
     if is_one_of_several():
@@ -145,7 +144,8 @@ def _keep_going(
         *("-n", str(n_ranks), sys.executable),
         *("-c", "import divisible_command; divisible_command.main()", "run", *on_ranks),
     ]
-    return Supervisor(command, n_ranks, Budget(restarts), log).run()
+    budget = Budget() if restarts is None else Budget(restarts)
+    return Supervisor(command, n_ranks, budget, log).run()
 
 
 def _mpiexec() -> str:

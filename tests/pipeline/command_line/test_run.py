@@ -37,6 +37,7 @@ def test_a_mode_that_cannot_be_turned_on_is_refused(tmp_path, mode, words):
     [
         (["--keep-going"], "give -n"),
         (["-n", "2"], "need --keep-going"),
+        (["--restarts", "2"], "need --keep-going"),
         (["--keep-going", "-n", "2", "--launcher", "no-such-launcher"], "no-such-"),
         (["--keep-going", "-n", "0"], "not positive"),
     ],
