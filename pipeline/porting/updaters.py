@@ -35,13 +35,51 @@ _SPLITS = (
     " with the batch size of all devices, and a StandardUpdater"
 )
 
+_SECOND = (
+    "this updater has another iterator or optimizer, or is in another function, than"
+    " the first one: port a script for each"
+)
+_SCALED = (
+    "one of several updaters adds up the gradients of its devices: leave one updater in"
+    " the script"
+)
+
 
 def find(script: Script, parts: Parts) -> list[Finding]:
     """Finds updaters, and where the pipeline is made."""
-    findings = []
+    findings = _several(script, parts)
     for call in parts.updaters:
         findings += _updater(script, parts, call)
     return findings
+
+
+def _several(script: Script, parts: Parts) -> list[Finding]:
+    """Returns the obstacles if one pipeline cannot serve all updaters."""
+    first, *others = parts.updaters or [None]
+    findings = []
+    for other in others:
+        is_same = script.scope(other) is parts.scope and all(
+            _source(script, first, *each) == _source(script, other, *each)
+            for each in (("iterator", 0), ("optimizer", 1))
+        )
+        if not is_same:
+            findings.append(obstacle(other.lineno, _SECOND, PAGE))
+        devices = [argument(call, "devices") for call in (first, other)]
+        if any(each is not None and _number(script, each) != "1" for each in devices):
+            findings.append(obstacle(other.lineno, _SCALED, PAGE))
+    return findings
+
+
+def _source(script: Script, call: ast.Call, name: str, position: int) -> str:
+    node = argument(call, name, position)
+    return "" if node is None else script.source(node)
+
+
+def _number(script: Script, devices: ast.expr) -> str:
+    """Returns the source of the number of devices."""
+    if isinstance(devices, ast.Dict):
+        return str(len(devices.keys))
+    return f"len({script.source(devices)})"
 
 
 def _updater(script: Script, parts: Parts, call: ast.Call) -> list[Finding]:
@@ -100,12 +138,11 @@ _KEPT = ("converter", "device", "input_device", "auto_new_epoch")
 def _moved(script: Script, parts: Parts, call: ast.Call, devices: ast.expr) -> Finding:
     """Moves the model to the main device, and keeps the size of its updates."""
     source = script.source(devices)
-    main, n = f"{source}['main']", f"len({source})"
+    main, n = f"{source}['main']", _number(script, devices)
     if isinstance(devices, ast.Dict):
         keys = [getattr(key, "value", None) for key in devices.keys]
         node = dict(zip(keys, devices.values)).get("main")
         main = script.source(node) if node is not None else main
-        n = str(len(keys))
     parts.before.append(f"{parts.model}.to_device({main})")
     text = (
         f"the updater added up the gradients of {n} parts of a minibatch; a pipeline"

@@ -105,3 +105,36 @@ def test_a_pipeline_is_made_before_the_branches_that_make_updaters():
 def test_a_name_of_the_script_is_not_taken():
     source = training_script(before="pipe = layers = None")
     assert "updater = PipelineUpdater(train_iter, optimizer, pipe_)" in added(source)
+
+
+@pytest.mark.parametrize(
+    "updater, second, words",
+    [
+        (
+            "training.StandardUpdater(train_iter, optimizer)",
+            "training.StandardUpdater(other_iter, optimizer)",
+            "another iterator or optimizer",
+        ),
+        (
+            "training.StandardUpdater(train_iter, optimizer)",
+            "training.StandardUpdater(train_iter, optimizer=other)",
+            "another iterator or optimizer",
+        ),
+        (
+            "training.ParallelUpdater(train_iter, optimizer, devices={'main': 0,"
+            " 'b': 1})",
+            "training.StandardUpdater(train_iter, optimizer)",
+            "adds up the gradients",
+        ),
+        (
+            "training.StandardUpdater(train_iter, optimizer)",
+            "training.ParallelUpdater(train_iter, optimizer, devices=devices)",
+            "adds up the gradients",
+        ),
+    ],
+)
+def test_a_second_updater_that_trains_otherwise_is_refused(updater, second, words):
+    source = training_script(
+        updater=f"None\nif a:\n    updater = {updater}\nelse:\n    updater = {second}"
+    )
+    assert any(words in text for _, text, _ in obstacles(source))
