@@ -78,11 +78,42 @@ def find(script: Script, parts: Parts) -> list[Finding]:
     if any(each.lossfun != first.lossfun for each in found):
         text = "several losses: make one Pipeline for each, over the same layers"
         faults.append(obstacle(first.statement.lineno, text, "howto/other_losses"))
+    faults += [
+        _added_up(each) for each in trained if not _is_updated(script, parts, each)
+    ]
     findings = [*faults]
     for each in found:
         findings.append(_step(script, parts, each))
     findings += _values(script, parts, found)
     return findings
+
+
+def _is_updated(script: Script, parts: Parts, each: Minibatch) -> bool:
+    """Returns whether an update follows a minibatch before the next backward."""
+    if each.is_update:
+        return True
+    block, is_backward = script.block(each.statement), False
+    for statement in block[block.index(each.statement) + 1 :]:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        func = call.func if isinstance(call, ast.Call) else None
+        if not isinstance(func, ast.Attribute):
+            continue
+        if func.attr == "update" and is_name(func.value, parts.optimizer):
+            return is_backward and not call.args
+        if func.attr == "backward":
+            if is_backward:
+                return False
+            is_backward = True
+    return False
+
+
+def _added_up(each: Minibatch) -> Finding:
+    text = (
+        "no update follows this minibatch in the same block, so the script adds up"
+        " gradients of several. A step leaves the gradient of one: give the pipeline"
+        " all of them as one minibatch"
+    )
+    return obstacle(each.statement.lineno, text, PAGE)
 
 
 def _given(script: Script, parts: Parts, found: list[Minibatch]) -> list[Finding]:

@@ -72,8 +72,9 @@ def _computed(script: Script, parts: Parts, statement: ast.stmt) -> Minibatch | 
     name, call = _assigned_call(statement)
     if call is None or call.keywords:
         return None
-    block = script.block(statement)
-    backward = [s for s in block if _calls(s, name, "backward")]
+    before, after = _around(script, statement)
+    same = _until_stored(after, name)
+    backward = [s for s in same if _calls(s, name, "backward")]
     is_loss = parts.classifier or bool(backward)
     if is_name(call.func, parts.model) and len(call.args) > 1 and is_loss:
         *inputs, target = call.args
@@ -88,13 +89,18 @@ def _computed(script: Script, parts: Parts, statement: ast.stmt) -> Minibatch | 
     if len(call.args) != 2:
         return None
     output, target = call.args
+    arguments = [script.source(output), script.source(target)]
     if isinstance(output, ast.Name):
-        made = [s for s in block if _is_output(script, parts, s, output.id)]
-        if not made or _uses_elsewhere(script, block, output.id, statement):
+        made = [s for s in before if _stores(s, output.id)][-1:]
+        if not made or not _is_output(script, parts, made[0], output.id):
             return None
-        inputs, others = _assigned_call(made[-1])[1].args, [made[-1]]
+        after = _until_stored(after, output.id)
+        if _uses_elsewhere(script, [*before, *after], output.id, arguments):
+            return None
+        inputs, others = _assigned_call(made[0])[1].args, made
+        near = [*before[before.index(made[0]) :], *after]
     elif isinstance(output, ast.Call) and _is_chain(script, parts, output.func):
-        inputs, others = output.args, []
+        inputs, others, near = output.args, [], [*before, *after]
     else:
         return None
     if not backward and not script.imported(call.func).endswith(_LOSSES):
@@ -108,7 +114,7 @@ def _computed(script: Script, parts: Parts, statement: ast.stmt) -> Minibatch | 
         others=[*others, *backward],
         is_training=bool(backward),
     )
-    _add_accuracy(script, each, block, script.source(output))
+    _add_accuracy(script, each, near, arguments)
     return each
 
 
@@ -117,14 +123,13 @@ _LOSSES = ("_entropy", "_error", "_loss", "hinge", "_nll", "_likelihood")
 
 
 def _add_accuracy(
-    script: Script, each: Minibatch, block: list[ast.stmt], output: str
+    script: Script, each: Minibatch, statements: list[ast.stmt], arguments: list[str]
 ) -> None:
-    for statement in block:
-        name, call = _assigned_call(statement)
-        if call is None or not script.is_chainers(call.func, "accuracy"):
-            continue
-        if call.args and script.source(call.args[0]) == output:
-            each.accuracy, each.accfun = name, script.source(call.func)
+    """Finds the accuracy of the same output and target as the loss."""
+    for statement in statements:
+        if _is_accuracy(script, statement, arguments):
+            each.accuracy, call = _assigned_call(statement)
+            each.accfun = script.source(call.func)
             each.others.append(statement)
 
 
@@ -158,19 +163,42 @@ def _calls(statement: ast.stmt, name: str, method: str) -> bool:
     )
 
 
+def _is_accuracy(script: Script, statement: ast.stmt, arguments: list[str]) -> bool:
+    """Returns whether a statement computes the accuracy of an output and a target."""
+    _, call = _assigned_call(statement)
+    return (
+        call is not None
+        and script.is_chainers(call.func, "accuracy")
+        and not call.keywords
+        and [script.source(arg) for arg in call.args] == arguments
+    )
+
+
 def _uses_elsewhere(
-    script: Script, block: list[ast.stmt], name: str, loss: ast.stmt
+    script: Script, statements: list[ast.stmt], name: str, arguments: list[str]
 ) -> bool:
     """Returns whether an output is used for more than its loss and accuracy."""
-    for statement in block:
-        if statement is loss or _stores(statement, name):
-            continue
-        _, call = _assigned_call(statement)
-        if call is not None and script.is_chainers(call.func, "accuracy"):
+    for statement in statements:
+        if _stores(statement, name) or _is_accuracy(script, statement, arguments):
             continue
         if script.uses(name, statement):
             return True
     return False
+
+
+def _around(
+    script: Script, statement: ast.stmt
+) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """Returns the statements of the same block before and after a statement."""
+    block = script.block(statement)
+    place = block.index(statement)
+    return block[:place], block[place + 1 :]
+
+
+def _until_stored(statements: list[ast.stmt], name: str) -> list[ast.stmt]:
+    """Returns the first statements, as far as a variable has the same value."""
+    ends = (n for n, each in enumerate(statements) if _stores(each, name))
+    return statements[: next(ends, len(statements))]
 
 
 def _stores(statement: ast.stmt, name: str) -> bool:

@@ -100,6 +100,29 @@ def test_forward_and_backward_are_a_step():
     ]
 
 
+def test_the_output_is_that_of_the_model_before_the_loss():
+    lines, _ = body(
+        loop(
+            "y = model(a[i:])\n"
+            "loss = F.softmax_cross_entropy(y, b[i:])\n"
+            "acc = F.accuracy(y, b[i:])\n"
+            "loss.backward()\n"
+            "optimizer.update()\n"
+            "loss = float(loss.data)\n"
+            "y = tested(c)\n"
+            "print(F.accuracy(y, b[i:]))\n",
+            model="net",
+        )
+    )
+    assert lines[:5] == [
+        "result = pipe.step(a[i:], b[i:])",
+        "loss = result['loss']",
+        "acc = result['accuracy']",
+        "optimizer.update()",
+        "loss = float(loss)",
+    ]
+
+
 @pytest.mark.parametrize(
     "text, words",
     [
@@ -117,6 +140,27 @@ def test_forward_and_backward_are_a_step():
         (
             "optimizer.update(model, a[i:], b[i:])\nloss = model(c, d)\nloss.unchain()",
             "no meaning",
+        ),
+        (
+            "y = model(a[i:])\nloss = F.mean_squared_error(y, b[i:])\nloss *= 0.5\n"
+            "loss.backward()\noptimizer.update()",
+            "no forward and backward",
+        ),
+        (
+            "y = model(a[i:])\ny = F.tanh(y)\nloss = F.mean_squared_error(y, b[i:])\n"
+            "loss.backward()\noptimizer.update()",
+            "no forward and backward",
+        ),
+        (
+            "y = model(a[i:])\nloss = F.mean_squared_error(y, b[i:])\n"
+            "loss.backward()\nif i % 2:\n    optimizer.update()",
+            "adds up gradients",
+        ),
+        (
+            "l1 = F.mean_squared_error(model(a[i:]), b[i:])\nl1.backward()\n"
+            "l2 = F.mean_squared_error(model(c[i:]), d[i:])\nl2.backward()\n"
+            "optimizer.update()",
+            "adds up gradients",
         ),
     ],
 )
