@@ -51,8 +51,13 @@ def own_updater(
     if _is_text(body[0]):
         body = body[1:]
     batch, arrays, left = None, None, []
-    aliases = {}
+    aliases, done = {}, set()
     for statement in body:
+        if _is_plain(statement):
+            name = statement.value.func.attr
+            if name in done and name in ("backward", "update"):
+                return [_refusal(own, [f"line {statement.lineno}"])], converter
+            done.add(name)
         if _is_alias(statement):
             aliases[statement.targets[0].id] = script.source(statement.value)
         elif batch is None and (name := _batch(statement)):
@@ -172,25 +177,30 @@ def _loss(
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         call = statement.value
         is_update = isinstance(call.func, ast.Attribute) and call.func.attr == "update"
-        if is_update and len(call.args) > 1:
-            return [script.source(arg) for arg in call.args[1:]]
-        return None
+        model = call.args[0] if is_update and call.args else None
+        if model is None or not _is_model(script, model, aliases):
+            return None
+        return _arrays(script, call.args[1:])
     if not isinstance(statement, ast.Assign) or not isinstance(
         statement.value, ast.Call
     ):
         return None
     call = statement.value
-    source = script.source(call.func)
-    source = aliases.get(source, source)
-    is_model = source.endswith((".target", ".model"))
-    if not is_model or call.keywords:
+    if not _is_model(script, call.func, aliases) or call.keywords:
         return None
-    arrays = [
-        script.source(arg.value if isinstance(arg, ast.Starred) else arg)
-        for arg in call.args
-    ]
-    starred = any(isinstance(arg, ast.Starred) for arg in call.args)
-    return [f"*{arrays[0]}"] if starred else arrays
+    return _arrays(script, call.args)
+
+
+def _is_model(script: Script, node: ast.expr, aliases: dict[str, str]) -> bool:
+    source = script.source(node)
+    return aliases.get(source, source).endswith((".target", ".model"))
+
+
+def _arrays(script: Script, given: list[ast.expr]) -> list[str] | None:
+    """Returns the sources of arrays, or of one tuple of them all."""
+    if any(isinstance(arg, ast.Starred) for arg in given) and len(given) > 1:
+        return None
+    return [script.source(arg) for arg in given]
 
 
 def _is_plain(statement: ast.stmt) -> bool:

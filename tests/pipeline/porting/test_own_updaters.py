@@ -60,6 +60,16 @@ def test_an_update_by_the_models_loss_is_one_of_a_pipeline(arrays, updater, more
             "target(1, 2)\n        loss.backward()",
             "no batch",
         ),
+        (
+            PLAIN.format(arrays="x, t = make(batch)") + "\n        optimizer.update()",
+            "line 20",
+        ),
+        (
+            "def update_core(self):\n        batch = self.get_iterator('main').next()\n"
+            "        x, t = make(batch)\n"
+            "        self.get_optimizer('main').update(another_loss, x, t)",
+            "no loss",
+        ),
     ],
 )
 def test_one_that_does_more_is_refused(methods, words):
