@@ -18,9 +18,9 @@ PAGE = "howto/trainer"
 
 def find(script: Script, parts: Parts) -> list[Finding]:
     """Finds statements that every rank would print."""
-    findings = []
+    findings, computing = [], _computing(script, parts)
     for block in _blocks(script, parts):
-        for run in _runs(script, parts, block):
+        for run in _runs(script, parts, block, computing):
             findings.append(_guarded(script, parts, run))
     return findings
 
@@ -44,14 +44,14 @@ def _asks_rank(script: Script, node: ast.AST) -> bool:
 
 
 def _runs(
-    script: Script, parts: Parts, block: Sequence[ast.stmt]
+    script: Script, parts: Parts, block: Sequence[ast.stmt], computing: set[str]
 ) -> Iterator[list[ast.stmt]]:
     """Yields the consecutive prints of a block."""
     run: list[ast.stmt] = []
     for statement in block:
         is_known = statement.lineno > parts.comm_line
         is_one = is_known and _is_print(statement) and script.is_alone(statement)
-        if is_one and not _is_collective(script, parts, statement):
+        if is_one and not _is_collective(script, parts, statement, computing):
             run.append(statement)
         elif run:
             yield run
@@ -66,8 +66,28 @@ def _is_print(statement: ast.stmt) -> bool:
     return is_call and call.func.id == "print"
 
 
-def _is_collective(script: Script, parts: Parts, statement: ast.stmt) -> bool:
-    """Returns whether all ranks compute what a statement prints."""
+def _computing(script: Script, parts: Parts) -> set[str]:
+    """Returns functions of the script that use the model, or another one that does."""
+    functions = [n for n in ast.walk(script.tree) if isinstance(n, ast.FunctionDef)]
+    found: set[str] = set()
+    more = {parts.model}
+    while more:
+        names, more = more, set()
+        for function in functions:
+            is_new = function is not parts.scope and function.name not in found
+            if is_new and any(script.uses(name, function) for name in names):
+                more.add(function.name)
+        found |= more
+    return found
+
+
+def _is_collective(
+    script: Script, parts: Parts, statement: ast.stmt, computing: set[str]
+) -> bool:
+    """Returns whether all ranks compute what a statement prints.
+
+    All ranks also draw the same random numbers, and read the same minibatches.
+    """
     for use in script.uses(parts.model, statement):
         parent = script.parent(use)
         is_value = isinstance(parent, ast.Attribute)
@@ -75,7 +95,13 @@ def _is_collective(script: Script, parts: Parts, statement: ast.stmt) -> bool:
             return True
     calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
     return any(
-        isinstance(call.func, ast.Name) and _is_evaluator(script, parts, call.func.id)
+        (isinstance(call.func, ast.Name) and call.func.id in {"next", *computing})
+        or (isinstance(call.func, ast.Attribute) and call.func.attr == "next")
+        or "random" in script.imported(call.func).split(".")
+        or (
+            isinstance(call.func, ast.Name)
+            and _is_evaluator(script, parts, call.func.id)
+        )
         for call in calls
     )
 

@@ -25,6 +25,11 @@ def test_what_asks_for_the_rank_already_stays():
     [
         ("", "print(model.predictor(x).array)"),
         ("e = extensions.Evaluator(test_iter, model)", "print(e())"),
+        (
+            "def f(x):\n    return g(x)\ndef g(x):\n    return model.predictor(x)",
+            "print(f(x).array)",
+        ),
+        ("", "print(np.random.rand(), next(test_iter))"),
     ],
 )
 def test_what_all_ranks_compute_is_printed_by_all(after, end):
