@@ -1,4 +1,7 @@
-"""Uses of the model behind the pipeline, where a rank has only its own stage."""
+"""Uses of the model behind the pipeline, where a rank has only its own stage.
+
+A function may be called there, wherever it is defined.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +44,21 @@ def find(
         statement = script.statement(use)
         lines = range(statement.lineno, statement.end_lineno + 1)
         is_handled = is_handled or not refused.isdisjoint(lines)
-        if is_handled or not parts.is_after(use) or _is_hidden(script, parts, use):
+        may_be_after = parts.is_after(use) or _is_in_function(script, parts, use)
+        if is_handled or not may_be_after or _is_hidden(script, parts, use):
             continue
         findings.append(_use(script, parts, use))
     return findings
+
+
+def _is_in_function(script: Script, parts: Parts, use: ast.Name) -> bool:
+    """Returns whether a function in the scope uses the model when it is called."""
+    for above in script.parents(use):
+        if above is parts.scope:
+            return False
+        if isinstance(above, (ast.FunctionDef, ast.Lambda)):
+            return True
+    return False
 
 
 def _is_hidden(script: Script, parts: Parts, use: ast.Name) -> bool:
@@ -82,9 +96,12 @@ def _use(script: Script, parts: Parts, use: ast.Name) -> Finding:
         edit = replacement(script, node, f"{parts.optimizer}.target")
         text = "statistics of the layers of each rank's stage"
         return Finding(use.lineno, text, (edit,), "howto/trainer")
+    where = "behind the updater"
+    if not parts.is_after(use):
+        where = "in a function that may be called behind the updater"
     return obstacle(
         use.lineno,
-        f"{source} is used behind the updater, where a rank has trained its own layers"
+        f"{source} is used {where}, where a rank has trained its own layers"
         f" only: use pipe.predict(x), pipe.evaluate(x, t), or a snapshot",
         PAGE,
     )

@@ -35,3 +35,11 @@ def test_other_uses_are_refused(end):
     ((_, text, page),) = obstacles(training_script(end=end))
     assert "is used behind the updater" in text
     assert page == "howto/take_a_chain_apart"
+
+
+def test_a_function_before_the_pipeline_may_be_called_behind_it():
+    before = "def f(x):\n    return model.predictor(x)\ng = lambda: model(1)"
+    ((line, text, _),) = obstacles(training_script(before=before))
+    assert line == 12 and "a function that may be called behind the updater" in text
+    lines = added(training_script(before=before.partition("\ng")[0]))
+    assert "return as_variable(pipe.predict(x))" in lines
