@@ -46,7 +46,7 @@ class Parts:
         neighbours: Modules beside the script that it imports.
         comm_is_global: Whether the whole script knows the communicator.
         comm_line: Line on which the script makes the communicator; 0 without one.
-        seeds: Whether the generator of NumPy needs a seed.
+        seeds: Calls that seed generators, as source.
         result: Name of what a step of the pipeline returns.
     """
 
@@ -71,7 +71,7 @@ class Parts:
     neighbours: list[Script] = field(default_factory=list)
     comm_is_global: bool = True
     comm_line: int = 0
-    seeds: bool = False
+    seeds: list[str] = field(default_factory=list)
     result: str = "result"
 
     def is_after(self, node: ast.AST) -> bool:

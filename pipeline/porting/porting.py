@@ -104,7 +104,7 @@ def _ported(script: Script, parts: Parts) -> Ported:
     findings.sort(key=lambda each: each.line)
     if any(each.is_obstacle for each in findings):
         return Ported(None, findings)
-    edits += _seed(script, parts) + _imports(script, parts)
+    edits += _imports(script, parts)
     text = apply(script.text, with_pass(script, edits))
     try:
         ast.parse(text)
@@ -120,22 +120,8 @@ def _ported(script: Script, parts: Parts) -> Ported:
     return Ported(text, findings)
 
 
-def _seed(script: Script, parts: Parts) -> list[Edit]:
-    """Returns the edit that seeds NumPy's generator, if the script does not."""
-    if not parts.seeds:
-        return []
-    if parts.scope is script.tree:
-        return []
-    body = parts.scope.body
-    is_text = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
-    first = body[1] if is_text and len(body) > 1 else body[0]
-    start, _ = script.lines(first.lineno, first.lineno)
-    text = f"{script.indentation(first)}numpy.random.seed(0)  # alike on every rank\n"
-    return [Edit(start, start, text)]
-
-
 def _imports(script: Script, parts: Parts) -> list[Edit]:
-    """Returns the edit that adds imports below those of the script."""
+    """Returns the edit that adds imports, and seeds, below the script's imports."""
     last = 0
     for statement in script.tree.body:
         if isinstance(statement, (ast.Import, ast.ImportFrom)):
@@ -147,8 +133,8 @@ def _imports(script: Script, parts: Parts) -> list[Edit]:
     end = end if last else 0
     present = _present(script)
     lines = _import_lines(each for each in parts.imports if each not in present)
-    if parts.seeds and parts.scope is script.tree:
-        lines += ["", "numpy.random.seed(0)  # alike on every rank"]
+    if parts.seeds:
+        lines += ["", *(f"{each}  # alike on every rank" for each in parts.seeds)]
     text = "".join(f"{line}\n" for line in lines)
     if end and not script.between(end - 1, end).endswith("\n"):
         text = f"\n{text}"
