@@ -104,7 +104,7 @@ def _ported(script: Script, parts: Parts) -> Ported:
     findings.sort(key=lambda each: each.line)
     if any(each.is_obstacle for each in findings):
         return Ported(None, findings)
-    edits += _imports(script, parts)
+    edits += _imports(script, parts, _first_use(script, parts, edits))
     text = apply(script.text, with_pass(script, edits))
     try:
         ast.parse(text)
@@ -120,11 +120,19 @@ def _ported(script: Script, parts: Parts) -> Ported:
     return Ported(text, findings)
 
 
-def _imports(script: Script, parts: Parts) -> list[Edit]:
+def _first_use(script: Script, parts: Parts, edits: Sequence[Edit]) -> int:
+    """Returns where the model, or the first change, begins, in bytes."""
+    made = script.assigned(parts.model, parts.scope)
+    starts = [edit.start for edit in edits] + [script.span(each)[0] for each in made]
+    return min(starts, default=0)
+
+
+def _imports(script: Script, parts: Parts, before: int) -> list[Edit]:
     """Returns the edit that adds imports, and seeds, below the script's imports."""
     last = 0
     for statement in script.tree.body:
-        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+        is_import = isinstance(statement, (ast.Import, ast.ImportFrom))
+        if is_import and script.span(statement)[1] <= before:
             last = statement.end_lineno
     if not last:
         first = script.tree.body[0]

@@ -27,6 +27,14 @@ def test_imports_that_are_there_are_not_added():
     assert "from pipeline import PipelineUpdater\n" in text
 
 
+def test_imports_stand_before_what_needs_them():
+    end = "import matplotlib\nmatplotlib.show()"
+    lines = port(training_script(end=end)).text.splitlines()
+    assert lines.index("from divisible import from_chain") < lines.index(
+        "model = L.Classifier(net)"
+    )
+
+
 def test_code_of_python_2_is_refused_with_its_line():
     ported = port("import chainer\nprint 'a'\n")
     assert ported.text is None
