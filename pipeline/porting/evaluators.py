@@ -44,6 +44,13 @@ def find(script: Script, parts: Parts) -> list[Finding]:
 def _evaluator(script: Script, parts: Parts, call: ast.Call) -> list[Finding]:
     if argument(call, "eval_func", 5) is not None:
         return [obstacle(call.lineno, _FUNCTION, "howto/other_losses")]
+    target = argument(call, "target", 1)
+    if script.scope(call) is parts.scope and not _is_trained(script, parts, target):
+        text = (
+            f"{script.source(target or call)} is another model than the one that is"
+            f" trained, and is on no rank as a whole: make a Pipeline for it as well"
+        )
+        return [obstacle(call.lineno, text, PAGE)]
     findings, words = [], []
     iterator = argument(call, "iterator", 0)
     if iterator is None or isinstance(iterator, (ast.Dict, ast.List)):
@@ -63,3 +70,13 @@ def _evaluator(script: Script, parts: Parts, call: ast.Call) -> list[Finding]:
         " Chainer's Evaluator"
     )
     return [*findings, Finding(call.lineno, text, (edit,), PAGE)]
+
+
+def _is_trained(script: Script, parts: Parts, target: ast.expr | None) -> bool:
+    """Returns whether an expression is the model, or a copy that shares its arrays."""
+    source = "" if target is None else script.source(target)
+    if isinstance(target, ast.Name) and target.id != parts.model:
+        assigned = script.assigned(target.id, parts.scope)
+        source = script.source(assigned[-1].value) if assigned else ""
+    is_copy = source.startswith(f"{parts.model}.copy(")
+    return source == parts.model or source.endswith(".target") or is_copy

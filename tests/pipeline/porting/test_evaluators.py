@@ -15,6 +15,7 @@ from tests.support.ported import added, obstacles, training_script
             "test_iter, pipe, converter=convert, device=d",
         ),
         ("test_iter, model, eval_hook=h", "test_iter, pipe, eval_hook=h"),
+        ("test_iter, updater.get_optimizer('main').target", "test_iter, pipe"),
     ],
 )
 def test_an_evaluator_has_the_pipeline_and_its_means(given, found):
@@ -29,6 +30,7 @@ def test_an_evaluator_has_the_pipeline_and_its_means(given, found):
     "before, after, words",
     [
         ("", "extensions.Evaluator(it, model, eval_func=f)", "eval_func="),
+        ("mean = Mean()", "extensions.Evaluator(it, mean)", "another model"),
         ("class E(extensions.Evaluator):\n    pass", "", "E derives from Evaluator"),
     ],
 )
