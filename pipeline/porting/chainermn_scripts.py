@@ -129,14 +129,18 @@ def _is_rank_zero(script: Script, test: ast.expr) -> bool:
 
 def _rank_zero(script: Script, parts: Parts, node: ast.If) -> list[Finding]:
     """Returns the edits by which every rank does what rank 0 did alone."""
-    if node.orelse:
+    is_other = script.source(node).startswith("elif")
+    if node.orelse and not is_other:
         if all(_is_placeholder(script, each) for each in node.orelse):
             text = "every rank loads the data: the list of layers is made by a sample"
             edits = tuple(unwrapping(script, node.body, node))
             return [Finding(node.lineno, text, edits, PAGE)]
+        is_other = True
+    has_part = any(_has_part(script, parts, each) for each in node.body)
+    if is_other and (node.orelse or has_part):
         text = "ranks do different things here: let all do the same"
         return [obstacle(node.lineno, text, PAGE)]
-    if any(_has_part(script, parts, each) for each in node.body):
+    if has_part:
         text = "all trainers have the same extensions; rank 0 alone prints and writes"
         edits = tuple(unwrapping(script, node.body, node))
         return [Finding(node.lineno, text, edits, "howto/trainer")]

@@ -75,6 +75,9 @@ def unwrapping(
     first, last = block[0].lineno, block[-1].end_lineno
     whole = script.lines(outer.lineno, outer.end_lineno)
     kept = script.lines(first, last)
+    if first == outer.lineno:
+        header = Edit(script.span(outer)[0], script.span(block[0])[0], "")
+        return [header, Edit(kept[1], whole[1], "")]
     edits = [Edit(whole[0], kept[0], ""), Edit(kept[1], whole[1], "")]
     inner, before = script.indentation(block[0]), script.indentation(outer)
     return edits + shifted(script, first, last, inner, before)

@@ -41,6 +41,8 @@ def test_all_ranks_have_the_extensions_and_rank_0_prints():
     assert "if comm.rank == 0:" not in added(source)
     assert removed(source).count("if comm.rank == 0:") == 1
     assert "trainer.extend(extensions.LogReport())" in added(source)
+    source = source.replace("0:\n    trainer", "0: trainer")
+    assert "trainer.extend(extensions.LogReport())" in added(source)
 
 
 def test_all_ranks_compute_what_rank_0_did():
@@ -70,6 +72,10 @@ def test_batch_normalization_is_chainers():
         ),
         (
             COMM + "if comm.rank == 0:\n    a = 1\nelse:\n    a = f()",
+            "ranks do different things",
+        ),
+        (
+            COMM + "if a:\n    b()\nelif comm.rank == 0:\n    c.extend(d)",
             "ranks do different things",
         ),
     ],

@@ -45,6 +45,13 @@ def test_a_block_is_left_without_the_statement_around_it():
     assert apply(TEXT, unwrapping(script, outer.body, outer)) == expected
 
 
+def test_a_block_on_the_line_of_its_statement_is_left():
+    script = Script("if a: b = 1; c = 2\nelse: b = None\nd = 3\n")
+    outer = script.tree.body[0]
+    text = apply(script.text, unwrapping(script, outer.body, outer))
+    assert text == "b = 1; c = 2\nd = 3\n"
+
+
 def test_lines_of_texts_are_not_indented():
     script = Script(TEXT)
     edits = shifted(script, 2, 6, "    ", "        ")
