@@ -148,19 +148,50 @@ def _moved(script: Script, parts: Parts, call: ast.Call, devices: ast.expr) -> F
         f"the updater added up the gradients of {n} parts of a minibatch; a pipeline"
         f" has the mean of all samples"
     )
-    if _optimizer_class(script, parts) in _ANY_SCALE:
+    name, has_hooks = _optimizer_class(script, parts), bool(script.methods("add_hook"))
+    is_plain = not has_hooks and not _sets_rate(script, parts)
+    if name in _ANY_SCALE:
         text += ", and this optimizer makes the same updates of both"
-    elif _optimizer_class(script, parts) in _LINEAR and not script.methods("add_hook"):
+    elif name in _LINEAR and is_plain:
         parts.after.append(f"{parts.optimizer}.lr *= {n}")
         text += f", so the learning rate is {n} times as high"
     else:
-        text += f". For the same updates, multiply the learning rate by {n}"
+        text += f". For the same updates, multiply all learning rates by {n}"
+    if has_hooks:
+        text += f". Divide the rates and thresholds of hooks by {n}"
     return Finding(call.lineno, text, page="explanation/numerics")
 
 
 #: Optimizers whose updates are as large for gradients of any scale, and proportional.
 _ANY_SCALE = ("Adam", "AdaGrad", "AdaDelta", "RMSprop", "SMORMS3")
 _LINEAR = ("SGD", "MomentumSGD", "NesterovAG", "CorrectedMomentumSGD")
+
+# Extensions that set a hyperparameter, and arguments by which others do.
+_SETTERS = ("LinearShift", "WarmupShift")
+_SHIFTS = (
+    "ExponentialShift",
+    "InverseShift",
+    "MultistepShift",
+    "PolynomialShift",
+    "StepShift",
+)
+
+
+def _sets_rate(script: Script, parts: Parts) -> bool:
+    """Returns whether a learning rate is set behind the updater."""
+    rate = f"{parts.optimizer}.lr"
+    shifts = script.calls(*_SHIFTS)
+    return (
+        bool(script.calls(*_SETTERS))
+        or any(argument(each, "init") or argument(each, "target") for each in shifts)
+        or any(
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and script.source(node) == rate
+            and parts.is_after(node)
+            for node in ast.walk(parts.scope)
+        )
+    )
 
 
 def _optimizer_class(script: Script, parts: Parts) -> str:

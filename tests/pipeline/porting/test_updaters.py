@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipeline.porting.porting import port
 from tests.support.ported import added, obstacles, training_script
 
 
@@ -138,3 +139,24 @@ def test_a_second_updater_that_trains_otherwise_is_refused(updater, second, word
         updater=f"None\nif a:\n    updater = {updater}\nelse:\n    updater = {second}"
     )
     assert any(words in text for _, text, _ in obstacles(source))
+
+
+@pytest.mark.parametrize(
+    "optimizer, after, words",
+    [
+        ("SGD(0.1)", "optimizer.lr = 0.01", "multiply all learning rates by 2"),
+        (
+            "SGD(0.1)",
+            "trainer.extend(extensions.LinearShift('lr', (1, 0), (0, 9)))",
+            "multiply all learning rates by 2",
+        ),
+        ("Adam()", "optimizer.add_hook(h)", "thresholds of hooks by 2"),
+    ],
+)
+def test_rates_that_the_script_sets_itself_are_told(optimizer, after, words):
+    devices = "{'main': 0, 'b': 1}"
+    updater = f"training.ParallelUpdater(train_iter, optimizer, devices={devices})"
+    source = training_script(optimizer=optimizer, updater=updater, after=after)
+    ported = port(source)
+    assert "optimizer.lr *= 2" not in ported.text
+    assert any(words in each.text for each in ported.findings)
