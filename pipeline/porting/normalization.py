@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import re
+
 from pipeline.porting.findings import Finding
 from pipeline.porting.parts import Parts
 from pipeline.porting.script import Script
 
 NOUN = "normalization"
-FINDS = "``BatchNormalization``, ``dropout`` in the script and modules beside it"
+FINDS = "batch normalization, ``dropout`` in the script and modules beside it"
 WRITES = "``n_microbatches=1``, if there is batch normalization"
 PAGE = "explanation/numerics"
 
-_NORMALIZES = ("BatchNormalization", "MultiNodeBatchNormalization")
+# Links and functions of Chainer and ChainerMN, models of Chainer, and names like these.
+_NORMALIZES = re.compile(r"batch_?(re)?norm|^ResNet|^InceptionBN$", re.IGNORECASE)
 
 
 def find(script: Script, parts: Parts) -> list[Finding]:
     """Finds layers that a microbatch is not enough for."""
     findings = []
     sources = [script, *parts.neighbours]
-    if any(each.mentions(name) for each in sources for name in _NORMALIZES):
+    if any(_NORMALIZES.search(name) for each in sources for name in each.identifiers):
         parts.arguments.append("n_microbatches=1")
         text = (
             "batch normalization has the statistics of a microbatch: one microbatch"

@@ -285,4 +285,5 @@ def _identifiers(tree: ast.Module) -> set[str]:
             found.add(node.arg)
         elif isinstance(node, ast.alias):
             found.add(node.asname or node.name.partition(".")[0])
+            found.add(node.name.rpartition(".")[2])
     return found
