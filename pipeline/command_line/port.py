@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from pathlib import Path
 
 import click
 
 from divisible.files import written_aside
-from pipeline.command_line import console
+from pipeline.command_line import console, options
 from pipeline.porting.catalogue import RULES
 from pipeline.porting.findings import Finding
-from pipeline.porting.neighbours import neighbours
+from pipeline.porting.neighbours import neighbours, source_of
 from pipeline.porting.porting import port
 
 #: Exit code if something stands in the way.
@@ -48,10 +49,8 @@ def _print_rules(context: click.Context, _: click.Parameter, wanted: bool) -> No
     callback=_print_rules,
     help="List what is found and what is written, and exit.",
 )
-@click.pass_context
-def port_command(
-    context: click.Context, script: Path, output: Path | None, force: bool, show: bool
-) -> None:
+@options.speaking
+def port_command(script: Path, output: Path | None, force: bool, show: bool) -> None:
     """Rewrites a training script of Chainer for a pipeline.
 
     SCRIPT is read, and not run. Each place that changes is listed with its line, the
@@ -63,11 +62,16 @@ def port_command(
     if output.exists() and not (force or show):
         raise click.UsageError(f"{output} exists: give --force or another --output")
     try:
-        source = script.read_bytes().decode("utf-8")
-        others = [path.read_text(encoding="utf-8") for path in neighbours(script)]
+        # An editor may have put a mark before the text.
+        source = script.read_bytes().decode("utf-8-sig")
+        others = [source_of(path) for path in neighbours(script)]
     except UnicodeDecodeError as error:
         raise click.UsageError(f"{script} is not in UTF-8: {error}") from None
     ported = port(source, others)
+    if ported.text is not None and not show:
+        # Written before it is shown: "| head" closes the pipe, which ends the command.
+        with written_aside(output) as aside:
+            Path(aside).write_bytes(ported.text.encode())
     for finding in ported.findings:
         if finding.text:
             _say(script, finding)
@@ -75,7 +79,7 @@ def port_command(
         n = len(ported.obstacles)
         places = "One place stands" if n == 1 else f"{n} places stand"
         console.say(f"\n{places} in the way, and nothing was written.")
-        context.exit(NOT_PORTED)
+        sys.exit(NOT_PORTED)
     difference = difflib.unified_diff(
         source.splitlines(keepends=True),
         ported.text.splitlines(keepends=True),
@@ -85,8 +89,6 @@ def port_command(
     console.say("\n" + "".join(difference))
     if show:
         return
-    with written_aside(output) as aside:
-        Path(aside).write_text(ported.text, encoding="utf-8")
     console.say(f"written to {output}; run mpiexec -n 2 divisible run {output}")
 
 

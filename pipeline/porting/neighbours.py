@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import tokenize
 from pathlib import Path
 
 
@@ -25,9 +26,21 @@ def neighbours(path: Path) -> list[Path]:
     return list(found)
 
 
+def source_of(path: Path) -> str:
+    """Returns the text of a module, in the encoding that it declares.
+
+    Raises:
+        OSError: If it cannot be read.
+        SyntaxError: If the encoding is unknown.
+        ValueError: If it is not in this encoding.
+    """
+    with tokenize.open(path) as file:
+        return file.read()
+
+
 def _imported(path: Path, folder: Path) -> list[Path]:
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = ast.parse(source_of(path))
     except (OSError, SyntaxError, ValueError):
         return []
     names: list[str] = []
@@ -49,7 +62,7 @@ def _imported(path: Path, folder: Path) -> list[Path]:
 
 def _can_parse(path: Path) -> bool:
     try:
-        ast.parse(path.read_text(encoding="utf-8"))
+        ast.parse(source_of(path))
     except (OSError, SyntaxError, ValueError):
         return False
     return True

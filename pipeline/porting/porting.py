@@ -106,6 +106,8 @@ def _ported(script: Script, parts: Parts) -> Ported:
         return Ported(None, findings)
     edits += _imports(script, parts, _first_use(script, parts, edits))
     text = apply(script.text, with_pass(script, edits))
+    if script.text.count("\r\n") == script.text.count("\n") > 0:
+        text = text.replace("\r\n", "\n").replace("\n", "\r\n")
     try:
         ast.parse(text)
     except SyntaxError as error:

@@ -44,6 +44,21 @@ def test_another_file_may_be_named(script, tmp_path):
     assert not script.with_name("train_pipeline.py").exists()
 
 
+def test_marks_and_encodings_are_those_of_python(script):
+    (script.parent / "net.py").write_bytes(
+        b"# coding: latin-1\n# \xe9\nbn = L.BatchNormalization(3)\n"
+    )
+    script.write_bytes(b"\xef\xbb\xbfimport net\n" + script.read_bytes())
+    assert run(script).exit_code == 0
+    assert "n_microbatches=1" in script.with_name("train_pipeline.py").read_text()
+
+
+def test_a_folder_that_is_missing_is_named(script, tmp_path):
+    result = run(script, "-o", tmp_path / "none" / "new.py")
+    assert result.exit_code == 1 and "Error" in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
 def test_what_stands_in_the_way_has_an_exit_code_of_its_own(script):
     script.write_text(training_script(end="g(model)"))
     result = run(script)

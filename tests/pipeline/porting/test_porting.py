@@ -19,6 +19,12 @@ def test_comments_and_layout_stay():
         position = lines.index(line, position + 1)
 
 
+def test_ends_of_lines_stay():
+    source = training_script(before="print('''a\nb''')", end="if c:\n\tprint(d)")
+    text = port(source.replace("\n", "\r\n")).text
+    assert text == port(source).text.replace("\n", "\r\n")
+
+
 def test_imports_that_are_there_are_not_added():
     source = training_script(before="from pipeline import Pipeline")
     text = port(
