@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -85,13 +86,9 @@ class Supervisor:
 
     def _start(self, signals: Signals) -> tuple[int, Ending]:
         """Starts the ranks once; returns the exit code, and why they ended."""
-        root = Path(os.path.abspath(flight_files.root_directory()))
-        root.mkdir(parents=True, exist_ok=True)
-        if not os.environ.get(flight_files.VARIABLE):
-            flight_files.tidy(root)
-        folder = Path(tempfile.mkdtemp(prefix="supervised-", dir=root))
-        variables = {**os.environ, flight_files.VARIABLE: str(folder)}
-        is_kept = False
+        folder, variables, is_kept = self._folder(), dict(os.environ), False
+        if folder is not None:
+            variables[flight_files.VARIABLE] = str(folder)
         try:
             code = signals.run(self.command, variables)
             logs = _logs(folder)
@@ -100,8 +97,20 @@ class Supervisor:
             is_kept = bool(logs) and found.kind in (Kind.LOST, Kind.ERROR)
             return code, found
         finally:
-            if not is_kept:
+            if folder is not None and not is_kept:
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder(self) -> Path | None:
+        """Makes a directory for the flight records of a start, if there can be one."""
+        try:
+            root = Path(os.path.abspath(flight_files.root_directory()))
+            root.mkdir(parents=True, exist_ok=True)
+            if not os.environ.get(flight_files.VARIABLE):
+                flight_files.tidy(root)
+            return Path(tempfile.mkdtemp(prefix="supervised-", dir=root))
+        except OSError as error:
+            self._say(f"the ranks leave no flight records, so less is known: {error}")
+            return None
 
     def _say(self, text: str) -> None:
         print(f"divisible run: {text}", file=sys.stderr, flush=True)
@@ -127,15 +136,17 @@ def _why_not(found: Ending, last: Ending | None, budget: Budget) -> str:
     return ""
 
 
-def _logs(folder: Path) -> list[Log]:
+def _logs(folder: Path | None) -> list[Log]:
     """Returns the flight records of a start; those that cannot be read are left out."""
     found = []
-    for job in folder.iterdir():
-        for path in flight_files.files(job) if job.is_dir() else []:
-            try:
+    # The system may have removed old files meanwhile.
+    with contextlib.suppress(OSError):
+        jobs = (
+            [] if folder is None else [job for job in folder.iterdir() if job.is_dir()]
+        )
+        for path in [path for job in jobs for path in flight_files.files(job)]:
+            with contextlib.suppress(OSError, ValueError):
                 found.append(flight_files.read_file(path))
-            except (OSError, ValueError):
-                continue
     return found
 
 

@@ -48,3 +48,14 @@ def test_old_records_of_supervisors_go(tmp_path, monkeypatch, leaves):
     monkeypatch.setattr(flight_files, "is_running", lambda log: False)
     Supervisor(leaves(0), 1, Budget(0)).run()
     assert not job.exists()
+
+
+def test_the_run_goes_on_without_flight_records(tmp_path, monkeypatch, capfd):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(flight_files.VARIABLE, str(tmp_path / "file" / "folder"))
+    assert Supervisor(["sh", "-c", "exit 75"], 1, Budget()).run() == 75
+    assert "leave no flight records" in capfd.readouterr().err
+    # A long run may outlive its files.
+    monkeypatch.setenv(flight_files.VARIABLE, str(tmp_path))
+    command = ["sh", "-c", f"rmdir ${flight_files.VARIABLE}; exit 3"]
+    assert Supervisor(command, 1, Budget(0)).run() == 3
