@@ -141,7 +141,19 @@ def _functions(
         f"{own.name}.{forward.name} is the output and the loss: the ranks divide the"
         f" one, and the last rank computes the other, which must be a mean over samples"
     )
+    known = ("loss",) if accuracy[0] == "None" else ("loss", "accuracy")
+    left = [name for name in _reported(script, forward) if name not in known]
+    if left:
+        names = ", ".join(left)
+        says += f". {names} is no longer reported: compute it from pipe.predict(x)"
     return [Finding(forward.lineno, says, edits, PAGE)]
+
+
+def _reported(script: Script, forward: ast.FunctionDef) -> list[str]:
+    """Returns the names under which a chain reports values."""
+    given = [c.args[0] for c in script.calls("report", within=forward) if c.args]
+    keys = [key for each in given if isinstance(each, ast.Dict) for key in each.keys]
+    return [str(key.value) for key in keys if isinstance(key, ast.Constant)]
 
 
 def _accuracy(

@@ -84,3 +84,11 @@ def test_a_loss_that_cannot_be_split_is_refused(body, words):
 def test_a_class_that_is_not_seen_is_refused():
     ((_, text, _),) = obstacles(training_script(model="nets.Net()"))
     assert "class of model is not in this script" in text
+
+
+def test_values_that_are_no_longer_reported_are_named():
+    body = KEPT.replace("'accuracy': accuracy", "'perp': F.exp(loss)")
+    says = [each.text for each in port(net(body)).findings]
+    assert any("perp is no longer reported" in text for text in says)
+    says = [each.text for each in port(net(KEPT)).findings]
+    assert not any("no longer reported" in text for text in says)
