@@ -41,11 +41,18 @@ from tests.support.ported import added, obstacles, removed, training_script
             "serializers.save_npz('a', optimizer)",
             ["save_snapshot(str('a') + '.snapshot', pipe, optimizer)"],
         ),
-        ("serializers.load_npz('weights', model)", []),
     ],
 )
 def test_files_are_those_of_all_ranks(line, found):
-    assert [x for x in found if x not in added(training_script(after=line))] == []
+    lines = added(training_script(after=line))
+    assert [each for each in found if each not in lines] == []
+
+
+def test_weights_are_loaded_before_the_pipeline_only():
+    line = "serializers.load_npz('weights', model)"
+    assert line not in added(training_script(before="model = net\n" + line))
+    ((_, text, _),) = obstacles(training_script(after=line))
+    assert "is used behind the updater" in text
 
 
 def test_a_file_of_one_object_is_left_to_the_command():
