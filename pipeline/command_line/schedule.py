@@ -142,6 +142,8 @@ def compare_command(
 
 def _print_comparison(timelines: dict[str, Timeline]) -> None:
     first = next(iter(timelines.values())).makespan
+    if not first > 0:
+        raise ValueError("the schedules take no time: give --times above 0")
     console.print_table(
         ["schedule", "time", "of the first", "bubble", "held", "above bound"],
         [

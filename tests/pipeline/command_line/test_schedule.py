@@ -82,6 +82,7 @@ def test_a_profile_is_cut_for_each_schedule(folder):
         (2, ("compare", "1f1b"), "give --stages and --microbatches"),
         (2, ("compare", "1f1b", "1f1b", *SIZES), "one name"),
         (1, ("compare", "1f1b", *SIZES, "--times", "1,2"), "three numbers"),
+        (1, ("compare", "1f1b", *SIZES, "--times", "0,0,0"), "give --times above 0"),
         (1, ("compare", "1f1b", "empty.txt", *SIZES), "empty.txt: "),
         (2, ("compare", "gpipe", "small.txt", *SIZES), "has 2 ranks"),
         (2, ("compare", "gpipe", *SIZES, "--profile", "p.json", "--message", 1), "own"),
