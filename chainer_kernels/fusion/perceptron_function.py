@@ -89,8 +89,10 @@ class PerceptronFunction(chainer.FunctionNode):
     ) -> None:
         self._layers, self._one_by_one = layers, one_by_one
         self._label = label
-        # The input of each layer, and what its backward reads.
-        self._held: list[tuple[Array, Given]] = []
+        # A flat list, in which a pipeline finds the arrays that wait elsewhere.
+        self._arrays: list[Array] = []
+        # For each layer the places of its input and of what its backward reads.
+        self._reads: list[tuple[int, dict[int, int]]] = []
         # A gradient of the output, and those of all products that follow from it.
         self._known: tuple[Any, list[Array]] = (None, [])
 
@@ -103,13 +105,24 @@ class PerceptronFunction(chainer.FunctionNode):
         """Computes the output."""
         self.retain_inputs(tuple(range(len(inputs))))
         x, provider = inputs[0], providers.active()
-        self._held = []
+        self._arrays, self._reads = [], []
         for layer, (W, b) in zip(self._layers, self._parameters(inputs)):
             z = provider.product_with_weights(x, W, is_transposed=True)
             y, given = layer.continued(z, b)
-            self._held.append((x, given))
+            places = {value: self._place_of(a) for value, a in given.items()}
+            self._reads.append((self._place_of(x), places))
             x = y
         return (x,)
+
+    def _place_of(self, array: Array) -> int:
+        """Holds an array for the backward, and returns its place."""
+        self._arrays.append(array)
+        return len(self._arrays) - 1
+
+    def _held(self, place: int) -> tuple[Array, Given]:
+        """Returns the input of a layer, and what its backward reads."""
+        x, given = self._reads[place]
+        return self._arrays[x], {value: self._arrays[i] for value, i in given.items()}
 
     def _parameters(self, inputs: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
         """Yields W and b of each layer."""
@@ -133,7 +146,7 @@ class PerceptronFunction(chainer.FunctionNode):
             found[0] = providers.active().product_with_weights(gradients[0], W)
         for i, (place, is_weight) in enumerate(self._places(), 1):
             if i in indexes and is_weight:
-                x, _ = self._held[place]
+                x, _ = self._held(place)
                 found[i] = providers.active().product(gradients[place].T, x)
             elif i in indexes:
                 found[i] = total(gradients[place], (0,))
@@ -154,7 +167,7 @@ class PerceptronFunction(chainer.FunctionNode):
         found, g, provider = [], gy, providers.active()
         weights = [node.data for node, _ in self._parameters(self.inputs)]
         for place in reversed(range(len(self._layers))):
-            _, given = self._held[place]
+            _, given = self._held(place)
             g = self._layers[place].product_gradient(given, g)
             found.insert(0, g)
             if place:
@@ -169,7 +182,7 @@ class PerceptronFunction(chainer.FunctionNode):
         gradients, shares = self._product_gradients(gy), {}
         for i, (place, is_weight) in enumerate(self._places(), 1):
             if i in parameters:
-                g, (x, _) = gradients[place], self._held[place]
+                g, (x, _) = gradients[place], self._held(place)
                 shares[i] = Product(g.T, x) if is_weight else Sum(g, (0,))
         return shares
 

@@ -1,5 +1,7 @@
 """Several linear layers, and what is between them, as one function."""
 
+import weakref
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -13,6 +15,8 @@ from chainer_kernels.fusion import perceptrons
 from chainer_kernels.fusion.fusing import Fusion
 from chainer_kernels.fusion.perceptron_function import PerceptronFunction
 from chainer_kernels.fusion.report import run_layers
+from pipeline.stages.held import Graph
+from pipeline.stages.leaving_arrays import take_out
 from tests.support import kernels
 from tests.support.fusion import MARKED, assert_same_bits, one_by_one
 
@@ -176,3 +180,22 @@ def test_a_decided_chain_ends_where_it_did_in_training():
             assert "Linear >" in y.creator.label
             found = run_layers(layers, fusion, (x,)).creator.inputs[0].creator_node
             assert found.label == y.creator.label
+
+
+def test_all_that_waits_for_the_backward_can_leave_memory():
+    layers, x = made("three"), kernels.arrays((300, 6), 1)
+    expected, _ = trained(fused(layers, x), layers, x)
+    leaf = chainer.Variable(x.copy())
+    y = fused(layers, x)(leaf)
+    hidden = [weakref.ref(a) for a in y.creator._arrays]
+    left = take_out(Graph((leaf,), {}, (y,), {}), links_of(layers))
+    copies = [buffer.copy() for buffer in left.buffers]
+    del left.buffers[:]
+    assert not any(each() is not None for each in hidden)
+    left.come_back(copies)
+    for link in links_of(layers):
+        link.cleargrads()
+    y.grad = kernels.arrays(y.shape, 3)
+    y.backward()
+    parameters = [p.grad for link in links_of(layers) for p in link.params()]
+    assert_same_bits([y.array, leaf.grad, *parameters], expected)
