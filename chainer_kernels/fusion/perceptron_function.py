@@ -93,8 +93,9 @@ class PerceptronFunction(chainer.FunctionNode):
         self._arrays: list[Array] = []
         # For each layer the places of its input and of what its backward reads.
         self._reads: list[tuple[int, dict[int, int]]] = []
-        # A gradient of the output, and those of all products that follow from it.
-        self._known: tuple[Any, list[Array]] = (None, [])
+        # A gradient of the output, whether it came with `contributions`, and those of
+        # all products that follow from it.
+        self._known: tuple[Any, bool, list[Array]] = (None, False, [])
 
     @property
     def label(self) -> str:
@@ -140,7 +141,7 @@ class PerceptronFunction(chainer.FunctionNode):
             wanted = [inputs[i] for i in indexes]
             y = self._one_by_one(*inputs)
             return tuple(chainer.grad([y], wanted, [gy], enable_double_backprop=True))
-        gradients, found = self._product_gradients(gy.array), {}
+        gradients, found = self._product_gradients(gy.array, False), {}
         if 0 in indexes:
             W = self.inputs[1].data
             found[0] = providers.active().product_with_weights(gradients[0], W)
@@ -159,10 +160,20 @@ class PerceptronFunction(chainer.FunctionNode):
             if layer.has_bias:
                 yield place, False
 
-    def _product_gradients(self, gy: Array) -> list[Array]:
-        """Returns the gradients of all products; those of the same ``gy`` only once."""
-        known, found = self._known
-        if known is gy:
+    def _product_gradients(self, gy: Array, is_told: bool) -> list[Array]:
+        """Returns the gradients of all products.
+
+        ``backward`` and ``contributions`` get the same ``gy`` one after the other. The
+        second of them takes over what the first one has computed, once: the array may
+        have other values in a later backward.
+
+        Args:
+            gy: The gradient of the output.
+            is_told: Whether they are for ``contributions``.
+        """
+        known, was_told, found = self._known
+        self._known = None, False, []
+        if known is gy and was_told is not is_told:
             return found
         found, g, provider = [], gy, providers.active()
         weights = [node.data for node, _ in self._parameters(self.inputs)]
@@ -172,14 +183,14 @@ class PerceptronFunction(chainer.FunctionNode):
             found.insert(0, g)
             if place:
                 g = provider.product_with_weights(g, weights[place])
-        self._known = gy, found
+        self._known = gy, is_told, found
         return found
 
     def contributions(
         self, parameters: Mapping[int, chainer.Parameter], gy: Array
     ) -> dict[int, Contribution]:
         """Returns contributions to the gradients of parameters, by their number."""
-        gradients, shares = self._product_gradients(gy), {}
+        gradients, shares = self._product_gradients(gy, True), {}
         for i, (place, is_weight) in enumerate(self._places(), 1):
             if i in parameters:
                 g, (x, _) = gradients[place], self._held(place)

@@ -199,3 +199,15 @@ def test_all_that_waits_for_the_backward_can_leave_memory():
     y.backward()
     parameters = [p.grad for link in links_of(layers) for p in link.params()]
     assert_same_bits([y.array, leaf.grad, *parameters], expected)
+
+
+def test_the_array_of_a_gradient_may_get_other_values():
+    layers, x = made("tanh"), kernels.arrays((4, 6), 1)
+    leaf, gy = chainer.Variable(x), kernels.arrays((4, 5), 3)
+    y = fused(layers, x)(leaf)
+    found = []
+    for _ in range(2):
+        (gx,) = chainer.grad([y], [leaf], [chainer.Variable(gy)])
+        found.append(gx.array.copy())
+        gy *= 2
+    np.testing.assert_array_equal(found[1], 2 * found[0])
