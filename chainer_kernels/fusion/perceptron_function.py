@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import chainer
+import chainer.functions as F
 import numpy as np
 
 from chainer_kernels import providers, threads
@@ -137,7 +138,9 @@ class PerceptronFunction(chainer.FunctionNode):
         """Computes the gradients of some inputs."""
         (gy,) = grad_outputs
         if chainer.config.enable_backprop:
-            inputs = self.get_retained_inputs()
+            # A parameter may have been read on the way to x as well, where its gradient
+            # is not one of this function.
+            inputs = [F.identity(each) for each in self.get_retained_inputs()]
             wanted = [inputs[i] for i in indexes]
             y = self._one_by_one(*inputs)
             return tuple(chainer.grad([y], wanted, [gy], enable_double_backprop=True))

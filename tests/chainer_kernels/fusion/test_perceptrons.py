@@ -211,3 +211,21 @@ def test_the_array_of_a_gradient_may_get_other_values():
         found.append(gx.array.copy())
         gy *= 2
     np.testing.assert_array_equal(found[1], 2 * found[0])
+
+
+def test_gradients_of_gradients_of_a_layer_in_two_chains():
+    np.random.seed(0)
+    start = [L.Linear(6, 6), F.tanh]
+    layers = [*start, L.Linear(6, 6), F.tanh, *start, L.Linear(6, 5)]
+    x = kernels.arrays((4, 6), 1)
+    decisions = {(0, 4): True, (4, 7): True}
+
+    def second(call):
+        y = F.sum(call(chainer.Variable(x)) ** 2)
+        first = chainer.grad([y], [layers[0].W], enable_double_backprop=True)
+        return [first[0].array, chainer.grad(first, [layers[0].W])[0].array]
+
+    fusion = Fusion(decisions)
+    found = second(lambda x: run_layers(layers, fusion, (x,)))
+    for one, other in zip(found, second(lambda x: one_by_one(layers, x)), strict=True):
+        np.testing.assert_allclose(one, other, 1e-4, 1e-5 * np.abs(other).max())
