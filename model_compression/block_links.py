@@ -195,12 +195,16 @@ def _output(link: Any, x: Any, n_batch_axes: int = 1) -> Any:
     is_linear = not hasattr(link, "ksize")
     if is_linear:
         shape = math.prod(samples), math.prod(array.shape[n_batch_axes:])
+    W, b = link.W_blocks if link.is_packed else link.W, link.b
+    if not array.size or not (link.is_packed or isinstance(W, chainer.Parameter)):
+        # No samples; or weights that a hook, or a transposed tie, has just made, whose
+        # zeros are elsewhere.
+        return None
     if type(link.W_skips) is not np.ndarray or link.W_skips[0] != SKIPS:
         link.seen.shape = shape
         return None
     if not switch.is_ours() or product_dtype.here() != product_dtype.FLOAT32:
         return None
-    W, b = link.W_blocks if link.is_packed else link.W, link.b
     arrays = [each.array for each in (W, b) if isinstance(each, chainer.Variable)]
     layer = _layer(link)
     if not are_float32(array, *arrays) or not _reads(layer, shape):

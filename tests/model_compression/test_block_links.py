@@ -8,9 +8,11 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.link_hooks import WeightStandardization
 
 import chainer_kernels
 from chainer_kernels import block_choice
+from divisible import Divisible
 from model_compression import Prune, block_report
 from model_compression.block_links import (
     SkipsBlocks,
@@ -152,3 +154,38 @@ def test_the_choice_is_measured_for_the_inputs_that_were_read(monkeypatch):
 def test_only_blocks_can_be_skipped():
     with pytest.raises(ValueError, match="only blocks .*'row'.*granularity="):
         Prune("l2", granularity="row", skip_blocks=True)
+
+
+@pytest.mark.parametrize("name", ["Linear", "3 x 3"])
+def test_inputs_without_samples(name):
+    plain, link, x, _ = skipping(name)
+    assert link(x[:0]).shape == plain(x[:0]).shape
+    prepare(link)
+    link(x[:0])
+    assert choose(link) is None
+
+
+def test_weights_that_a_hook_has_made_are_not_skipped():
+    plain, link, x, _ = skipping("Linear")
+    for model in (plain, link):
+        model.add_hook(WeightStandardization())
+    np.testing.assert_array_equal(link(x).array, plain(x).array)
+
+
+def test_transposed_weights_are_not_skipped():
+    np.random.seed(0)
+    model = Divisible(L.Linear(16, 16), F.tanh, L.Linear(16, 16))
+    model.tie("/0/W", "/2/W", transpose=True)
+    is_zero = np.zeros((16, 16), bool)
+    is_zero[:8, 8:] = True
+    model[0].W.array[is_zero] = 0
+    x = kernels.arrays((5, 16), 2)
+    expected = model(x).array
+    for layer in (model[0], model[2]):
+        prepare(layer)
+        set_live(layer, is_zero)
+    model(x)
+    assert choose(model[0]) is not None and choose(model[2]) is None
+    set_choice(model[0], True)
+    set_choice(model[2], True)
+    np.testing.assert_allclose(model(x).array, expected, 1e-4, 1e-5)
