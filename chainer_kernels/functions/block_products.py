@@ -107,8 +107,8 @@ class BlockProduct(FunctionNode):
         """Returns the output."""
         self.retain_inputs((0, 1))
         x, W, *b = inputs
-        self._tiles = self.layer.tiles_of(W)
-        y = self.layer.forward(x, self._tiles)
+        tiles = self.layer.tiles_of(W)
+        y = self.layer.forward(x, tiles)
         for bias in b:
             y += bias.reshape(-1, *[1] * (y.ndim - 2))
         return (y,)
@@ -119,7 +119,7 @@ class BlockProduct(FunctionNode):
         (gy,) = grad_outputs
         found = []
         if 0 in indexes:
-            data = BlockProductGradData(self.layer, x.shape[2:], self._tiles)
+            data = BlockProductGradData(self.layer, x.shape[2:])
             found.append(data.apply((gy, W))[0])
         if 1 in indexes:
             found.append(BlockProductGradWeight(self.layer).apply((x, gy))[0])
@@ -134,19 +134,16 @@ class BlockProductGradData(FunctionNode):
     Args:
         layer: The layer.
         sizes: The spatial sizes of the input.
-        tiles: The tiles of W, where they are known.
     """
 
-    def __init__(
-        self, layer: BlockLayer, sizes: tuple[int, ...], tiles: Array | None = None
-    ) -> None:
-        self.layer, self._sizes, self._tiles = layer, sizes, tiles
+    def __init__(self, layer: BlockLayer, sizes: tuple[int, ...]) -> None:
+        self.layer, self._sizes = layer, sizes
 
     def forward_cpu(self, inputs: Arrays) -> Arrays:
         """Returns the gradient."""
         self.retain_inputs((0, 1))
         gy, W = inputs
-        tiles = self.layer.tiles_of(W) if self._tiles is None else self._tiles
+        tiles = self.layer.tiles_of(W)
         return (self.layer.data(gy, tiles, self._sizes),)
 
     def backward(self, indexes: Sequence[int], grad_outputs: _Variables) -> tuple:

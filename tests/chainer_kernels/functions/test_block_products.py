@@ -10,6 +10,7 @@ from chainer_kernels.catalogue import backward_of, weights_of
 from chainer_kernels.contributions import Rows, Scratch
 from chainer_kernels.functions.block_products import BlockLayer, BlockProduct
 from chainer_kernels.geometry import Geometry
+from divisible.planning.retained_arrays import BufferSet, retained_arrays
 from tests.support import kernels
 
 STRIDED = Geometry((3, 3), (2, 1), (1, 1), (1, 1))
@@ -131,3 +132,10 @@ def test_packed_weights(case):
     np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(found[0], packed_found[0])
     np.testing.assert_array_equal(found[1], layer.whole(packed_found[1]))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_only_the_inputs_wait_for_the_backward(case):
+    layer, (x, W, _) = inputs(case)
+    (y,) = BlockProduct(layer).apply((chainer.Variable(x), chainer.Parameter(W)))
+    assert not BufferSet(retained_arrays([y])) - BufferSet([x, W])
