@@ -24,6 +24,7 @@ from model_compression.quantized_links import (
 from model_compression.rules import Prune, Quantize
 from model_compression.selection import weighted_layers, weights_of
 from model_compression.shrinking import make_room, n_channels, take_away
+from model_compression.skipping import check_sizes
 from model_compression.stored_links import store
 
 #: Endings of names of values in a file that its model needs before the others.
@@ -188,6 +189,7 @@ def _rules_of(model: Any, plan: Any, name: str) -> _Rules:
         if isinstance(rule, Quantize):
             for path in paths:
                 check_kind(path, layers[path].kinds, rule)
+    check_sizes(plan.rules, chosen, removed, layers)
     return _Rules(plan.rules, chosen, removed)
 
 

@@ -80,10 +80,14 @@ def why_not(link: chainer.Link) -> str:
         return "its channels are in groups"
     if link.W.array is None:
         return "its weights have no size yet"
-    shape = link.W.shape
-    if min(shape, default=0) < 1 or shape[0] % 8 or shape[1] % 8:
+    if not are_whole_tiles(link.W.shape):
         return "its outputs and inputs are no multiples of 8"
     return ""
+
+
+def are_whole_tiles(shape: tuple[int, ...]) -> bool:
+    """Returns whether weights of a shape consist of blocks of 8 x 8 elements."""
+    return min(shape, default=0) > 0 and not shape[0] % 8 and not shape[1] % 8
 
 
 def prepare(link: chainer.Link) -> bool:

@@ -33,7 +33,7 @@ from model_compression.selection import (
     weights_of,
 )
 from model_compression.shrinking import Assignment, joined, parts_left
-from model_compression.skipping import Skipper
+from model_compression.skipping import Skipper, check_sizes
 
 
 class CompressedModel:
@@ -173,6 +173,7 @@ class CompressedModel:
             for weight in weights_of(paths, layers)
         }
         self._pruner.choose(by_number, layers, known, quantized)
+        check_sizes(self._plan.rules, chosen, self._pruner.channels.values(), layers)
         self._quantizer.choose(by_number, layers)
         self._skipper.choose(by_number, layers)
 

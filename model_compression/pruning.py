@@ -57,6 +57,9 @@ class Pruner:
         rules: Rules by their number in the plan.
         optimizers: Optimizers of this rank, set up.
         goes_back (bool): Whether a step may be taken back.
+
+    Attributes:
+        channels: Channels that rules remove, by the path of their weight.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class Pruner:
         # effect on outputs, but would have one on scales and codebooks.
         self._unread = Masks(goes_back, name="Unread")
         self._weights: dict[int, list[str]] = {}
-        self._channels: dict[str, Channels] = {}
+        self.channels: dict[str, Channels] = {}
         # The shapes of all ranks' weights now, and their sizes before channels were
         # removed.
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -119,15 +122,15 @@ class Pruner:
                 self._shapes[path] = shape
                 self._sizes.setdefault(path, int(np.prod(shape)))
                 if rule.granularity == "channel":
-                    self._channels[path] = channels_of(path, known, str(rule), layers)
+                    self.channels[path] = channels_of(path, known, str(rule), layers)
         watched: dict[str, Any] = {}
         for number, rule in self._rules.items():
             noted = rule.granularity if rule.method == "taylor" else None
             watched.update(dict.fromkeys(self._weights[number], noted))
-        for channels in self._channels.values():
+        for channels in self.channels.values():
             watched.update(dict.fromkeys(channels.parameters))
         self._masks.select(watched)
-        readers = {channels.reader for channels in self._channels.values()}
+        readers = {channels.reader for channels in self.channels.values()}
         self._unread.select(dict.fromkeys(readers & {*quantized}))
 
     def add_hooks(self) -> None:
@@ -209,7 +212,7 @@ class Pruner:
                 scores = score(rule.method, weight, rule.granularity)
             more = lowest(scores, is_pruned, degree)
             mask.prune(spread(more, shape, rule.granularity), params[path])
-            if path in self._channels:
+            if path in self.channels:
                 rows[path] = more[:, 0]
         return rows
 
@@ -221,7 +224,7 @@ class Pruner:
         reading = self._unread.params()
         _, links = self._own()
         for weight, more in chosen.items():
-            channels = self._channels[weight]
+            channels = self.channels[weight]
             for path in channels.parameters:
                 if path in params:
                     mask = self._masks.state_of(path, params[path][0])
@@ -240,9 +243,9 @@ class Pruner:
         """Takes the last steps of rules back."""
         for number in numbers:
             paths, readers = [*self._weights[number]], []
-            for weight in {*paths} & self._channels.keys():
-                paths += self._channels[weight].parameters
-                readers.append(self._channels[weight].reader)
+            for weight in {*paths} & self.channels.keys():
+                paths += self.channels[weight].parameters
+                readers.append(self.channels[weight].reader)
             self._masks.take_back(paths)
             self._unread.take_back(readers)
         # An element that one rule restores may be pruned by another rule as well.
@@ -264,7 +267,7 @@ class Pruner:
         params, _ = self._own()
         mine = {}
         for weight in (w for n in numbers for w in self._weights[n]):
-            if weight in self._channels and weight in params:
+            if weight in self.channels and weight in params:
                 pruned = self._masks.state_of(weight, params[weight][0]).pruned
                 is_gone = pruned.reshape(len(pruned), -1).all(axis=1)
                 mine[weight] = np.flatnonzero(
@@ -275,7 +278,7 @@ class Pruner:
         for weight, kept in sorted(chosen.items()):
             n = self._shapes[weight][0] - len(kept)
             if n:
-                found.append(Gone(self._channels[weight], kept, n))
+                found.append(Gone(self.channels[weight], kept, n))
         return found
 
     def taking_away(
@@ -313,7 +316,7 @@ class Pruner:
         params, links = self._own()
         touched = {
             path
-            for channels in self._channels.values()
+            for channels in self.channels.values()
             for path in parts_left(channels, np.arange(1))
         }
         params = {
@@ -322,14 +325,14 @@ class Pruner:
             if params[path][0].is_initialized
         }
         here = {path: same[0].shape for path, same in params.items()}
-        for channels in self._channels.values():
+        for channels in self.channels.values():
             for path in channels.normalizing:
                 average = getattr(links.get(path), "avg_mean", None)
                 if average is not None:
                     here[f"{path}/avg_mean"] = average.shape
         arrays = [(p, p.array, p.grad) for same in params.values() for p in same]
         attributes = [(link, dict(vars(link))) for link in links.values()]
-        for channels in self._channels.values():
+        for channels in self.channels.values():
             n = n_channels(channels, shapes)
             if n is not None and n != n_channels(channels, here):
                 make_room(channels, n, params, links)
@@ -352,7 +355,7 @@ class Pruner:
         """
         params = {path: [param] for path, param in model.namedparams()}
         links = dict(model.namedlinks())
-        for weight, channels in self._channels.items():
+        for weight, channels in self.channels.items():
             n = self._shapes[weight][0]
             if params[weight][0].shape[0] != n:
                 make_room(channels, n, params, links)
@@ -388,9 +391,9 @@ class Pruner:
 
     def serialize_sizes(self, serializer: Any) -> None:
         """Reads or writes the numbers of channels of layers on all ranks."""
-        weights = sorted(self._channels)
+        weights = sorted(self.channels)
         sizes = np.array([self._shapes[weight][0] for weight in weights])
         for weight, n in zip(weights, serializer("n_channels", sizes)):
             if n != self._shapes[weight][0]:
-                left = parts_left(self._channels[weight], np.arange(n))
+                left = parts_left(self.channels[weight], np.arange(n))
                 self._note_sizes(joined([left]))

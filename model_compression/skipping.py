@@ -17,6 +17,7 @@ import chainer
 import numpy as np
 
 from model_compression import block_links
+from model_compression.channels import Channels
 from model_compression.masks import Masks
 from model_compression.rules import Prune
 from model_compression.selection import Weighted
@@ -118,3 +119,32 @@ class Skipper:
         states = np.array([self._states[number] for number in numbers], np.int32)
         states = serializer("skipping", states)
         self._states = dict(zip(numbers, states.tolist()))
+
+
+def check_sizes(
+    rules: Sequence[Any],
+    chosen: Sequence[Sequence[str]],
+    channels: Iterable[Channels],
+    layers: Mapping[str, Weighted],
+) -> None:
+    """Refuses to skip blocks of a layer that loses inputs, and with them its blocks.
+
+    Args:
+        rules: Rules of a plan.
+        chosen: Paths of the layers, by rule.
+        channels: The channels that rules remove.
+        layers: All known layers.
+
+    Raises:
+        ValueError: If a layer that may skip blocks reads such channels.
+    """
+    layer_of = {each.reading: each.layer for each in channels}
+    for rule, paths in zip(rules, chosen):
+        for path in paths if getattr(rule, "skip_blocks", False) else ():
+            shapes = layers[path].weights.values()
+            if path in layer_of and all(map(block_links.are_whole_tiles, shapes)):
+                raise ValueError(
+                    f"{rule}: {path} reads channels of {layer_of[path]}, which"
+                    f" granularity='channel' removes, and has other blocks then: leave"
+                    f" out skip_blocks for {path}, or prune rows of {layer_of[path]}"
+                )

@@ -180,3 +180,19 @@ def test_plans_remember_it(tmp_path):
     # Plans without it are saved as before, and so are the snapshots under them.
     assert "skip_blocks" not in plan().settings()[0]
     assert plan() != PLAN
+
+
+def test_a_layer_that_loses_inputs_skips_no_blocks():
+    channel = Prune("l2", layers="/0", to=0.5, granularity="channel")
+    skip = Prune("l2", layers="/2", to=0.5, granularity=(8, 8), skip_blocks=True)
+    both, model = CompressionPlan([channel, skip]), build()
+    words = "/2 reads channels of /0, which granularity='channel' removes"
+    with pytest.raises(ValueError, match=words):
+        Compress(both, chainer.optimizers.SGD().setup(model))
+    with pytest.raises(ValueError, match=words):
+        apply(model, both)
+    # No blocks of 5 outputs are skipped.
+    last = Prune("l2", layers="/4", to=0.5, granularity=(5, 8), skip_blocks=True)
+    channel = Prune("l2", layers="/2", to=0.5, granularity="channel")
+    plan = CompressionPlan([channel, last])
+    Compress(plan, chainer.optimizers.SGD().setup(model))
