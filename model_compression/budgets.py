@@ -101,13 +101,15 @@ class Budget(NamedTuple):
         return before - amount if self.better == "higher" else before + amount
 
     def keeps(self, before: float, after: float) -> bool:
-        """Returns whether a value is within the budget; NaN is not.
+        """Returns whether a value is within the budget; none that is not finite is.
 
         Example:
             >>> budget = Budget.parse("accuracy=-0.5")
             >>> budget.keeps(0.97, 0.966), budget.keeps(0.97, 0.96)
             (True, False)
         """
+        if not math.isfinite(after):
+            return False
         limit = self.limit(before)
         slack = 1e-9 * max(abs(limit), abs(before))
         if self.better == "higher":

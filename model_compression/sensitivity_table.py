@@ -12,6 +12,7 @@ import numpy as np
 from chainer_kernels.text_table import text_table
 from divisible.files import write_json
 from divisible.records import (
+    LIMIT,
     finite_number,
     plain_integer,
     plain_text,
@@ -40,7 +41,8 @@ class SensitivityTrial(NamedTuple):
         layer: The path of the layer.
         method: The method of :class:`Prune` or :class:`Quantize`.
         degree: Part that is pruned; 0 for a method that quantizes.
-        metric: The value that ``evaluate`` returned.
+        metric: The value that ``evaluate`` returned; NaN in a table from a file if it
+            was not finite.
         bytes: Size of the layer's weights after the change: those that are not zero, in
             their bits.
         seconds: Seconds that ``evaluate`` took.
@@ -57,6 +59,10 @@ class SensitivityTrial(NamedTuple):
     def column(self) -> str:
         """Method and degree, as the head of a column."""
         return f"{self.method} {self.degree:.0%}" if self.degree else self.method
+
+    def fields(self) -> dict[str, Any]:
+        """Returns the fields that files have; a metric that is not finite is null."""
+        return {**self._asdict(), "metric": _finite(self.metric)}
 
 
 class Sensitivity:
@@ -227,7 +233,8 @@ class Sensitivity:
 
     def fields(self) -> dict[str, Any]:
         """Returns the fields of the table that files have."""
-        return {**vars(self), "trials": [each._asdict() for each in self.trials]}
+        trials = [each.fields() for each in self.trials]
+        return {**vars(self), "base": _finite(self.base), "trials": trials}
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Sensitivity:
@@ -277,7 +284,7 @@ def _checked(fields: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(
             f"the field {shown(wrong)} is {'missing' if is_missing else 'unknown'}"
         )
-    finite_number("base", fields["base"])
+    base = _number("base", fields["base"])
     if fields["better"] not in BETTER:
         raise ValueError(f"better must be higher or lower: {shown(fields['better'])}")
     sizes, trials, granularity = (
@@ -293,7 +300,7 @@ def _checked(fields: dict[str, Any]) -> dict[str, Any]:
         granularity = tuple(granularity)
     check_granularity(granularity, "the trials")
     trials = [_trial_of(row, f"trial {i}") for i, row in enumerate(trials)]
-    return {**fields, "trials": trials, "granularity": granularity}
+    return {**fields, "base": base, "trials": trials, "granularity": granularity}
 
 
 def _trial_of(row: Any, what: str) -> SensitivityTrial:
@@ -304,6 +311,16 @@ def _trial_of(row: Any, what: str) -> SensitivityTrial:
     trial = SensitivityTrial(**row)
     for name in ("layer", "method"):
         plain_text(f"{name} of {what}", row[name])
-    for name in ("degree", "metric", "bytes", "seconds"):
+    for name in ("degree", "bytes", "seconds"):
         finite_number(f"{name} of {what}", row[name])
-    return trial
+    return trial._replace(metric=_number(f"metric of {what}", row["metric"]))
+
+
+def _finite(value: float) -> float | None:
+    """Returns a number for a file, which has none that is infinite, NaN or huge."""
+    return value if -LIMIT < value < LIMIT else None
+
+
+def _number(what: str, value: Any) -> float:
+    """Returns a number that :func:`_finite` has made ready for JSON."""
+    return float("nan") if value is None else finite_number(what, value)

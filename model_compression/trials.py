@@ -127,7 +127,7 @@ def sensitivity(
             result.trials.append(trial)
             if is_chief:
                 fields = result.fields()
-                fields["trials"] = [each._asdict() for each in done.values()]
+                fields["trials"] = [each.fields() for each in done.values()]
                 with files.writing(path):
                     write_json(path, {"divisible": KIND, "model": checksum, **fields})
     return result

@@ -26,6 +26,7 @@ def test_the_worst_value(text, base, limit):
     assert budget.keeps(base, base) and budget.keeps(base, limit)
     assert not budget.keeps(base, limit + worse)
     assert not budget.keeps(base, math.nan)
+    assert not budget.keeps(base, math.inf) and not budget.keeps(base, -math.inf)
 
 
 @given(st.floats(0, 100), st.sampled_from("+-"), st.sampled_from(["", "%"]))

@@ -82,6 +82,24 @@ def test_an_interrupted_run_goes_on(tmp_path):
         sensitivity(model, evaluate, methods="l2", path=path)
 
 
+def test_metrics_that_are_not_finite_are_saved_and_read(tmp_path):
+    path, model, calls = tmp_path / "table.json", make_model(), []
+    metrics = [float("nan"), 0.5, float("inf"), 1e30, 0.25]
+
+    def evaluate(model):
+        calls.append(1)
+        return metrics[len(calls) - 1]
+
+    found = sensitivity(model, evaluate, methods="l2", degrees=[0.5, 0.9], path=path)
+    assert [t.metric for t in found.trials] == metrics[1:]
+    again = sensitivity(model, evaluate, methods="l2", degrees=[0.5, 0.9], path=path)
+    assert len(calls) == 5 and np.isnan(again.base)
+    assert [t.metric for t in again.trials if t.metric < 1] == [0.5, 0.25]
+    assert np.isnan([t.metric for t in again.trials]).sum() == 2
+    again.save(path)
+    assert str(Sensitivity.load(path)) == str(again)
+
+
 def test_a_full_disk_ends_no_measurement(tmp_path):
     model = make_model()
     expected = sensitivity(model, closeness(model), methods="l2", degrees=[0.5])
