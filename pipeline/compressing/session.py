@@ -33,7 +33,7 @@ from model_compression.sensitivity_table import Sensitivity
 from model_compression.trials import sensitivity
 from pipeline.compressing.goals import CHANNEL, Goals, tried_granularity, without_rows
 from pipeline.compressing.journal import Journal, Round
-from pipeline.compressing.report import report, write_report
+from pipeline.compressing.report import write_report
 from pipeline.compressing.trained_model import TrainedModel
 from pipeline.trainer_lines import say
 from pipeline.training.signals import has_stopped
@@ -68,9 +68,11 @@ class Session:
         return self._journal.metric is not None and self._next_way() is None
 
     def report(self) -> str:
-        """Returns the report of a session that has ended."""
-        table = Sensitivity.load(self._journal.table)
-        return report(self._journal, table, self._budget)
+        """Writes the report of a session that has ended, and returns it.
+
+        A session that was killed in its last moments has none yet.
+        """
+        return write_report(self._journal, self._budget)
 
     def take(self, trainer: Trainer, train: Callable[[], None]) -> None:
         """Does the next part with a trainer of the script; a call of all ranks.

@@ -77,8 +77,13 @@ def test_a_model_becomes_as_small_as_wanted_within_the_budget(tmp_path):
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
     # The same command prints the report again, and trains nothing.
     (tmp_path / "evaluations").unlink()
+    for name in ("report.txt", "report.png", "plan.json"):
+        (folder / name).unlink()
     again = compress("--budget", "accuracy=-3", "--bytes", "0.2")
     assert again.output.strip() == report.strip()
+    # It writes what a kill behind the last round has left out.
+    assert (folder / "report.txt").read_text() == report
+    assert (folder / "report.png").exists() and (folder / "plan.json").exists()
     assert not (tmp_path / "evaluations").exists()
     other = compress("--budget", "accuracy=-2", "--bytes", "0.2")
     assert other.exit_code == 1
