@@ -6,8 +6,9 @@
     caller             | compute 0   | compute 1   | compute 2
     buffers     a        b             a             b
 
-There are two buffers, whatever the size of the input. Beside them there is what the
-source itself holds: nothing for a mapped file, a piece of rows for a generator.
+There are two buffers, whatever the size of the input. While one is filled, there is
+what the source itself gives: nothing for a mapped file, the same rows for a dataset,
+pieces of rows for a generator.
 """
 
 from __future__ import annotations
@@ -125,10 +126,11 @@ def _serve(
     try:
         parts = iter(source.parts(segments))
         for start, stop in segments:
-            rows = next(parts)
+            # A buffer first: the rows of a dataset are in memory, too, while they wait.
             buffer = free.get()
             if buffer is None:
                 return
+            rows = next(parts)
             np.copyto(buffer[: stop - start], rows, casting="same_kind")
             # References are dropped before the caller goes on.
             del rows

@@ -99,3 +99,26 @@ def test_a_pass_that_stops_early_leaves_no_thread():
 
 def test_an_input_without_rows():
     assert list(read_ahead.read_ahead(LargeInput(ROWS[:0]), 4, "f")) == []
+
+
+class Dataset:
+    """Rows that are in memory as soon as they are asked for."""
+
+    shape, dtype = ROWS.shape, ROWS.dtype
+
+    def __init__(self):
+        self.read = []
+
+    def __getitem__(self, rows):
+        self.read.append(rows.start)
+        return ROWS[rows]
+
+
+def test_no_rows_are_read_before_there_is_a_buffer_for_them():
+    source = Dataset()
+    passing = read_ahead.read_ahead(LargeInput(source), 1, "f")
+    next(passing)
+    wait_until(lambda: len(source.read) == 2)
+    threading.Event().wait(0.1)
+    assert source.read == [0, 1]
+    passing.close()
