@@ -65,29 +65,54 @@ def least_loss(
         >>> least_loss(layers, saved, np.array([0.01, 0.04, 0.02]), wanted=[60.0])
         [2]
     """
-    least = np.asarray(wanted, float)
+    most, least = saved.max(axis=1, initial=0), np.asarray(wanted, float)
+    # The solver's tolerances are absolute, and bytes are many, seconds few.
+    scale = np.where(most > 0, most, 1)
+    saved, least = saved / scale[:, None], least / scale
     enough = LinearConstraint(saved, least - _ROUNDING * np.abs(least), np.inf)
-    found = _solve(layers, losses / max(1e-300, losses.max(initial=0)), [enough])
+    found, may_be = None, np.ones(len(layers), bool)
+    while True:
+        # Beside one large loss the others would be equal. Once some choice is known,
+        # no trial that loses more than all of it is in a better one.
+        losses = np.where(may_be, losses, 0)
+        losses = losses / max(1e-300, losses.max(initial=0))
+        better = _solve(layers, losses, [enough], may_be)
+        if better is None:
+            break
+        found, before = better, may_be
+        may_be = before & (losses <= losses[found].sum() * (1 + _ROUNDING))
+        if (may_be == before).all():
+            break
     if found is None:
         return None
-    most = losses[found].sum() * (1 + _ROUNDING)
-    change = (saved / np.maximum(saved.max(axis=1, initial=1), 1)[:, None]).sum(axis=0)
+    most_lost = losses[found].sum() * (1 + _ROUNDING)
+    within = LinearConstraint(losses[None], 0, most_lost)
     # The second search may miss the first one's sum by a tolerance.
-    again = _solve(layers, change, [enough, LinearConstraint(losses[None], 0, most)])
+    again = _solve(layers, saved.sum(axis=0), [enough, within], may_be)
     return found if again is None else again
 
 
 def _solve(
-    layers: Sequence[str], cost: np.ndarray, constraints: list[LinearConstraint]
+    layers: Sequence[str],
+    cost: np.ndarray,
+    constraints: list[LinearConstraint],
+    may_be: np.ndarray | bool = True,
 ) -> list[int] | None:
-    """Returns the trials with the least sum of costs, one of each layer at most."""
+    """Returns the trials with the least sum of costs, one of each layer at most.
+
+    Args:
+        layers: Layer of each trial.
+        cost: Cost of each trial.
+        constraints: Further constraints.
+        may_be: Whether each trial may be chosen.
+    """
     if not len(layers):
         return None
     once = np.array([[each == layer for each in layers] for layer in {*layers}])
     found = milp(
         cost,
         integrality=np.ones(len(layers)),
-        bounds=Bounds(0, 1),
+        bounds=Bounds(0, np.ones(len(layers)) * may_be),
         options={"mip_rel_gap": 0.0},
         constraints=[LinearConstraint(once.astype(float), 0, 1), *constraints],
     )

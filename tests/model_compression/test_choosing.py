@@ -1,6 +1,7 @@
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,3 +54,21 @@ def test_the_most_saved_within_a_budget(trials, budget):
 def test_without_trials_nothing_is_chosen():
     assert most_saved([], np.zeros(0), np.zeros(0), 1.0) == []
     assert least_loss([], np.zeros((1, 0)), np.zeros(0), [1.0]) is None
+
+
+@pytest.mark.parametrize("unit", [1e-8, 1.0, 1e9])
+def test_amounts_may_be_in_any_unit(unit):
+    saved = unit * np.array([[3.0, 1.0, 2.0]])
+    losses = np.array([5.0, 1.0, 2.0])
+    assert least_loss(["a", "b", "c"], saved, losses, [3 * unit]) == [1, 2]
+
+
+def test_small_losses_are_compared_beside_a_large_one():
+    random = np.random.default_rng(0)
+    layers = [layer for layer in "abcdefgh" for _ in range(4)]
+    losses = 1e-3 * random.integers(1, 50, 32)
+    saved = random.integers(1, 100, (1, 32)).astype(float)
+    expected = losses[least_loss(layers, saved, losses, [300.0])].sum()
+    layers, losses = [*layers, "i"], np.append(losses, 1e5)
+    found = least_loss(layers, np.append(saved, [[1.0]], axis=1), losses, [300.0])
+    assert losses[found].sum() == pytest.approx(expected)
