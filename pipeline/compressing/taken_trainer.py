@@ -51,18 +51,21 @@ def run_until_over(taker: Taker, run: Callable[[], Any], script: str) -> None:
         SystemExit: If the script runs no trainer.
     """
     while not taker.is_over:
+        is_taken = False
         with _taken(taker):
             try:
                 run()
             except ScriptOver:
-                # Arrays of this run are not needed beside those of the next one.
-                gc.collect()
-                continue
-        raise SystemExit(
-            f"{script} runs no chainer.training.Trainer: train by one, with an"
-            f" evaluator that reports the metric of --budget. Work behind"
-            f' if __name__ == "__main__" is run'
-        )
+                is_taken = True
+        if not is_taken:
+            raise SystemExit(
+                f"{script} runs no chainer.training.Trainer: train by one, with an"
+                f" evaluator that reports the metric of --budget. Work behind"
+                f' if __name__ == "__main__" is run'
+            )
+        # Arrays of this run are not needed beside those of the next one. The error
+        # behind the trainer, which is gone here, had the script's variables.
+        gc.collect()
 
 
 @contextlib.contextmanager
