@@ -11,7 +11,7 @@ from chainer_kernels import block_choice
 from data_parallel import Grid, create_multi_node_optimizer
 from divisible import Divisible, Plan
 from model_compression import Compress, CompressionPlan, Prune, block_report
-from pipeline import Pipeline, load_snapshot, save_snapshot
+from pipeline import Pipeline, load_snapshot, rebalance, save_snapshot
 from tests.support.equivalence import assert_close, make_batches
 from tests.support.mpiexec import assert_on_ranks
 
@@ -107,3 +107,43 @@ def skips_alike(comm, cuts, n_pipeline, folder):
 @pytest.mark.parametrize("cuts, n_pipeline", [([0, 2, 5], None), ([0, 5], 1)])
 def test_ranks_that_measure_differently_skip_alike(cuts, n_pipeline, tmp_path):
     assert_on_ranks(2, skips_alike, cuts, n_pipeline, str(tmp_path / "snapshot"))
+
+
+def goes_on_at_another_cut(comm, moment, folder):
+    def ended(run):
+        found = {}
+        for stage in run.pipe.stages.values():
+            found.update({path: p.array for path, p in stage.namedparams()})
+        reports = [block_report(stage) for stage in run.pipe.stages.values()]
+        texts = [text for theirs in run.gathered(reports) for text in theirs]
+        lines = "\n".join(texts).splitlines()
+        return found, {line[:10] for line in lines if line}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_choice, "measured", told(True))
+        straight = Run(comm, [0, 2, 5])
+        with straight.pipe:
+            straight.train(0, 6)
+            expected = straight.weights()
+        run = Run(comm, [0, 2, 5])
+        with run.pipe:
+            run.train(0, moment)
+            state = {"compress": run.compress}
+            save_snapshot(folder, run.pipe, [run.optimizer], state=state)
+            cuts = [0, 3, 5]
+            rebalance(run.pipe, [run.optimizer], cuts, lambda: PLAN.prepare(build()))
+            moved = ended(run.train(moment, 6))
+        again = Run(comm, [0, 3, 5])
+        with again.pipe:
+            state = {"compress": again.compress}
+            load_snapshot(folder, again.pipe, [again.optimizer], state=state)
+            resumed = ended(again.train(moment, 6))
+    for found, lines in (moved, resumed):
+        assert lines == {"/0: skips ", "/2: skips "}
+        for path, array in found.items():
+            np.testing.assert_array_equal(array, expected[path], err_msg=path)
+
+
+@pytest.mark.parametrize("moment", [1, 4])
+def test_layers_that_skip_blocks_go_on_at_another_cut(moment, tmp_path):
+    assert_on_ranks(2, goes_on_at_another_cut, moment, str(tmp_path / "snapshot"))
