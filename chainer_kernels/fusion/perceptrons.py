@@ -64,7 +64,8 @@ class Perceptron(Chain):
             except NotPointwise as error:
                 raise NotPointwise(end, error.reason) from None
             self._traced.append(layer)
-        if len({*map(id, self._parameters)}) < len(self._parameters):
+        self._traced_with = self._parameters
+        if len({*map(id, self._traced_with)}) < len(self._traced_with):
             raise NotPointwise(starts[1], "two layers of a chain have the same weights")
         labels = [
             label
@@ -91,7 +92,10 @@ class Perceptron(Chain):
             are_float32(*inputs)
             and inputs[0].shape == self._input
             and product_dtype.here() == product_dtype.FLOAT32
+            and all(map(products.is_product, links))
             and all(map(products.are_ready, links))
+            # A tie replaces a parameter, and may use it transposed.
+            and all(a is b for a, b in zip(self._parameters, self._traced_with))
             and [link.W.shape for link in links] == self._weights
             and [products.leaves_bias(link) for link in links]
             == [layer.has_bias for layer in self._traced]

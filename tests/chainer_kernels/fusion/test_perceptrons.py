@@ -15,6 +15,7 @@ from chainer_kernels.fusion import perceptrons
 from chainer_kernels.fusion.fusing import Fusion
 from chainer_kernels.fusion.perceptron_function import PerceptronFunction
 from chainer_kernels.fusion.report import run_layers
+from divisible import Divisible
 from pipeline.stages.held import Graph
 from pipeline.stages.leaving_arrays import take_out
 from tests.support import kernels
@@ -155,6 +156,27 @@ def test_layers_that_change_run_one_by_one():
     layers[2].W.array = kernels.arrays((3, 12), 2)
     layers[2].b.array = kernels.arrays((3,), 2)
     np.testing.assert_array_equal(call(x).array, one_by_one(layers, x).array)
+
+
+def test_a_layer_that_changes_its_class_or_its_weights_runs_by_itself():
+    class Doubled(L.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    layers, x = made("tanh"), kernels.arrays((4, 6), 1)
+    call = fused(layers, x)
+    expected = 2 * call(x).array
+    # As layers that are quantized or skip blocks from now on.
+    layers[2].__class__ = Doubled
+    np.testing.assert_array_equal(call(x).array, expected)
+    np.random.seed(0)
+    model = Divisible(L.Linear(6, 6), F.tanh, L.Linear(6, 6))
+    model.fuse([(0, 3)])
+    assert type(model(x).creator) is PerceptronFunction
+    model.tie("/0/W", "/2/W", transpose=True)
+    W = model[0].W.array
+    expected = np.tanh(x @ W.T) @ W
+    np.testing.assert_allclose(model(x).array, expected, 1e-4, 1e-5)
 
 
 def test_layers_without_a_size_are_waited_for():
