@@ -12,6 +12,7 @@ Operands may be rounded to a dtype for it, as :mod:`chainer_kernels.product_dtyp
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Protocol
 
 import chainer
@@ -64,7 +65,18 @@ class Linear(NamedTuple):
     """The arithmetic of ``L.Linear``: x (N, n_in), W (n_out, n_in)."""
 
     def output_shape(self, x: np.ndarray, W: np.ndarray) -> tuple[int, ...]:
-        """Returns the shape of the whole output."""
+        """Returns the shape of the whole output.
+
+        Raises:
+            ValueError: If the inputs are not of the layer's size.
+        """
+        n_in = math.prod(x.shape[1:])
+        if n_in != W.shape[1]:
+            # Kernels of products do not check what they read.
+            raise ValueError(
+                f"the input of shape {x.shape} has {n_in} numbers for each sample, and"
+                f" the layer reads {W.shape[1]}: give the layer this size"
+            )
         return len(x), len(W)
 
     def forward(self, x: np.ndarray, W: np.ndarray, b: Any, dtype: str) -> Outputs:

@@ -145,6 +145,9 @@ def test_what_is_not_computed_is_refused():
     with pytest.raises(ValueError, match="a streamed input has no gradient"):
         layer(chainer.Variable(x))
     assert layer(chainer.Variable(x, requires_grad=False)).shape == (N, 7)
+    words = r"\(23, 2, 4\) has 8 numbers for each sample, and the layer reads 12"
+    with pytest.raises(ValueError, match=words):
+        layer(x[:, :2])
     y = F.sum(layer(x))
     with pytest.raises(RuntimeError, match="no double backward"):
         chainer.grad([y], [layer.W], enable_double_backprop=True)
