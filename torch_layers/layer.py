@@ -14,14 +14,14 @@ from torch import nn
 
 from divisible.running_averages import RunningAverage
 from torch_layers.function import TorchFunction
-from torch_layers.modes import Modes
+from torch_layers.modes import in_mode
 from torch_layers.norms import average_of, averaging_modules, prepare
 from torch_layers.random_numbers import layer_stream, may_draw
 from torch_layers.shared_memory import SharedMemory
 from torch_layers.structures import with_leaves, without_leaves
 
 # Attributes that a copy of a layer makes for itself.
-_OWN = ("module", "norms", "_memory", "_modes")
+_OWN = ("module", "norms", "_memory")
 
 _layers: weakref.WeakKeyDictionary[nn.Module, weakref.ref] = weakref.WeakKeyDictionary()
 
@@ -86,7 +86,7 @@ class TorchLayer(chainer.Link):
         self._begin(module)
 
     def _begin(self, module: nn.Module) -> None:
-        self.module, self._modes = module, Modes(module)
+        self.module = module
         self._draws = may_draw(module)
         self.norms = tuple(averaging_modules(module))
         for each in self.norms:
@@ -148,9 +148,10 @@ class TorchLayer(chainer.Link):
         self._memory.check()
 
     def contexts(self, inputs: Sequence[torch.Tensor]) -> list[AbstractContextManager]:
-        """Switches the module's mode, and returns the contexts of a call."""
-        self._modes.switch(chainer.config.train)
+        """Returns the contexts of a call."""
         contexts: list[AbstractContextManager] = []
+        if not chainer.config.train:
+            contexts.append(in_mode(self.module, False))
         device = inputs[0].device if inputs else None
         if self._draws:
             stream = layer_stream(device)

@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from torch import nn
 
 
-class Modes:
-    """The modes of a module and all modules within it.
+@contextmanager
+def in_mode(module: nn.Module, trains: bool) -> Iterator[None]:
+    """Brings a module and all modules within it into one mode for a while.
 
-    In training each has the mode that the user has given it: what is frozen by
-    ``eval()`` stays frozen. In evaluation all are in the mode of evaluation.
+    At the end each has its former mode. So ``eval()`` of the user freezes a module for
+    good, whether he calls it before an evaluation or after it.
 
     Args:
         module (torch.nn.Module): The module.
+        trains (bool): Whether they train.
 
     Example:
         >>> module = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3).eval())
-        >>> modes = Modes(module)
-        >>> modes.switch(False)
-        >>> [each.training for each in module]
+        >>> with in_mode(module, False):
+        ...     print([each.training for each in module])
         [False, False]
-        >>> modes.switch(True)
         >>> [each.training for each in module]
         [True, False]
     """
-
-    __slots__ = ("_module", "_training")
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        # The modules that were training before the evaluation; None in training.
-        self._training: list[nn.Module] | None = None
-
-    def switch(self, train: bool) -> None:
-        """Brings all modules into the mode of training or of evaluation."""
-        if train:
-            if self._training is not None:
-                for module in self._training:
-                    module.training = True
-                self._training = None
-        elif self._training is None:
-            self._training = [m for m in self._module.modules() if m.training]
-            for module in self._training:
-                module.training = False
+    changed = [each for each in module.modules() if each.training is not trains]
+    for each in changed:
+        each.training = trains
+    try:
+        yield
+    finally:
+        for each in changed:
+            each.training = not trains

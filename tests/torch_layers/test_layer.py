@@ -177,6 +177,19 @@ def test_evaluation_and_training_follow_chainer():
     assert y.creator is None
 
 
+def test_an_evaluation_leaves_the_modes_of_modules():
+    layer = TorchLayer(nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5)))
+    with chainer.using_config("train", False):
+        layer(X)
+    other = copy.deepcopy(layer)
+    assert (other(X).array == 0).any()
+    # Frozen between an evaluation and the next step.
+    norm = layer.module[0].eval()
+    layer(X)
+    assert not norm.training
+    assert int(norm.num_batches_tracked) == 0
+
+
 def test_dropout_draws_by_step_microbatch_and_layer():
     model = Divisible(TorchLayer(nn.Dropout()), TorchLayer(nn.Dropout()))
     state = torch.get_rng_state()
