@@ -1,9 +1,4 @@
-"""Arrays of Chainer as tensors of PyTorch, and back, in the same memory.
-
-::
-
-    NumPy   torch.from_numpy   CPU tensor       CuPy   DLPack   CUDA tensor
-            Tensor.numpy                               DLPack
+"""NumPy's arrays as tensors of PyTorch, and back, in the same memory.
 
 NumPy has no bfloat16. A tensor of that dtype becomes a float32 array, in new memory.
 """
@@ -14,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from chainer.backends import cuda
 
 Array = Any
 
@@ -23,11 +17,11 @@ def to_tensor(array: Array) -> torch.Tensor:
     """Returns a tensor with the memory of an array.
 
     Args:
-        array (numpy.ndarray or cupy.ndarray): An array of any shape. Memory that is
-            read-only, or has a negative stride, is copied, since PyTorch has neither.
+        array (numpy.ndarray): An array of any shape. Memory that is read-only, or has a
+            negative stride, is copied, since PyTorch has neither.
 
     Raises:
-        TypeError: If PyTorch has no dtype for the array.
+        TypeError: If it is an array of a GPU, or PyTorch has no dtype for it.
 
     Example:
         >>> x = np.zeros(2, np.float32)
@@ -35,15 +29,19 @@ def to_tensor(array: Array) -> torch.Tensor:
         >>> x
         array([1., 0.], dtype=float32)
     """
-    if isinstance(array, np.ndarray):
-        if not array.flags.writeable:
-            array = array.copy()
-        try:
-            return torch.from_numpy(array)
-        except ValueError:
-            # The strides are negative, or no multiples of the size of an element.
-            return torch.from_numpy(np.array(array, order="C"))
-    return torch.from_dlpack(array)
+    if not isinstance(array, np.ndarray):
+        raise TypeError(
+            f"modules of PyTorch compute with NumPy's arrays, not with a"
+            f" {type(array).__module__}.{type(array).__name__}: keep their layers and"
+            f" what they are given on the CPU"
+        )
+    if not array.flags.writeable:
+        array = array.copy()
+    try:
+        return torch.from_numpy(array)
+    except ValueError:
+        # The strides are negative, or no multiples of the size of an element.
+        return torch.from_numpy(np.array(array, order="C"))
 
 
 def to_array(tensor: torch.Tensor) -> Array:
@@ -63,6 +61,4 @@ def to_array(tensor: torch.Tensor) -> Array:
         tensor = tensor.float()
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
-    if tensor.is_cuda:
-        return cuda.cupy.from_dlpack(tensor)
     return tensor.numpy()

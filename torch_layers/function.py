@@ -19,7 +19,6 @@ from typing import Any, Protocol
 
 import chainer
 import torch
-from chainer.backends import cuda
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
@@ -50,7 +49,7 @@ class CalledLayer(Protocol):
     module: torch.nn.Module
     norms: Sequence[torch.nn.Module]
 
-    def contexts(self, inputs: Sequence[torch.Tensor]) -> list[AbstractContextManager]:
+    def contexts(self) -> list[AbstractContextManager]:
         """Returns the contexts of a call."""
 
     def call(self, structure: Any, inputs: Sequence[torch.Tensor]) -> Any:
@@ -101,15 +100,11 @@ class TorchFunction(AveragingFunction):
     def apply(self, inputs: tuple[Any, ...]) -> tuple[chainer.Variable, ...]:
         """Computes the outputs; see :meth:`chainer.FunctionNode.apply`.
 
-        Without hooks, on a CPU, the checks that a module makes itself are left out:
-        they take longer than a small module.
+        Without hooks, the checks that a module makes itself are left out: they take
+        longer than a small module.
         """
-        if (
-            chainer.get_function_hooks()
-            or self._n_local_function_hooks
-            or cuda.available
-            or chainer.is_debug()
-        ):
+        hooks = chainer.get_function_hooks() or self._n_local_function_hooks
+        if hooks or chainer.is_debug():
             return super().apply(inputs)
         variables = [chainer.as_variable(x) for x in inputs]
         outputs = self.forward(tuple([x.raw_array for x in variables]))
@@ -144,7 +139,7 @@ class TorchFunction(AveragingFunction):
                     # The graph keeps the leaf, and so its memory, needed or not; but
                     # not the memory of a view.
                     given[i] = leaf.requires_grad_().view_as(leaf)
-        contexts = self._layer.contexts(leaves)
+        contexts = self._layer.contexts()
         if self.collect is not None:
             contexts.append(collecting(self.collect))
         was_enabled = torch.is_grad_enabled()

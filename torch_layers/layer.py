@@ -147,19 +147,17 @@ class TorchLayer(chainer.Link):
         """
         self._memory.check()
 
-    def contexts(self, inputs: Sequence[torch.Tensor]) -> list[AbstractContextManager]:
+    def contexts(self) -> list[AbstractContextManager]:
         """Returns the contexts of a call."""
         contexts: list[AbstractContextManager] = []
         if not chainer.config.train:
             contexts.append(in_mode(self.module, False))
-        device = inputs[0].device if inputs else None
         if self._draws:
-            stream = layer_stream(device)
+            stream = layer_stream()
             if stream is not None:
                 contexts.append(stream)
         if self._autocast is not None:
-            kind = "cpu" if device is None else device.type
-            contexts.append(torch.autocast(kind, self._autocast))
+            contexts.append(torch.autocast("cpu", self._autocast))
         return contexts
 
     def running_averages(self) -> list[RunningAverage]:

@@ -1,7 +1,7 @@
 """PyTorch's random numbers, by step, microbatch and layer.
 
 Within :func:`~divisible.keyed_random_state`, and so in each pipeline, a layer draws
-from a stream of its own. PyTorch's generators are seeded by the same key as NumPy's::
+from a stream of its own. PyTorch's generator is seeded by the same key as NumPy's::
 
     (seed, step, microbatch, train, position)  -->  NumPy's stream of the layer
                                                -->  a seed of 63 bits  -->  PyTorch's
@@ -62,7 +62,7 @@ class _Last(threading.local):
     """The stream that a layer of this thread drew from, and the state that it left."""
 
     words: Sequence[int] | None = None
-    states: tuple[torch.Tensor, ...] = ()
+    state: torch.Tensor | None = None
 
 
 _last = _Last()
@@ -81,40 +81,30 @@ def may_draw(module: nn.Module) -> bool:
     )
 
 
-def layer_stream(device: torch.device | None = None) -> Any:
+def layer_stream() -> Any:
     """Returns the context of a call that draws from the stream of its layer.
-
-    Args:
-        device (torch.device or None): The device of the layer, if it is a GPU.
 
     Returns:
         The context; ``None`` outside of :func:`~divisible.keyed_random_state`.
     """
     words = stream_words()
-    return None if words is None else _drawing(words, device)
+    return None if words is None else _drawing(words)
 
 
 @contextmanager
-def _drawing(words: Sequence[int], device: torch.device | None) -> Iterator[None]:
-    generators = [torch.default_generator]
-    if device is not None and device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    before = [each.get_state() for each in generators]
+def _drawing(words: Sequence[int]) -> Iterator[None]:
+    generator = torch.default_generator
+    before = generator.get_state()
     # A second call in one layer continues the stream.
-    if _last.words is words and len(_last.states) == len(generators):
-        for generator, state in zip(generators, _last.states):
-            generator.set_state(state)
+    if _last.words is words:
+        generator.set_state(_last.state)
     else:
-        seed = _seed(words)
-        for generator in generators:
-            generator.manual_seed(seed)
+        generator.manual_seed(_seed(words))
     try:
         yield
     finally:
-        _last.words = words
-        _last.states = tuple(each.get_state() for each in generators)
-        for generator, state in zip(generators, before):
-            generator.set_state(state)
+        _last.words, _last.state = words, generator.get_state()
+        generator.set_state(before)
 
 
 def _seed(words: Sequence[int]) -> int:

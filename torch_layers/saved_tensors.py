@@ -39,7 +39,7 @@ def saved_arrays(
                 continue
             if _memory(tensor) not in known:
                 # All of the memory, which the graph keeps for a part of it as well.
-                whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+                whole = torch.empty(0, dtype=tensor.dtype)
                 yield to_array(whole.set_(tensor.untyped_storage()))
         for child, _ in node.next_functions:
             if child is not None and child not in seen:
