@@ -129,7 +129,10 @@ class TorchLayer(chainer.Link):
                 self._freeze(param, True)
         needed = [getattr(leaf, "requires_grad", False) for leaf in leaves]
         function = TorchFunction(self, structure, needed, tensors)
-        return function.outputs_of(function.apply((*leaves, *params)))
+        found = function.outputs_of(function.apply((*leaves, *params)))
+        # The module may have replaced some, such as a count.
+        self._memory.check_buffers()
+        return found
 
     def _freeze(self, param: chainer.Parameter, is_frozen: bool) -> None:
         """Lets optimizers update a parameter, or not, so that it does not decay."""
@@ -143,9 +146,14 @@ class TorchLayer(chainer.Link):
     def share(self) -> None:
         """Shares memory again with the module, if either side has got other memory.
 
-        Each call of the layer does so, and each read of the module's ``state_dict``.
+        Each call of the layer does so, and whatever reads or loads the state of either.
         """
         self._memory.check()
+
+    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
+        """Saves or loads parameters and buffers; see :meth:`chainer.Link.serialize`."""
+        self.share()
+        super().serialize(serializer)
 
     def contexts(self) -> list[AbstractContextManager]:
         """Returns the contexts of a call."""

@@ -7,9 +7,9 @@
 
 Either side may get other memory: ``load_npz`` of a link without sizes and
 ``to_device`` replace an array; ``module.half()`` and ``load_state_dict(assign=True)``
-replace a tensor. Before each call of the layer, and before the module's state is read
-or loaded, :meth:`SharedMemory.check` finds the side that has changed and gives its
-memory to the other side.
+replace a tensor. Before each call of the layer, and before the state of either side is
+read or loaded, :meth:`SharedMemory.check` finds the side that has changed and gives its
+memory to the other side. A forward may replace buffers, so these are checked after it.
 """
 
 from __future__ import annotations
@@ -113,6 +113,11 @@ class SharedMemory:
                 or shared.tensor.data_ptr() != shared.pointer
             ):
                 self._share_parameter(shared, values[shared.name])
+        self.check_buffers()
+
+    def check_buffers(self) -> None:
+        """Shares the memory of buffers again, as :meth:`check` does."""
+        values = vars(self._link())
         for shared in self._buffers:
             if (
                 values[shared.name] is not shared.array

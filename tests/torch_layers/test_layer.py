@@ -10,12 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from mpi4py import MPI  # noqa: E402
 from torch import nn  # noqa: E402
 
 from divisible import Divisible, RandomKey, keyed_random_state  # noqa: E402
 from divisible.backward.backprop import backward_input  # noqa: E402
 from divisible.backward.weight_gradients import WeightGradients  # noqa: E402
-from torch_layers import TorchLayer  # noqa: E402
+from pipeline import Pipeline  # noqa: E402
+from torch_layers import TorchLayer, TorchLoss  # noqa: E402
 
 X = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
 
@@ -362,3 +364,41 @@ def test_hooks_of_a_module_are_called_once():
     gradients.finish()
     assert calls == ["forward", "backward"]
     assert all(param.grad is not None for param in layer.params())
+
+
+class Counting(nn.Module):
+    """Replaces a buffer in its forward, and reads it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, x):
+        self.count = self.count + 1
+        return x * self.count
+
+
+def test_state_that_the_module_has_replaced_is_saved_and_loaded(tmp_path):
+    layer = TorchLayer(nn.Sequential(Counting(), nn.Linear(6, 3)))
+    path = tmp_path / "layer.npz"
+    layer(X)
+    layer(X)
+    layer.module[1].weight = nn.Parameter(torch.full((3, 6), 5.0))
+    chainer.serializers.save_npz(path, layer)
+    other = TorchLayer(nn.Sequential(Counting(), nn.Linear(6, 3)))
+    other(X)
+    other.module[1].weight = nn.Parameter(torch.full((3, 6), 6.0))
+    chainer.serializers.load_npz(path, other)
+    np.testing.assert_array_equal(other(X).array, layer(X).array)
+    assert int(other.module[0].count) == int(layer.module[0].count) == 3
+
+
+def test_a_replaced_buffer_moves_once_when_its_layer_is_recomputed():
+    modules = nn.Sequential(nn.Linear(6, 3), Counting(), nn.Linear(3, 2))
+    model = Divisible()
+    for module in modules:
+        model.append(TorchLayer(module), recompute=True)
+    options = {"lossfun": TorchLoss(nn.CrossEntropyLoss()), "accfun": None}
+    with Pipeline(model, MPI.COMM_SELF, n_microbatches=2, **options) as pipe:
+        pipe.step(X, np.zeros(5, np.int64))
+    assert int(modules[1].count) == 2
