@@ -52,6 +52,9 @@ class CalledLayer(Protocol):
     def contexts(self) -> list[AbstractContextManager]:
         """Returns the contexts of a call."""
 
+    def share(self) -> None:
+        """Gives the module the memory that the parameters of the link have."""
+
     def call(self, structure: Any, inputs: Sequence[torch.Tensor]) -> Any:
         """Calls the module."""
 
@@ -231,6 +234,8 @@ class TorchFunction(AveragingFunction):
                 f" TorchLayer. Compute it in a module of PyTorch, with"
                 f" torch.autograd.grad(..., create_graph=True)"
             )
+        # Parameters may have got the arrays of this call back, as with two versions.
+        self._layer.share()
         n_leaves = len(self._needed)
         if self._half is not None:
             found = self._half.run()

@@ -402,3 +402,22 @@ def test_a_replaced_buffer_moves_once_when_its_layer_is_recomputed():
     with Pipeline(model, MPI.COMM_SELF, n_microbatches=2, **options) as pipe:
         pipe.step(X, np.zeros(5, np.int64))
     assert int(modules[1].count) == 2
+
+
+@pytest.mark.parametrize(
+    "module", [nn.LayerNorm(6), nn.Conv1d(6, 6, 1), nn.Linear(6, 6)], ids=str
+)
+def test_a_backward_reads_the_version_of_weights_that_its_parameters_have(module):
+    layer, x = TorchLayer(module), chainer.Variable(X[:, :, None])
+    if not isinstance(module, nn.Conv1d):
+        x = chainer.Variable(X)
+    newest = layer.weight.array
+    _, expected, _ = plain_gradients(module, x.array, np.ones_like(x.array))
+    y = layer(x)
+    # Those of the next minibatch, as in TwoVersionStage.
+    layer.weight.array = 3 * newest
+    layer(x)
+    layer.weight.array = newest
+    y.grad = np.ones_like(y.array)
+    y.backward()
+    np.testing.assert_array_equal(x.grad, expected)
