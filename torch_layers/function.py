@@ -86,7 +86,8 @@ class TorchFunction(AveragingFunction):
         self._layer, self._structure = layer, structure
         self._needed, self._parameters = needed, tuple(parameters)
         self._graph: Graph | None = None
-        self._half: SecondHalf | None = None
+        # The other half of the backward, and the indexes of its results.
+        self._half: tuple[SecondHalf, list[int]] | None = None
         self._outputs: Any = None
         # Outputs without a gradient, by the index of their slot.
         self._others: dict[int, Array] = {}
@@ -225,8 +226,9 @@ class TorchFunction(AveragingFunction):
     ) -> tuple[chainer.Variable | None, ...]:
         """Computes the gradients of some leaves and parameters.
 
-        If those of leaves are asked for alone, those of parameters come in another
-        call, with the same gradients of outputs.
+        If those of leaves are asked for alone, the others come in another call, with
+        the same gradients of outputs: those of parameters, and those of leaves that
+        are weights of another layer.
         """
         if chainer.config.enable_backprop:
             raise RuntimeError(
@@ -236,31 +238,35 @@ class TorchFunction(AveragingFunction):
             )
         # Parameters may have got the arrays of this call back, as with two versions.
         self._layer.share()
-        n_leaves = len(self._needed)
         if self._half is not None:
-            found = self._half.run()
-            self._half = None
-            return tuple([_variable(found[i - n_leaves]) for i in indexes])
+            (half, later), self._half = self._half, None
+            by_index = dict(zip(later, half.run()))
+            return tuple([_variable(by_index.get(i)) for i in indexes])
         graph, self._graph = self._graph, None
         if graph is None:
             raise RuntimeError(
                 f"{self.label}: the graph of this call has been used by a backward"
                 f" already. Call the layer again"
             )
+        n_leaves = len(self._needed)
         leaves, self._leaves = self._leaves, None
         gradients = [
             None if g is None else to_tensor(g.array).to(dtype)
             for g, dtype in zip(grad_outputs, self._dtypes)
         ]
-        of_leaves = [i for i in indexes if i < n_leaves and leaves[i].requires_grad]
-        of_parameters = [i for i in indexes if i >= n_leaves]
-        targets = [leaves[i] for i in of_leaves]
-        if of_parameters or not self._parameters:
-            targets += [self._parameters[i - n_leaves] for i in of_parameters]
-            found = whole(graph, targets, gradients)
+        tensors = {i: leaf for i, leaf in enumerate(leaves) if leaf.requires_grad}
+        tensors.update(enumerate(self._parameters, n_leaves))
+        now = [i for i in indexes if i in tensors]
+        later = [i for i in tensors if i not in now]
+        targets = [tensors[i] for i in now]
+        if later and max(now, default=-1) < n_leaves:
+            weights = tuple([tensors[i] for i in later])
+            graph = graph._replace(inputs=tuple(targets), parameters=weights)
+            found, half = first_half(graph, targets, gradients)
+            self._half = half, later
         else:
-            found, self._half = first_half(graph, targets, gradients)
-        by_index = dict(zip([*of_leaves, *of_parameters], found))
+            found = whole(graph, targets, gradients)
+        by_index = dict(zip(now, found))
         return tuple([_variable(by_index.get(i)) for i in indexes])
 
 

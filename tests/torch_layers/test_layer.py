@@ -421,3 +421,32 @@ def test_a_backward_reads_the_version_of_weights_that_its_parameters_have(module
     y.grad = np.ones_like(y.array)
     y.backward()
     np.testing.assert_array_equal(x.grad, expected)
+
+
+class Product(nn.Module):
+    """Takes a weight as an argument, and may have others of its own."""
+
+    def __init__(self, n_scales):
+        super().__init__()
+        self.scales = nn.ParameterList(torch.full((3,), 2.0) for _ in range(n_scales))
+
+    def forward(self, weight, x):
+        y = x @ weight.T
+        return y * self.scales[0] if len(self.scales) else y
+
+
+@pytest.mark.parametrize("n_scales", [0, 1])
+def test_weights_of_other_links_get_their_gradient_in_the_second_half(n_scales):
+    link, layer = chainer.links.Linear(6, 3), TorchLayer(Product(n_scales))
+    x = chainer.Variable(X)
+    y = layer(2 * link.W, x)
+    expected = chainer.grad([y], [link.W, x, *layer.params()])
+    gradients = WeightGradients(lambda: [link.W, *layer.params()])
+    gradients.begin()
+    y = layer(2 * link.W, x)
+    (gx,), pending = backward_input([x], [y], [np.ones_like(y.array)], gradients)
+    pending.run()
+    gradients.finish()
+    found = [link.W.grad, gx, *(param.grad for param in layer.params())]
+    for mine, theirs in zip(found, expected):
+        np.testing.assert_allclose(mine, theirs.array, rtol=1e-6)
