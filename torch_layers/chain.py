@@ -10,7 +10,9 @@ that the rest of it needs::
 
 from __future__ import annotations
 
+import itertools
 import operator
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,10 +21,13 @@ from torch import fx, nn
 
 from divisible import Divisible
 from torch_layers.layer import TorchLayer
+from torch_layers.modes import in_mode
 from torch_layers.names import TorchNames
 
 # Operations whose result is no tensor that a layer could pass on.
 _VALUES = ("placeholder", "call_module", "call_function", "call_method")
+# Names that a trace gives to tensors, which differ from trace to trace.
+_CONSTANT = re.compile(r"_tensor_constant\d+")
 
 
 class TorchChain(Divisible):
@@ -127,30 +132,39 @@ def _traced(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             f"from_torch({kind}): the module has hooks, which layers of its parts would"
             f" not call. Register them on its children, or use TorchLayer(module)"
         )
+    graph, other = (_graph(module, trains) for trains in (True, False))
+    for node, twin in itertools.zip_longest(graph.nodes, other.nodes):
+        if _text(node) != _text(twin):
+            raise ValueError(
+                f"from_torch({kind}): the forward reads self.training, before or at"
+                f" {(node or twin).name}, which the layers could not follow. Use a"
+                f" module for it, such as nn.Dropout"
+            )
+    for nodes, given, needed in _segments(graph, module):
+        yield _as_module(module, nodes, given, needed)
+
+
+def _graph(module: nn.Module, trains: bool) -> fx.Graph:
+    """Returns the operations of a forward, in training or evaluation."""
+    kind = type(module).__name__
     try:
-        graph = _Tracer().trace(module)
+        with in_mode(module, trains):
+            return _Tracer().trace(module)
     except Exception as error:
         raise ValueError(
             f"from_torch({kind}): its forward cannot be traced: {error}. Write it as an"
             f" nn.Sequential of modules, or list its parts: Divisible(TorchLayer(...),"
             f" ...)"
         ) from error
-    # The graph knows what may be left out once it has a module.
-    graph = fx.GraphModule(module, graph).graph
-    graph.eliminate_dead_code()
-    for nodes, given, needed in _segments(graph):
-        for node in nodes:
-            if node.op == "call_function" and "training" in node.kwargs:
-                raise ValueError(
-                    f"from_torch({kind}): {node.name} reads self.training in the"
-                    f" forward, which the layers could not follow. Use a module for it,"
-                    f" such as nn.Dropout"
-                )
-        yield _as_module(module, nodes, given, needed)
+
+
+def _text(node: fx.Node | None) -> str:
+    """Returns an operation as text, without the numbers of constants."""
+    return "" if node is None else _CONSTANT.sub("constant", str(node.format_node()))
 
 
 def _segments(
-    graph: fx.Graph,
+    graph: fx.Graph, module: nn.Module
 ) -> Iterator[tuple[list[fx.Node], list[fx.Node], Any]]:
     """Yields the operations between cuts, their inputs, and what they return."""
     nodes = [node for node in graph.nodes if node.op in _VALUES]
@@ -169,7 +183,10 @@ def _segments(
         segment.append(node)
         live = [each for each in nodes[: i + 1] if last_use.get(each, -1) > i]
         is_end = i == len(nodes) - 1
-        if is_end or (live == [node] and not _is_number(node)):
+        may_end = not (
+            _is_number(node) or any(_overwrites(user, module) for user in node.users)
+        )
+        if is_end or (live == [node] and may_end):
             yield segment, given, output.args[0] if is_end else node
             segment, given = [], [node]
 
@@ -179,6 +196,20 @@ def _is_number(node: fx.Node) -> bool:
     if node.op == "call_method":
         return node.target in ("size", "dim", "numel")
     return node.target in (getattr, operator.floordiv)
+
+
+def _overwrites(node: fx.Node, module: nn.Module) -> bool:
+    """Returns whether an operation works in place on its input, and must stay near it.
+
+    A module whose result is used can write elsewhere; see `_leave_inputs`.
+    """
+    if node.op == "call_module":
+        called = module.get_submodule(node.target)
+        return not node.users and getattr(called, "inplace", False) is True
+    name = getattr(node.target, "__name__", node.target)
+    return node.kwargs.get("inplace") is True or (
+        name.endswith("_") and not name.endswith("__")
+    )
 
 
 def _as_module(
@@ -191,14 +222,28 @@ def _as_module(
         return node.target, root.get_submodule(node.target)
     graph, new = fx.Graph(), {}
     for each in given:
-        new[each] = graph.placeholder(each.name)
+        # Arguments keep their default values.
+        is_argument = each.op == "placeholder"
+        copied = graph.node_copy(each) if is_argument else graph.placeholder(each.name)
+        new[each] = copied
     for each in nodes:
         for used in each.all_input_nodes:
             if used not in new:
                 new[used] = graph.node_copy(used, new.__getitem__)
         new[each] = graph.node_copy(each, new.__getitem__)
     graph.output(fx.node.map_arg(needed, new.__getitem__))
-    return "", fx.GraphModule(root, graph, type(root).__name__)
+    layer = fx.GraphModule(root, graph, type(root).__name__)
+    # Constants become buffers, which the state of the module has not.
+    for path, inner in layer.named_modules():
+        theirs = root.get_submodule(path)
+        if inner is not theirs:
+            inner._non_persistent_buffers_set.update(
+                name
+                for name in inner._buffers
+                if name not in theirs._buffers
+                or name in theirs._non_persistent_buffers_set
+            )
+    return "", layer
 
 
 def _leave_inputs(module: nn.Module) -> None:

@@ -177,6 +177,7 @@ class SharedMemory:
         """
         ret = cls.__new__(cls)
         ret._link = weakref.ref(link)
+        _mark_constants(link, module)
         ret._params = [*_places(module, "_parameters")]
         ret._buffers = [*_places(module, "_buffers")]
         ret.check()
@@ -201,6 +202,18 @@ def _places(module: nn.Module, kind: str) -> Iterator[_Shared]:
             found.setdefault(id(tensor), (name, tensor, []))[2].append((tensors, key))
     for name, tensor, places in found.values():
         yield _Shared(name, tensor, places)
+
+
+def _mark_constants(link: chainer.Link, module: nn.Module) -> None:
+    """Marks buffers that are no state; copies of a traced module forget these marks."""
+    buffers = _places(module, "_buffers")
+    state = {id(each.tensor) for each in buffers if each.name in link._persistent}
+    for inner in module.modules():
+        inner._non_persistent_buffers_set.update(
+            key
+            for key, tensor in inner._buffers.items()
+            if tensor is not None and id(tensor) not in state
+        )
 
 
 def _check_name(link: chainer.Link, module: nn.Module, shared: _Shared) -> None:

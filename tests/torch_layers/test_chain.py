@@ -1,5 +1,8 @@
 """Modules of PyTorch as lists of layers, and their names."""
 
+import copy
+import pickle
+
 import chainer
 import numpy as np
 import pytest
@@ -76,10 +79,17 @@ def test_what_cannot_be_followed_is_refused():
         def forward(self, x):
             return functional.dropout(x, 0.5, training=self.training)
 
+    class Adds(nn.Module):
+        def forward(self, x):
+            return x + 1 if self.training else x
+
     with pytest.raises(ValueError, match=r"from_torch\(Decides\): its forward cannot"):
         from_torch(Decides())
-    with pytest.raises(ValueError, match=r"dropout reads self.training"):
-        from_torch(Drops())
+    for module in Drops(), Adds():
+        message = r"the forward reads self.training, before or at (dropout|add)"
+        with pytest.raises(ValueError, match=message):
+            from_torch(module)
+        assert module.training
     hooked = Net()
     hooked.register_forward_hook(lambda *args: None)
     with pytest.raises(ValueError, match="the module has hooks"):
@@ -129,3 +139,37 @@ def test_one_module_twice_is_one_layer():
 
 def test_printing_names_the_module():
     assert str(TorchLayer(nn.Linear(2, 3))).startswith("TorchLayer(module=Linear(in_f")
+
+
+class InPlace(nn.Module):
+    """Works in place by statements, whose results nobody uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x, shift=None):
+        h = self.first(x)
+        h.tanh_()
+        h = self.last(h)
+        self.relu(h)
+        return functional.relu(h - 0.1, inplace=True) * torch.tensor(2.0)
+
+
+def test_statements_in_place_and_default_arguments_stay():
+    net = InPlace()
+    expected = net(torch.from_numpy(X))
+    expected.sum().backward()
+    model = from_torch(net)
+    y = model(X)
+    np.testing.assert_array_equal(y.array, expected.detach().numpy())
+    chainer.functions.sum(y).backward()
+    for path, param in model.namedparams():
+        theirs = net.get_parameter(model.chain_names.in_chain(path)).grad
+        np.testing.assert_allclose(param.grad, theirs.numpy(), rtol=1e-5)
+    assert len(model) == 2
+    assert {*model.torch_state_dict()} == {*net.state_dict()}
+    for layer in model:
+        for copied in copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)):
+            assert {*copied.module.state_dict()} == {*layer.module.state_dict()}
