@@ -157,6 +157,13 @@ class TorchFunction(AveragingFunction):
                 y = self._layer.call(self._structure, given)
         else:
             y = self._layer.call(self._structure, given)
+        # PyTorch refuses this itself where an input has a gradient.
+        if any([leaf._version for leaf in leaves]):
+            raise RuntimeError(
+                f"{self.label}: an in-place operation has changed an input, which other"
+                f" layers, and the script, may still read. Let the module write"
+                f" elsewhere, as by nn.ReLU(inplace=False)"
+            )
         tensors: list[torch.Tensor] = []
         if torch.is_tensor(y):
             tensors.append(y)

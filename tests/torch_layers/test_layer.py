@@ -347,6 +347,14 @@ def test_a_module_that_overwrites_its_input_is_refused():
     layer = TorchLayer(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)))
     with pytest.raises(RuntimeError, match="in-place operation"):
         layer(chainer.Variable(X.copy()))
+    # PyTorch itself lets it overwrite the data of the user.
+    with pytest.raises(RuntimeError, match="in-place operation has changed an input"):
+        layer(X.copy())
+    with (
+        chainer.no_backprop_mode(),
+        pytest.raises(RuntimeError, match=r"TorchLayer\(Sequential\): an in-place"),
+    ):
+        layer(chainer.Variable(X.copy()))
 
 
 def test_hooks_of_a_module_are_called_once():
