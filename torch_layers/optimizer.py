@@ -102,15 +102,34 @@ class TorchOptimizer(chainer.GradientMethod):
             self._head.step()
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Saves or loads the optimizer, its update rules and its schedulers."""
+        """Saves or loads the optimizer, its update rules and its schedulers.
+
+        Schedulers continue from the present hyperparameters, so these are saved too.
+
+        Raises:
+            ValueError: If another number of schedulers was saved.
+        """
         super().serialize(serializer)
         if not self._schedulers:
             return
+        values = {name: getattr(self.hyperparam, name) for name in self._names}
         states = [_plain(each.state_dict()) for each in self._schedulers]
-        text = serializer("schedulers", json.dumps(states))
-        if isinstance(serializer, chainer.Deserializer):
-            for scheduler, state in zip(self._schedulers, json.loads(str(text))):
-                scheduler.load_state_dict(state)
+        text = serializer("schedulers", json.dumps([values, *states]))
+        if not isinstance(serializer, chainer.Deserializer):
+            return
+        saved, *found = json.loads(str(text))
+        if len(found) != len(states):
+            raise ValueError(
+                f"the optimizer was saved with {len(found)} schedulers, and has"
+                f" {len(states)}: make the same ones before you load"
+            )
+        for scheduler, state in zip(self._schedulers, found):
+            scheduler.load_state_dict(state)
+        # Those of another optimizer stay there.
+        if saved.keys() == values.keys():
+            for name, value in saved.items():
+                is_tuple = isinstance(value, list)
+                setattr(self.hyperparam, name, tuple(value) if is_tuple else value)
 
     def loaded_parts(self) -> list[Any]:
         """Returns the objects besides rules whose attributes a load changes."""
