@@ -31,7 +31,12 @@ class TorchRule(chainer.UpdateRule):
         hyperparam (chainer.optimizer.Hyperparameter): The hyperparameters of all rules.
             Those that are numbers may be set for one rule alone.
         names: Names of the hyperparameters.
+
+    Attributes:
+        kind (type): The class of the optimizer.
     """
+
+    kind: type
 
     def __init__(self, make: Make, hyperparam: Any, names: tuple[str, ...]) -> None:
         super().__init__(parent_hyperparam=hyperparam)
@@ -47,15 +52,10 @@ class TorchRule(chainer.UpdateRule):
         self._array: Any = None
         self._known: dict[str, Any] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(vars(self))
-        for name in ("_optimizer", "_tensor", "_array", "_known"):
-            del state[name]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget()
+    def __reduce__(self) -> tuple:
+        left_out = ("_optimizer", "_tensor", "_array", "_known")
+        state = {k: v for k, v in vars(self).items() if k not in left_out}
+        return _copied, (self.kind, state)
 
     def expect(self, param: chainer.Parameter) -> None:
         """Prepares for a parameter, before its state is known."""
@@ -127,7 +127,17 @@ def rule_of(kind: type) -> type[TorchRule]:
         >>> rule_of(torch.optim.AdamW).__name__
         'TorchAdamWRule'
     """
-    return type(f"Torch{kind.__name__}Rule", (TorchRule,), {"__doc__": kind.__doc__})
+    attributes = {"__doc__": kind.__doc__, "kind": kind}
+    return type(f"Torch{kind.__name__}Rule", (TorchRule,), attributes)
+
+
+def _copied(kind: type, state: dict[str, Any]) -> TorchRule:
+    """Returns a rule with the state of another one, in this process or another."""
+    rule = rule_of(kind)
+    ret = rule.__new__(rule)
+    vars(ret).update(state)
+    ret._forget()
+    return ret
 
 
 def _arrays(state: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """PyTorch's optimizers with the face of Chainer's."""
 
+import copy
+import pickle
+
 import chainer
 import chainer.links as L
 import numpy as np
@@ -107,6 +110,23 @@ def test_schedulers_change_the_rate_and_are_saved(tmp_path):
     optimizer.scheduler(optim.lr_scheduler.ConstantLR)
     with pytest.raises(ValueError, match="saved with 1 schedulers, and has 2"):
         chainer.serializers.load_npz(tmp_path / "optimizer.npz", optimizer)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))]
+)
+def test_a_copy_of_a_layer_has_the_state_of_its_optimizer(copied):
+    layer = TorchLayer(net())
+    optimizer = TorchOptimizer(optim.Adam, lr=0.1).setup(layer)
+    step(layer, optimizer)
+    other = copied(layer)
+    step(layer, optimizer)
+    other.cleargrads()
+    chainer.functions.sum(other(X) ** 2).backward()
+    for param in other.params():
+        param.update()
+    for key, tensor in layer.module.state_dict().items():
+        assert torch.equal(other.module.state_dict()[key], tensor), key
 
 
 def test_chainers_links_hooks_and_rates():
