@@ -10,6 +10,7 @@ Some of them may be rounded to bfloat16 while they wait for the backward, others
       and others like it keep
     probabilities of F.softmax  as they are: its backward subtracts 1 from them; the
       _cross_entropy              logits are rounded
+    what PyTorch's graph keeps  as it is
     other dtypes                as they are
 """
 
@@ -100,11 +101,21 @@ def retained_arrays(outputs: Iterable[Any]) -> Iterator[Any]:
         yield from (x.data for x in function.inputs)
         yield from function._retained_output_data or ()
         yield from _attributes(function)
-        if hasattr(function, "retained"):
-            # Another library keeps them.
-            yield from function.retained()
+        yield from kept_elsewhere(function)
         if isinstance(function, chainer.function.FunctionAdapter):
             yield from _attributes(function.function)
+
+
+def kept_elsewhere(function: Any) -> Iterator[Any]:
+    """Yields the arrays that the graph of another library keeps behind a function.
+
+    They cannot leave memory, nor be rounded, between forward and backward.
+
+    Args:
+        function: Function of a graph, a ``FunctionNode``.
+    """
+    if hasattr(function, "retained"):
+        yield from function.retained()
 
 
 def exact_arrays(function: Any) -> Iterator[Any]:
@@ -131,7 +142,7 @@ def rounded_buffers(outputs: Iterable[Any], others: Iterable[Any] = ()) -> Buffe
     """
     outputs, exact = list(outputs), BufferSet()
     for function in functions_behind(outputs):
-        for array in exact_arrays(function):
+        for array in (*exact_arrays(function), *kept_elsewhere(function)):
             exact.add(array)
     arrays = [*retained_arrays(outputs), *others]
     return (

@@ -9,9 +9,9 @@
               view a, view b of a new one    <--
 
 Arrays that share memory share it again. Arrays that others hold stay: parameters,
-values computed from parameters alone, and values that links keep. So do the inputs of
-the model, which the caller holds. Small arrays stay as well, and so does a small part
-of a larger array, which would not free memory.
+values computed from parameters alone, and values that links or other libraries keep. So
+do the inputs of the model, which the caller holds. Small arrays stay as well, and so
+does a small part of a larger array, which would not free memory.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from divisible.planning.retained_arrays import (
     buffer_of,
     exact_arrays,
     is_rounded,
+    kept_elsewhere,
 )
 from pipeline.stages.held import Graph, Inputs
 
@@ -89,6 +90,7 @@ def take_out(
     if inputs_stay:
         staying |= _inputs(held)
     opened = _open_graph(held) if isinstance(held, Graph) else _open_inputs(held)
+    staying |= opened.kept
     groups = []
     for group in _groups(opened.places, staying):
         group.is_float32 = leaving.rounds and group.may_be_rounded(opened.exact)
@@ -119,11 +121,13 @@ class _Opened(NamedTuple):
     Attributes:
         places: The references to its arrays.
         exact: Arrays among them that must not be rounded.
+        kept: Arrays among them that another library keeps anyway.
         close: Called when all arrays are back, returns the graph or the inputs.
     """
 
     places: list[_Place]
     exact: BufferSet
+    kept: BufferSet
     close: Callable[[], Graph | Inputs]
 
 
@@ -201,14 +205,14 @@ class _Memory:
 
 
 def _open_graph(graph: Graph) -> _Opened:
-    places, exact, tuples = _places(graph)
+    places, exact, kept, tuples = _places(graph)
 
     def close() -> Graph:
         for attributes, name, items in tuples:
             attributes[name] = tuple(items)
         return graph
 
-    return _Opened(places, exact, close)
+    return _Opened(places, exact, kept, close)
 
 
 def _open_inputs(held: Inputs) -> _Opened:
@@ -233,17 +237,17 @@ def _open_inputs(held: Inputs) -> _Opened:
         return Inputs(inputs, dict(zip(names, skipped)), persistents)
 
     places = [_Place(each, i) for each in arrays for i in range(len(each))]
-    return _Opened(places, BufferSet(), close)
+    return _Opened(places, BufferSet(), BufferSet(), close)
 
 
 def _places(
     graph: Graph,
-) -> tuple[list[_Place], BufferSet, list[tuple[dict, str, list]]]:
+) -> tuple[list[_Place], BufferSet, BufferSet, list[tuple[dict, str, list]]]:
     """Finds the references to arrays.
 
     Returns:
-        The references; the arrays that must not be rounded; and the tuples that are
-        lists meanwhile.
+        The references; the arrays that must not be rounded; those that another library
+        keeps; and the tuples that are lists meanwhile.
     """
     ends = [graph.inputs, graph.outputs]
     ends += [*graph.skipped.values(), *graph.handed_over.values()]
@@ -255,13 +259,15 @@ def _places(
         for x in leaves([graph.outputs, *graph.handed_over.values()])
         if isinstance(x, chainer.Variable)
     ]
-    exact, tuples = BufferSet(), []
+    exact, kept, tuples = BufferSet(), BufferSet(), []
     weights = weight_functions(outputs)
     for function in functions_behind(outputs):
         if function in weights:
             continue
         for array in filter(_can_leave, exact_arrays(function)):
             exact.add(array)
+        for array in kept_elsewhere(function):
+            kept.add(array)
         ends_of_function = [*function.inputs, *(y() for y in function.outputs)]
         nodes.update((id(node), node) for node in ends_of_function if node is not None)
         places += _attributes(function, tuples)
@@ -272,7 +278,7 @@ def _places(
         for node in nodes.values()
         if node.creator_node not in weights and "_data" in vars(node)
     ]
-    return places, exact, tuples
+    return places, exact, kept, tuples
 
 
 def _attributes(

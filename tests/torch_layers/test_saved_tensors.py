@@ -12,6 +12,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from divisible import Divisible, profile  # noqa: E402
+from divisible.planning.retained_arrays import rounded_buffers  # noqa: E402
+from pipeline.stages.held import Graph  # noqa: E402
+from pipeline.stages.leaving_arrays import take_out  # noqa: E402
 from torch_layers import TorchLayer  # noqa: E402
 
 
@@ -47,3 +50,17 @@ def test_the_graph_keeps_only_what_its_backward_needs():
     loss.backward()
     assert (first.weight.grad != 0).any()
     assert x.grad.shape == x.shape
+
+
+def test_what_the_graph_keeps_does_not_leave_memory():
+    x = chainer.Variable(np.random.rand(60, 40).astype(np.float32))
+    y = TorchLayer(nn.Sequential(nn.Flatten(), nn.Tanh()))(x)
+    # The result of tanh is kept, its input is not.
+    assert y.array not in rounded_buffers([y], [x.array])
+    left = take_out(Graph((x,), {}, (y,), {}), [])
+    assert [each.nbytes for each in left.buffers] == [60 * 40 * 4]
+    assert y.array is not None
+    left.come_back(left.buffers)
+    y.grad = np.ones_like(y.array)
+    y.backward()
+    np.testing.assert_allclose(x.grad, 1 - y.array**2, rtol=1e-5)
