@@ -79,10 +79,6 @@ class TorchLayer(chainer.Link):
         # Names of the parameters that are frozen, since their tensors are.
         self._frozen: set[str] = set()
         self._memory = SharedMemory(self, module)
-        if module not in _layers:
-            module.register_state_dict_pre_hook(_before_state_dict)
-            module.register_load_state_dict_pre_hook(_before_loading)
-            module.register_load_state_dict_post_hook(_after_loading)
         self._begin(module)
 
     def _begin(self, module: nn.Module) -> None:
@@ -91,6 +87,11 @@ class TorchLayer(chainer.Link):
         self.norms = tuple(averaging_modules(module))
         for each in self.norms:
             prepare(each)
+        # Copies of traced modules lose these.
+        if _before_state_dict not in module._state_dict_pre_hooks.values():
+            module.register_state_dict_pre_hook(_before_state_dict)
+            module.register_load_state_dict_pre_hook(_before_loading)
+            module.register_load_state_dict_post_hook(_after_loading)
         _layers[module] = weakref.ref(self)
 
     @property

@@ -173,3 +173,6 @@ def test_statements_in_place_and_default_arguments_stay():
     for layer in model:
         for copied in copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)):
             assert {*copied.module.state_dict()} == {*layer.module.state_dict()}
+            for path, param in copied.namedparams():
+                param.array = np.full_like(param.array, 7)
+                assert (copied.module.state_dict()[path[1:]] == 7).all()
