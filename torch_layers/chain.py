@@ -20,7 +20,7 @@ import torch
 from torch import fx, nn
 
 from divisible import Divisible
-from torch_layers.layer import TorchLayer
+from torch_layers.layer import TorchLayer, share_before
 from torch_layers.modes import in_mode
 from torch_layers.names import TorchNames
 
@@ -98,6 +98,7 @@ def from_torch(module: nn.Module, *, autocast: torch.dtype | None = None) -> Tor
         is_first = layer is None
         if is_first:
             layer = known[id(each)] = TorchLayer(each, autocast)
+            share_before(module, layer)
         model.append(layer)
         if is_first and (layer._params or layer._persistent):
             names[position] = path

@@ -23,7 +23,10 @@ from torch_layers.structures import with_leaves, without_leaves
 # Attributes that a copy of a layer makes for itself.
 _OWN = ("module", "norms", "_memory")
 
-_layers: weakref.WeakKeyDictionary[nn.Module, weakref.ref] = weakref.WeakKeyDictionary()
+# The layers that share their memory before the state of a module is read or loaded.
+_layers: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class TorchLayer(chainer.Link):
@@ -87,12 +90,7 @@ class TorchLayer(chainer.Link):
         self.norms = tuple(averaging_modules(module))
         for each in self.norms:
             prepare(each)
-        # Copies of traced modules lose these.
-        if _before_state_dict not in module._state_dict_pre_hooks.values():
-            module.register_state_dict_pre_hook(_before_state_dict)
-            module.register_load_state_dict_pre_hook(_before_loading)
-            module.register_load_state_dict_post_hook(_after_loading)
-        _layers[module] = weakref.ref(self)
+        share_before(module, self)
 
     @property
     def printable_specs(self) -> Iterator[tuple[str, Any]]:
@@ -238,6 +236,21 @@ def _is_leaf(value: Any) -> bool:
     return isinstance(value, _LEAVES)
 
 
+def share_before(module: nn.Module, layer: TorchLayer) -> None:
+    """Lets a layer share memory before the state of a module is read or loaded.
+
+    Args:
+        module (torch.nn.Module): The module of the layer, or one that has parts of it.
+        layer (TorchLayer): The layer.
+    """
+    # Copies of traced modules lose their hooks.
+    if _before_state_dict not in module._state_dict_pre_hooks.values():
+        module.register_state_dict_pre_hook(_before_state_dict)
+        module.register_load_state_dict_pre_hook(_before_loading)
+        module.register_load_state_dict_post_hook(_after_loading)
+    _layers.setdefault(module, weakref.WeakSet()).add(layer)
+
+
 def _before_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     _share_of(module)
 
@@ -251,6 +264,5 @@ def _after_loading(module: nn.Module, keys: Any) -> None:
 
 
 def _share_of(module: nn.Module) -> None:
-    layer = _layers.get(module, lambda: None)()
-    if layer is not None:
+    for layer in _layers.get(module, ()):
         layer.share()

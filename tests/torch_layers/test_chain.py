@@ -50,6 +50,11 @@ def test_a_forward_is_cut_where_one_value_is_left():
     assert {*state} == {*theirs}
     for key, tensor in theirs.items():
         assert state[key].data_ptr() == tensor.data_ptr()
+    for _, param in model.namedparams():
+        param.array = np.full_like(param.array, 7)
+    found = net.state_dict()
+    for name, _ in net.named_parameters():
+        assert (found[name] == 7).all(), name
     assert model.chain_names.in_layers("features.0.bias") == "/0/bias"
     with pytest.raises(KeyError, match="belongs to none"):
         model.chain_names.in_layers("other.bias")
