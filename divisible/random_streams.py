@@ -52,6 +52,8 @@ class _Active(threading.local):
     position: int | None = None
     # The words that seeded the stream in use.
     words: list[int] | None = None
+    # Whether a generator of another library has drawn from it.
+    is_drawn_elsewhere = False
     # Holds the waiting seed of NumPy's generator, within `restored_random_state`.
     seeds: Any = None
     # CuPy's module of generators, on a GPU.
@@ -228,9 +230,16 @@ def stream_words() -> list[int] | None:
     return None if _active.seeds is None else _active.words
 
 
+def note_draw() -> None:
+    """Records that a generator of another library has drawn from the stream in use."""
+    _active.is_drawn_elsewhere = True
+
+
 def has_drawn() -> bool:
-    """Returns whether NumPy's generator was drawn from since the stream began."""
-    return _active.seeds is not None and _active.seeds.waiting is None
+    """Returns whether a layer has drawn from its stream since it began."""
+    return _active.seeds is not None and (
+        _active.seeds.waiting is None or _active.is_drawn_elsewhere
+    )
 
 
 def drawing_layer() -> int | None:
@@ -253,6 +262,7 @@ def _words(key: RandomKey) -> list[int]:
 
 def _seed(words: list[int]) -> None:
     _active.seeds.waiting = _active.words = words
+    _active.is_drawn_elsewhere = False
     if _active.gpu_random is not None:
         # CuPy converts to uint64, which NumPy 2 refuses for Python's integers.
         seed = np.random.SeedSequence(words).generate_state(1, np.uint64)[0]

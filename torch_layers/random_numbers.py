@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from divisible.random_streams import stream_words
+from divisible.random_streams import note_draw, stream_words
 
 # Modules of torch.nn, by the file that they are defined in, which draw no numbers.
 _SURE = frozenset(
@@ -100,10 +100,13 @@ def _drawing(words: Sequence[int]) -> Iterator[None]:
         generator.set_state(_last.state)
     else:
         generator.manual_seed(_seed(words))
+    began = generator.get_state()
     try:
         yield
     finally:
         _last.words, _last.state = words, generator.get_state()
+        if not torch.equal(_last.state, began):
+            note_draw()
         generator.set_state(before)
 
 

@@ -30,6 +30,7 @@ import numpy as np
 
 from chainer_kernels.contributions import Rows
 from divisible.random_streams import RandomKey, begin_stream, has_drawn
+from divisible.running_averages import AveragingFunction
 from pipeline.stages.batch_statistics import NORMALIZING, BatchStatistics
 from pipeline.stages.group_masks import GroupMasks, NoRowsError
 from pipeline.stages.held import Persistents
@@ -339,7 +340,8 @@ class _Normalizing(chainer.FunctionHook):
     def forward_preprocess(self, function: Any, in_data: tuple) -> None:
         """Is called by every function."""
         if chainer.config.train and isinstance(function, NORMALIZING):
-            self.is_seen = True
+            may_have = not isinstance(function, AveragingFunction)
+            self.is_seen |= may_have or function.has_averages()
 
 
 def _copy(value: Any) -> Any:
