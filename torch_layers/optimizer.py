@@ -90,16 +90,9 @@ class TorchOptimizer(chainer.GradientMethod):
         """
         made = kind(self._head, **options)
         self._schedulers.append(made)
-        if self.t:
-            self._head.step()
+        # Schedulers warn unless their optimizer has made a step before.
+        self._head.step()
         return made
-
-    def update(self, lossfun: Any = None, *args: Any, **kwds: Any) -> None:
-        """Updates the parameters; see :meth:`chainer.GradientMethod.update`."""
-        super().update(lossfun, *args, **kwds)
-        if self._schedulers:
-            # Schedulers warn unless their optimizer has made a step before.
-            self._head.step()
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Saves or loads the optimizer, its update rules and its schedulers.

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn, optim  # noqa: E402
 
+from mixed_precision import MixedPrecision  # noqa: E402
 from torch_layers import TorchLayer, TorchOptimizer  # noqa: E402
 
 X = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
@@ -143,6 +144,23 @@ def test_chainers_links_hooks_and_rates():
     step(link, optimizer)
     assert (link.W.array != before).any()
     np.testing.assert_array_equal(link.b.array, bias)
+
+
+def test_masters_of_float16_are_updated_as_by_chainers_own():
+    layers = [TorchLayer(net().half()) for _ in range(2)]
+    ours = TorchOptimizer(optim.AdamW, lr=0.1).setup(layers[0])
+    ours.use_fp32_update()
+    mixed = MixedPrecision(TorchOptimizer(optim.AdamW, lr=0.1), loss_scale=1)
+    mixed.setup(layers[1])
+    for optimizer, layer in zip((ours, mixed), layers):
+        for _ in range(3):
+            layer.cleargrads()
+            chainer.functions.sum(layer(X.astype(np.float16))).backward(loss_scale=1)
+            optimizer.update()
+    states = [layer.module.state_dict() for layer in layers]
+    for key, tensor in states[0].items():
+        assert tensor.dtype == torch.float16
+        assert torch.equal(states[1][key], tensor), key
 
 
 def test_other_optimizers_are_refused():
