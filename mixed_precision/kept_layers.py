@@ -108,7 +108,10 @@ def _places(model: chainer.Link, kept: KeptTypes) -> Iterator[_Place]:
         if own is not None:
             types[path] = own
         else:
-            types[path] = None if isinstance(link, _normalizations()) else around
+            # Layers of other libraries know this themselves.
+            normalizes = getattr(link, "normalizes", False)
+            normalizes |= isinstance(link, _normalizations())
+            types[path] = None if normalizes else around
         is_in_list = isinstance(links.get(parent), chainer.Sequential)
         is_last = link is _root(model)
         links[path] = link

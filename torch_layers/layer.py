@@ -15,7 +15,7 @@ from torch import nn
 from divisible.running_averages import RunningAverage
 from torch_layers.function import TorchFunction
 from torch_layers.modes import in_mode
-from torch_layers.norms import average_of, averaging_modules, prepare
+from torch_layers.norms import NORMALIZATIONS, average_of, averaging_modules, prepare
 from torch_layers.random_numbers import layer_stream, may_draw
 from torch_layers.shared_memory import SharedMemory
 from torch_layers.structures import with_leaves, without_leaves
@@ -91,6 +91,11 @@ class TorchLayer(chainer.Link):
         for each in self.norms:
             prepare(each)
         share_before(module, self)
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether the module is a normalization, which float16 models keep float32."""
+        return isinstance(self.module, NORMALIZATIONS)
 
     @property
     def printable_specs(self) -> Iterator[tuple[str, Any]]:

@@ -19,10 +19,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from divisible.running_averages import RunningAverage, Sample
 from torch_layers.arrays import to_array
+
+#: Modules that accept float16 inputs beside float32 parameters.
+NORMALIZATIONS = (_NormBase, nn.LayerNorm, nn.GroupNorm)
 
 _MEAN, _VARIANCE, _COUNT = "running_mean", "running_var", "num_batches_tracked"
 

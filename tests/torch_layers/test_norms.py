@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from mpi4py import MPI  # noqa: E402
 from torch import nn  # noqa: E402
 
+from mixed_precision import MixedPrecision, to_float16  # noqa: E402
 from pipeline import Pipeline  # noqa: E402
 from torch_layers import TorchLayer, from_torch  # noqa: E402
 
@@ -71,6 +72,25 @@ def test_two_calls_in_a_microbatch_move_twice(momentum):
         np.testing.assert_allclose(
             getattr(ours.bn, name).numpy(), expected, rtol=1e-4, atol=1e-6
         )
+
+
+def test_normalizations_of_a_float16_model_stay_float32():
+    torch.manual_seed(0)
+    norms = nn.BatchNorm2d(3), nn.GroupNorm(1, 3), nn.Flatten(), nn.LayerNorm(48)
+    model = to_float16(from_torch(nn.Sequential(*norms, nn.Linear(48, 2))))
+    types = {path: param.dtype.name for path, param in model.namedparams()}
+    assert {path for path, name in types.items() if name == "float16"} == {
+        "/4/weight",
+        "/4/bias",
+    }
+    optimizer = MixedPrecision(chainer.optimizers.Adam(0.01)).setup(model)
+    scale = optimizer.loss_scale
+    with Pipeline(model, MPI.COMM_SELF, n_microbatches=2, loss_scale=scale) as pipe:
+        losses = []
+        for _ in range(8):
+            losses.append(pipe.step(X, T.astype(np.int32))["loss"])
+            optimizer.update()
+    assert losses[-1] < losses[0]
 
 
 def test_alone_it_moves_as_in_pytorch():
