@@ -21,6 +21,7 @@ no pass where functions or hooks might change something else
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -177,8 +178,10 @@ def _pass_on(
     for stage in copies.values():
         stage.begin(0, len(SIZES))
     program = runner.program(_one_by_one(start.stage_ranks))
+    drawn = random.getstate()
     with restored_random_state(start.arguments.stages[0].device):
         runner.of_copies(copies).run(program, samples)
+    random.setstate(drawn)
     return {number: it.failure for number, it in copies.items() if it.failure}
 
 

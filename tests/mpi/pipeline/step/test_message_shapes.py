@@ -1,6 +1,7 @@
 """Shapes of messages are known before the first step, where they can be."""
 
 import contextlib
+import random
 from unittest import mock
 
 import chainer
@@ -174,24 +175,40 @@ def test_a_layer_that_fails_on_few_samples():
     assert_on_ranks(2, failing)
 
 
+class Drawing(chainer.Link):
+    """Draws from Python's generator."""
+
+    def forward(self, x):
+        random.random()
+        return x
+
+
 def no_trace(comm):
     """Layers, random numbers and hooks are as if shapes were not looked for."""
     np.random.seed(5)
     model = Divisible(
-        L.BatchNormalization(6), Picky(0), F.dropout, L.Linear(None, 5), L.Linear(5, 4)
+        Drawing(),
+        L.BatchNormalization(6),
+        Picky(0),
+        F.dropout,
+        L.Linear(None, 5),
+        L.Linear(5, 4),
     )
-    stage = model.divide(*Plan([0, 3, 5]).range(comm.rank))
+    stage = model.divide(*Plan([0, 4, 6]).range(comm.rank))
     ((x, t),) = make_batches([9])
     np.random.seed(7)
+    random.seed(8)
     with Pipeline(stage, comm, n_microbatches=3) as pipe:
         pipe.step(x, t)
         assert not pipe.message_shapes.varying
     assert np.random.randint(1 << 30) == np.random.RandomState(7).randint(1 << 30)
     if comm.rank == 0:
+        draws = random.Random(8)
+        assert random.random() == [draws.random() for _ in range(4)][-1]
         expected = L.BatchNormalization(6)
         expected(x)
-        np.testing.assert_allclose(stage[0].avg_mean, expected.avg_mean, rtol=1e-5)
-        assert (stage[1].n_seen, stage[1].sizes) == (9, [3, 3, 3])
+        np.testing.assert_allclose(stage[1].avg_mean, expected.avg_mean, rtol=1e-5)
+        assert (stage[2].n_seen, stage[2].sizes) == (9, [3, 3, 3])
 
 
 def test_layers_keep_no_trace():
