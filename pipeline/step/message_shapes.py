@@ -182,7 +182,12 @@ def _pass_on(
     with restored_random_state(start.arguments.stages[0].device):
         runner.of_copies(copies).run(program, samples)
     random.setstate(drawn)
-    return {number: it.failure for number, it in copies.items() if it.failure}
+    failures = {number: it.failure for number, it in copies.items() if it.failure}
+    for stage in copies.values():
+        # Parts of a stage refer to each other, and would stay for a while. Kernels keep
+        # prepared weights only if nothing else refers to the weights.
+        vars(stage).clear()
+    return failures
 
 
 def _few(arrays: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -196,12 +201,11 @@ def _few(arrays: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def _one_by_one(stage_ranks: Sequence[int]) -> Schedule:
-    """Returns a schedule of all forwards, microbatch by microbatch, then backwards."""
+    """Returns a schedule in which a microbatch ends before the next one begins."""
     actions: list[list[str]] = [[] for _ in range(max(stage_ranks) + 1)]
     for microbatch in range(len(SIZES)):
         for stage, rank in enumerate(stage_ranks):
             actions[rank].append(f"{stage}F{microbatch}")
-    for microbatch in range(len(SIZES)):
         for stage, rank in reversed([*enumerate(stage_ranks)]):
             actions[rank].append(f"{stage}B{microbatch}")
     return Schedule(actions, stage_ranks, len(SIZES), "shapes of messages")
@@ -227,8 +231,10 @@ def _copies(start: Start, stages: Mapping[int, Stage]) -> dict[int, _StageOnTria
         except Exception as error:
             copied, loss = layers, None
             failure = f"a copy of stage {number} failed with {_shown(error)}"
-        skips = StageSkips.on(number, start.named_routes)
-        copies[number] = _StageOnTrial(copied, loss, given.seed, False, skips=skips)
+        skips, runs = StageSkips.on(number, start.named_routes), given.recomputed
+        copies[number] = _StageOnTrial(
+            copied, loss, given.seed, False, recomputed=runs, skips=skips
+        )
         copies[number].failure = failure
     return copies
 
@@ -303,7 +309,11 @@ class _StageOnTrial(Stage):
         """
         if not self.failure:
             try:
-                return super().backward(microbatch, gradients, skip_gradients, True)
+                found = super().backward(microbatch, gradients, skip_gradients, True)
+                # Weight gradients would need what the segments hold now.
+                for segment in self._segments:
+                    segment.begin()
+                return found
             except (DisagreementError, StallError):
                 raise
             except Exception as error:

@@ -1,7 +1,9 @@
 """Shapes of messages are known before the first step, where they can be."""
 
 import contextlib
+import gc
 import random
+import weakref
 from unittest import mock
 
 import chainer
@@ -175,12 +177,30 @@ def test_a_layer_that_fails_on_few_samples():
     assert_on_ranks(2, failing)
 
 
+class Shared(list):
+    """A list that copies of layers have in common."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
 class Drawing(chainer.Link):
-    """Draws from Python's generator."""
+    """Draws from Python's generator, and counts outputs that are still held."""
+
+    def __init__(self):
+        super().__init__()
+        self.outputs, self.n_held = Shared(), Shared()
 
     def forward(self, x):
         random.random()
-        return x
+        self.n_held.append(sum(output() is not None for output in self.outputs))
+        y = x + 0
+        self.outputs.append(weakref.ref(chainer.as_array(y)))
+        return y
+
+
+def n_instances(kind):
+    return sum(type(each) is kind for each in gc.get_objects())
 
 
 def no_trace(comm):
@@ -199,10 +219,18 @@ def no_trace(comm):
     np.random.seed(7)
     random.seed(8)
     with Pipeline(stage, comm, n_microbatches=3) as pipe:
+        gc.collect()
+        gc.disable()
+        n_layers = n_instances(Picky)
         pipe.step(x, t)
+        # Copies are freed at once.
+        assert n_instances(Picky) == n_layers
+        gc.enable()
         assert not pipe.message_shapes.varying
     assert np.random.randint(1 << 30) == np.random.RandomState(7).randint(1 << 30)
     if comm.rank == 0:
+        # Each of the few microbatches ends before the next one begins.
+        assert stage[0].n_held[:3] == [0, 0, 0]
         draws = random.Random(8)
         assert random.random() == [draws.random() for _ in range(4)][-1]
         expected = L.BatchNormalization(6)
