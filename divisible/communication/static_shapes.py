@@ -31,7 +31,8 @@ class StaticShapes:
     """The signature of a channel's messages for each number of samples.
 
     Args:
-        seen: The signatures of messages by their numbers of samples, at least three.
+        seen: The signatures of messages by their numbers of samples, at least three,
+            or none.
 
     Raises:
         NotStaticError: If they do not follow from the number of samples.
@@ -49,9 +50,9 @@ class StaticShapes:
     """
 
     def __init__(self, seen: Mapping[int, Signature]) -> None:
-        (a, first), (b, second), *_ = seen.items()
         if not any(seen.values()):
             raise NotStaticError("no message was seen")
+        (a, first), (b, second), *_ = seen.items()
         if len({len(specs) for specs in seen.values()}) > 1:
             raise NotStaticError("the number of arrays varies")
         self._first, self._n_first = first, a

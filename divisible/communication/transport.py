@@ -159,7 +159,8 @@ class _Channel:
         forget.
 
         Args:
-            sizes: Numbers of samples of the microbatches 0, 1 and so on.
+            sizes: Numbers of samples of the microbatches 0, 1 and so on; none if there
+                were no such messages.
 
         Returns:
             The reason if the shapes do not follow from the number of samples; else an

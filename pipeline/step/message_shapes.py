@@ -115,7 +115,8 @@ def find_message_shapes(
         reason = _effect_of_any(start, ranks, stages)
     if not reason:
         failures = _pass_on(start, ranks, runner, stages, inputs)
-    mine = runner.find_shapes(SIZES), failures
+    # Messages of an earlier evaluation are no messages of those sizes.
+    mine = runner.find_shapes(() if reason else SIZES), failures
     said = all_gather(ranks.comm, mine, ranks.timeout, "to tell shapes of messages")
     found: dict[Channel, tuple[str, str]] = {}
     for channels, failed in said:

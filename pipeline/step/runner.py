@@ -222,7 +222,8 @@ class Runner:
         """Finds the shapes of messages; see :meth:`.Sender.find_shapes`.
 
         Args:
-            sizes: Numbers of samples of the microbatches that were run.
+            sizes: Numbers of samples of the microbatches that were run; none if there
+                were none.
 
         Returns:
             For each channel that begins on this rank the shapes of its messages, and

@@ -101,6 +101,7 @@ def specs(*shapes, **others):
     "seen, reason",
     [
         ({n: () for n in SIZES}, "no message was seen"),
+        ({}, "no message was seen"),
         ({2: specs((2,)), 3: (), 5: specs((5,))}, "the number of arrays varies"),
         (
             {2: specs((2,)), 3: specs((3,)), 5: specs((6,))},

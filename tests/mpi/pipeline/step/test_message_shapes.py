@@ -12,7 +12,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from divisible import Divisible, Plan
+from divisible import Divisible, Plan, carry_state
 from divisible.communication import transport
 from pipeline import Pipeline
 from pipeline.step.runner import Runner
@@ -136,6 +136,21 @@ def data_dependent(comm):
 
 def test_shapes_that_depend_on_values():
     assert_on_ranks(2, data_dependent)
+
+
+def after_an_evaluation(comm):
+    """Messages of an evaluation are not taken for those of a few samples."""
+    model = Divisible(carry_state(L.LSTM(6, 5)), L.Linear(5, 4))
+    ((x, t),) = make_batches([12])
+    with Pipeline(model, comm, plan=Plan([0, 1, 2], 6)) as pipe:
+        pipe.evaluate(x, t)
+        pipe.step(x, t)
+        reasons = {channel.reason for channel in pipe.message_shapes}
+        assert reasons == {"layers carry states"}, pipe.message_shapes
+
+
+def test_an_evaluation_before_the_first_step():
+    assert_on_ranks(2, after_an_evaluation)
 
 
 class Picky(chainer.Link):
