@@ -233,6 +233,22 @@ class OneSidedSender(Sender):
             self._n_sent += 1
         return True
 
+    def _fits(self, new: Signature, agreed: Signature | None) -> bool:
+        """Returns whether the receiver needs no description of a message.
+
+        If a larger message was agreed on, one that fits into a slot is described all
+        the same. So the receiver has a slot for the next one.
+        """
+        window = self._window
+        is_other = window is not None and agreed not in (None, window.agreed)
+        if new and is_other and not self._fits_slot(agreed):
+            return not self._fits_slot(new) and super()._fits(new, agreed)
+        return super()._fits(new, agreed)
+
+    def _fits_slot(self, specs: Signature) -> bool:
+        agreed = self._window.agreed
+        return specs == agreed or super()._fits(specs, agreed)
+
     def _put(
         self, slot: int, microbatch: int, new: Signature, arrays: Sequence[Any]
     ) -> None:
@@ -269,7 +285,8 @@ class OneSidedReceiver(Receiver):
         """Receives messages in a window from now on."""
         window = self._window = Window(content, layout, self.expected)
         self._n_received = 0
-        room, memory = self._room(window.agreed), self._transport.memory
+        memory = self._transport.memory
+        room = self._room_of_slots = self._room(window.agreed)
         self._slots = [
             ReceivedArrays(window.agreed, arrays, room, memory)
             for arrays in window.slots
@@ -281,7 +298,7 @@ class OneSidedReceiver(Receiver):
             super().post(microbatch)
             return
         number = BY_MPI
-        if self._agreed.get(microbatch) == self._window.agreed:
+        if self._fits_slot(self._agreed.get(microbatch)):
             number = next(
                 (i for i, slot in enumerate(self._slots) if slot.is_free()), BY_MPI
             )
@@ -293,6 +310,12 @@ class OneSidedReceiver(Receiver):
             self._slots[number].is_posted = True
             self._posted.append((microbatch, self._slots[number]))
         self._window.credits.write(message, number)
+
+    def _fits_slot(self, agreed: Signature | None) -> bool:
+        if agreed is None:
+            return False
+        is_full = agreed == self._window.agreed
+        return is_full or self._room_of_slots.holds(agreed) is not None
 
     def _is_in_slot(self) -> bool:
         return type(self._posted[0][1]) is ReceivedArrays

@@ -79,8 +79,11 @@ def test_bits_are_those_of_messages_over_mpi(tmp_path):
 
 def nothing_is_sent(comm):
     """In the steady state, no message of MPI carries an activation or a gradient."""
-    ((x, t),) = make_batches([8])
+    (x, t), larger = make_batches([8, 16])
     with Pipeline(make(), comm, n_microbatches=4, transport="rma") as pipe:
+        pipe.step(x, t)
+        # Larger messages go by MPI, and the next ones are described.
+        pipe.evaluate(*larger)
         pipe.step(x, t)
         sent, start = [], transport.Sender._start
         transport.Sender._start = lambda *args: sent.append(args) or start(*args)

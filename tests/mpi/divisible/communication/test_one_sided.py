@@ -112,6 +112,30 @@ def test_no_slot_is_left():
     assert_on_ranks(2, without_slots)
 
 
+def larger(comm):
+    """After messages that are larger than a slot, others come into slots again."""
+    channels, end = channel(comm)
+    sizes = [4, 8, 8, 4, 4, 8, 3, 3, 4]
+    in_slots = []
+    for number, n in enumerate(sizes):
+        if comm.rank == 0:
+            end.send(0, [Tensor(array(n, number), True)])
+            continue
+        end.post(0)
+        in_slots.append(end._is_in_slot())
+        (tensor,) = end.receive(0, "the test")
+        np.testing.assert_array_equal(tensor.array, array(n, number))
+        del tensor
+    channels.flush()
+    # A slot is offered to the first larger message; the first smaller one gets none.
+    expected = [True, True, False, False, True, True, False, True, True]
+    assert comm.rank == 0 or in_slots == expected
+
+
+def test_slots_are_used_after_larger_messages():
+    assert_on_ranks(2, larger)
+
+
 def test_messages_of_fewer_samples_are_not_described():
     assert_on_ranks(2, shorter, "OneSidedTransport")
 
