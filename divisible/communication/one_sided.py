@@ -269,6 +269,11 @@ class OneSidedSender(Sender):
                 np.copyto(target, array)
         window.notes.write(self._n_sent, note)
 
+    def close(self) -> None:
+        """Frees the window; see :meth:`.Sender.close`."""
+        super().close()
+        self._window = None
+
 
 class OneSidedReceiver(Receiver):
     """The receiving end of a channel."""
@@ -338,7 +343,7 @@ class OneSidedReceiver(Receiver):
         return slot.message(None if note == FULL else note)
 
     def close(self) -> None:
-        """Frees the requests of receives. No receive may be under way."""
+        """Frees requests, and the window; see :meth:`.Receiver.close`."""
         super().close()
         self._window, self._slots = None, []
 

@@ -203,6 +203,10 @@ class _Channel:
         """Forgets the signatures that both ends know."""
         self._agreed.clear()
 
+    def close(self) -> None:
+        """Frees what the messages needed. None may be under way."""
+        self.forget()
+
     def _room(self, agreed: Signature) -> Room:
         return Room(self.shapes, agreed, receive_buffers.PIECE_BYTES)
 
@@ -336,10 +340,6 @@ class Receiver(_Channel):
         """Forgets the signatures that both ends know, and frees arrays for them."""
         super().forget()
         self._drop_unused_buffers()
-
-    def close(self) -> None:
-        """Frees the requests of receives. No receive may be under way."""
-        self.forget()
 
     def _receive_new(self, microbatch: int, waiting: str) -> tuple[Tensor, ...]:
         status = MPI.Status()

@@ -253,8 +253,8 @@ class Runner:
 
     def close(self) -> None:
         """Frees the buffers of messages."""
-        for receiver in self._receivers.values():
-            receiver.close()
+        for end in (*self._senders.values(), *self._receivers.values()):
+            end.close()
         if self._elsewhere is not None:
             self._elsewhere.close()
 

@@ -1,5 +1,8 @@
 """Pipelines whose messages are put into common memory, beside those over MPI."""
 
+import gc
+from pathlib import Path
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -97,3 +100,26 @@ def nothing_is_sent(comm):
 
 def test_messages_of_a_step_are_all_put():
     assert_on_ranks(2, nothing_is_sent)
+
+
+def n_maps():
+    return Path("/proc/self/maps").read_text().count("/memfd:divisible-")
+
+
+def closes(comm):
+    """The memory is given back with the pipeline, not when Python collects cycles."""
+    ((x, t),) = make_batches([8])
+    gc.collect()
+    before = n_maps()
+    gc.disable()
+    try:
+        with Pipeline(make(), comm, n_microbatches=4, transport="rma") as pipe:
+            pipe.step(x, t)
+            assert n_maps() == before + 2
+        assert n_maps() == before
+    finally:
+        gc.enable()
+
+
+def test_a_closed_pipeline_has_no_memory():
+    assert_on_ranks(2, closes)
