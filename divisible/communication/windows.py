@@ -10,8 +10,8 @@
     uses the arrays where they are
 
 A credit or a note is one number of 64 bits, with the number of its message in the upper
-half. So neither end changes what the other has written, and a number from before is
-never taken for a new one.
+half, which begins again at 0 after 2^31 messages. So neither end changes what the other
+has written, and a number from before is never taken for a new one.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from divisible.communication.signatures import Signature
 
 #: Most messages of a channel that are expected at a time.
 N_EXPECTED = 64
+# Numbers of messages begin again behind the largest that fits beside the sign.
+_N_MESSAGES = 1 << 31
 # Bytes of all credits and notes of a window.
 _NUMBER_BYTES = 2 * N_EXPECTED * 8
 # Arrays begin at multiples of this, as those of other allocators do.
@@ -51,12 +53,13 @@ class Numbers:
     def write(self, message: int, number: int) -> None:
         """Writes the number of a message, after all that was written before."""
         # Processors of this kind of machine write in the order of the program.
-        self._words[message % N_EXPECTED] = message << 32 | number + 1
+        half = message % _N_MESSAGES << 32
+        self._words[message % N_EXPECTED] = half | number + 1
 
     def read(self, message: int) -> int | None:
         """Returns the number of a message; ``None`` until it has been written."""
         word = int(self._words[message % N_EXPECTED])
-        if word >> 32 != message or not word & _LOW:
+        if word >> 32 != message % _N_MESSAGES or not word & _LOW:
             return None
         return (word & _LOW) - 1
 

@@ -31,8 +31,10 @@ def test_numbers_of_a_message_are_of_that_message_only():
         numbers.write(message, number)
         assert numbers.read(message) == number
         assert numbers.read(message + N_EXPECTED) is None
-    numbers.write(1 << 30, 3)
-    assert numbers.read(1 << 30) == 3
+    for message in (1 << 30, (1 << 31) - 1, 1 << 31, (1 << 40) + 7):
+        assert numbers.read(message) is None
+        numbers.write(message, BY_MPI)
+        assert numbers.read(message) == BY_MPI
 
 
 @pytest.mark.parametrize("n_slots", [1, 3])
