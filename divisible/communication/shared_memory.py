@@ -101,7 +101,12 @@ class SharedMemory:
         # In another container the numbers may belong to something else.
         if not os.readlink(path).startswith(f"/memfd:{address.name} "):
             raise OSError(f"{path} is not the memory {address.name}")
-        return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC), address)
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return cls(file, address)
+        except BaseException:
+            os.close(file)
+            raise
 
     def close(self) -> None:
         """Closes the file: no other process can open the memory from now on.

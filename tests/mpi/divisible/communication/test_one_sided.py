@@ -1,11 +1,12 @@
 """Messages that are put into memory of the receiver, and copied once."""
 
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from divisible.communication import one_sided, transport
+from divisible.communication import one_sided, shared_memory, transport
 from divisible.communication.collectives import all_gather
 from divisible.communication.errors import StallError
 from divisible.communication.one_sided import OneSidedTransport
@@ -214,6 +215,16 @@ def test_memory_outlives_its_owner():
     assert mine[3] == 7
     with pytest.raises(OSError):
         SharedMemory.open(memory.address)
+
+
+def test_a_failed_map_leaves_no_open_file():
+    memory, files = SharedMemory.make(10), Path("/proc/self/fd")
+    n_open = len(list(files.iterdir()))
+    failing = mock.patch.object(shared_memory.mmap, "mmap", side_effect=OSError)
+    with failing, pytest.raises(OSError):
+        SharedMemory.open(memory.address)
+    assert len(list(files.iterdir())) == n_open
+    memory.close()
 
 
 def lacking(comm):
