@@ -48,9 +48,9 @@ from divisible.communication.windows import (
 from divisible.free_memory import claims, refusal
 from divisible.user_warnings import warn_user
 
-# Processors that write to memory in the order of the program. On others the note of a
-# message could be seen before its bytes.
-_ORDERED = ("x86_64", "AMD64", "i686")
+# Processors that write to memory in the order of the program, and 64 bits at once. On
+# others the note of a message could be seen before its bytes, or in part.
+_ORDERED = ("x86_64", "AMD64")
 
 
 class OneSidedTransport(Transport):
@@ -186,7 +186,7 @@ def _made(n_bytes: int) -> tuple[SharedMemory | None, str]:
     if not n_bytes:
         return None, ""
     if platform.machine() not in _ORDERED:
-        return None, f"{platform.machine()} may write in another order"
+        return None, f"{platform.machine()} may write in another order, or in parts"
     try:
         return SharedMemory.make(n_bytes), ""
     except OSError as error:
