@@ -255,7 +255,6 @@ class Divisible(Fusible):
 
         Raises:
             TypeError: If this is a stage. Tie first, then divide.
-            TypeError: If this is a stage; tie first, then divide.
             ValueError: If there is no such parameter, or the shapes do not fit.
 
         Example:
