@@ -80,7 +80,7 @@ class Channels:
             assert not end.find_shapes(SIZES)
             end.expect(1, len(self._array))
         if isinstance(transport, OneSidedTransport):
-            transport.make_room(2)
+            transport.make_room(2, transport.comm)
 
     def run(self, repeats: int) -> None:
         """Sends the array to the other rank and back."""

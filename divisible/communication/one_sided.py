@@ -77,18 +77,20 @@ class OneSidedTransport(Transport):
         self._receivers[channel] = OneSidedReceiver(self, channel, peer)
         return self._receivers[channel]
 
-    def make_room(self, n_slots: int) -> None:
+    def make_room(self, n_slots: int, world: MPI.Comm) -> None:
         """Makes windows for channels with known shapes; all ranks must call it.
 
         Args:
             n_slots (int): Number of messages of a channel that a rank may hold.
+            world (mpi4py.MPI.Comm): Ranks that make windows now, such as those of all
+                replicas. Their memory is weighed together.
 
         Raises:
             StallError: If another rank does not call this in time.
         """
         layouts, n_bytes = self._lay_out(n_slots)
         memory, purpose = None, "to weigh their memory"
-        needs = all_gather(self.comm, claims(n_bytes), self.timeout, purpose)
+        needs = all_gather(world, claims(n_bytes), self.timeout, purpose)
         reason = refusal(needs)
         if reason is None:
             memory, reason = _made(n_bytes)

@@ -128,7 +128,7 @@ def find_message_shapes(
     runner.expect(n_microbatches, -(-n_samples // n_microbatches))
     if start.arguments.transport == "rma":
         held = max(schedule.validate().stage_in_flight) + RECEIVES_AHEAD
-        runner.make_room(min(n_microbatches, held))
+        runner.make_room(min(n_microbatches, held), ranks.world)
     return MessageShapes(
         ChannelShapes(_title(channel), shapes, why and (reason or why))
         for channel, (shapes, why) in sorted(found.items())

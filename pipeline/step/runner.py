@@ -11,6 +11,7 @@ from typing import Any, Callable
 
 import chainer
 import numpy as np
+from mpi4py import MPI
 
 from divisible.communication.errors import DisagreementError, StallError
 from divisible.communication.flight_record import (
@@ -247,9 +248,9 @@ class Runner:
         for end in (*self._senders.values(), *self._receivers.values()):
             end.expect(n_microbatches, n_samples)
 
-    def make_room(self, n_slots: int) -> None:
+    def make_room(self, n_slots: int, world: MPI.Comm) -> None:
         """Makes windows; see :meth:`.OneSidedTransport.make_room`."""
-        self._transport.make_room(n_slots)
+        self._transport.make_room(n_slots, world)
 
     def close(self) -> None:
         """Frees the buffers of messages."""

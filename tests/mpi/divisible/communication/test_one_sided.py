@@ -33,7 +33,7 @@ def channel(comm, n_slots=2, n_samples=4, timeout=10, has_window=True):
     channels.flush()
     assert end.find_shapes(SIZES) == ""
     end.expect(4, n_samples)
-    channels.make_room(n_slots)
+    channels.make_room(n_slots, comm)
     assert (end._window is not None) == has_window
     return channels, end
 
@@ -241,3 +241,16 @@ def lacking(comm):
 
 def test_memory_is_scarce():
     assert_on_ranks(2, lacking)
+
+
+def replicas(comm):
+    """Ranks without messages to each other weigh their memory together."""
+    alone = OneSidedTransport(comm.Split(comm.rank), 10)
+    with mock.patch.object(one_sided, "refusal", return_value=None) as refusal:
+        alone.make_room(2, comm)
+    (weighed,) = refusal.call_args.args
+    assert len(weighed) == 2
+
+
+def test_replicas_weigh_their_memory_together():
+    assert_on_ranks(2, replicas)

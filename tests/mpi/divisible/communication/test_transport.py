@@ -288,7 +288,7 @@ def expected_shapes(comm, kind, n_expected, name="fp32", piece_bytes=1 << 30):
                 assert end.find_shapes(SIZES) == ""
                 end.expect(2, n_expected)
                 if kind == "OneSidedTransport":
-                    channels.make_room(2)
+                    channels.make_room(2, comm)
                 del sent[:]
             microbatch = step if step < len(SIZES) else step % 2
             message = rows(n, step) if n else ()
