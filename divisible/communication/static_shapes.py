@@ -241,7 +241,7 @@ def _difference(n: int, expected: Signature, specs: Signature) -> str:
     )
     if (one.shape is None) != (other.shape is None):
         return f"gradient {number} is missing for some samples only"
-    for name in ("dtype", "requires_grad", "order", "wire"):
+    for name in ("dtype", "requires_grad", "order", "wire", "key"):
         if getattr(one, name) != getattr(other, name):
             return f"array {number} varies in its {name}"
     return (

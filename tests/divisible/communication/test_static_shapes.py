@@ -117,6 +117,10 @@ def specs(*shapes, **others):
             "array 0 varies in its order",
         ),
         (
+            {2: specs((2,)), 3: specs((3,)), 5: specs((5,), key=(0, "a"))},
+            "array 0 varies in its key",
+        ),
+        (
             {2: specs((2,)), 3: specs((3,)), 5: specs(None)},
             "gradient 0 is missing for some samples only",
         ),
