@@ -46,7 +46,8 @@ def test_programs_print_what_the_pages_say(name, n_ranks, printed):
 
 def run_commands(page):
     text = (ROOT / "docs" / "howto" / f"{page}.rst").read_text()
-    commands = re.findall(r"^   \$ (divisible .*)$", text, re.MULTILINE)
+    # "divisible run" trains, with a script of the reader's.
+    commands = re.findall(r"^   \$ (divisible (?!run\b).*)$", text, re.MULTILINE)
     assert commands
     for command in commands:
         result = CliRunner().invoke(main, command.split()[1:])
