@@ -16,13 +16,11 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import chainer
-import chainer.links as L
 import numpy as np
 
 from benchmarks.common.results import (
@@ -32,19 +30,21 @@ from benchmarks.common.results import (
     machine,
     ratios,
 )
+from benchmarks.common.single_layers import (
+    Case,
+    convolution_cases,
+    linear_cases,
+    seconds_of,
+)
 from chainer_kernels import providers
 from model_compression.block_links import prepare, set_choice, set_live
 
-#: Seconds that one measurement takes at least, for the clock.
-_LONG = 0.03
 #: Parts of blocks that are zero.
 DEGREES = (0.5, 0.75, 0.9, 0.95)
 
-Case = tuple[str, Callable[[], Any], tuple[int, ...]]
 CASES: list[Case] = [
-    *(
-        (f"linear {n} to {m}", functools.partial(L.Linear, n, m), (batch, n))
-        for batch, n, m in (
+    *linear_cases(
+        (
             (64, 1024, 1024),
             (8, 1024, 1024),
             (1, 1024, 1024),
@@ -52,13 +52,8 @@ CASES: list[Case] = [
             (64, 256, 256),
         )
     ),
-    *(
+    *convolution_cases(
         (
-            f"conv {k} x {k}, {c} to {o}",
-            functools.partial(L.Convolution2D, c, o, k, pad=k // 2),
-            (batch, c, size, size),
-        )
-        for batch, c, size, o, k in (
             (8, 64, 32, 64, 3),
             (16, 256, 8, 256, 3),
             (8, 256, 14, 64, 1),
@@ -100,15 +95,6 @@ def training(layer: Any, x: np.ndarray) -> list[np.ndarray]:
     gy = chainer.Variable(np.ones_like(y.array))
     found = chainer.grad([y], [leaf, layer.W], [gy])
     return [y.array, *(each.array for each in found)]
-
-
-def seconds_of(call: Callable[[], Any]) -> float:
-    """Returns the CPU seconds of one call, of as many as the clock needs."""
-    start, n = time.process_time(), 0
-    while n == 0 or time.process_time() - start < _LONG:
-        call()
-        n += 1
-    return (time.process_time() - start) / n
 
 
 def differences(

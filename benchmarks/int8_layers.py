@@ -19,15 +19,12 @@ import argparse
 import copy
 import functools
 import statistics
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import chainer
 import chainer.functions as F
-import chainer.links as L
 import numpy as np
 
 from benchmarks.common.results import (
@@ -37,20 +34,21 @@ from benchmarks.common.results import (
     machine,
     ratios,
 )
+from benchmarks.common.single_layers import (
+    Case,
+    convolution_cases,
+    linear_cases,
+    seconds_of,
+)
 from benchmarks.mixed_precision_accuracy import cnn
 from chainer_kernels import providers, whole_numbers
 from divisible import Divisible
 from examples.train.models.vgg16 import VGG16
 from model_compression import Compress, CompressionPlan, Quantize, apply, int8_report
 
-#: Seconds that one measurement takes at least, for the clock.
-_LONG = 0.03
-
-Case = tuple[str, Callable[[], Any], tuple[int, ...]]
 CASES: list[Case] = [
-    *(
-        (f"linear {n} to {m}", functools.partial(L.Linear, n, m), (batch, n))
-        for batch, n, m in (
+    *linear_cases(
+        (
             (64, 1024, 1024),
             (1, 1024, 1024),
             (256, 4096, 4096),
@@ -58,13 +56,8 @@ CASES: list[Case] = [
             (32, 1000, 10),
         )
     ),
-    *(
+    *convolution_cases(
         (
-            f"conv {k} x {k}, {c} to {o}",
-            functools.partial(L.Convolution2D, c, o, k, pad=k // 2),
-            (batch, c, size, size),
-        )
-        for batch, c, size, o, k in (
             (8, 64, 32, 64, 3),
             (16, 256, 8, 256, 3),
             (16, 512, 2, 512, 3),
@@ -100,15 +93,6 @@ def outputs(model: Any, x: np.ndarray, in_float32: bool) -> np.ndarray:
     offer = mock.patch.object(whole_numbers, "instructions", lambda: found)
     with offer, chainer.using_config("train", False), chainer.no_backprop_mode():
         return model(x).array
-
-
-def seconds_of(call: Callable[[], Any]) -> float:
-    """Returns the CPU seconds of one call, of as many as the clock needs."""
-    start, n = time.process_time(), 0
-    while n == 0 or time.process_time() - start < _LONG:
-        call()
-        n += 1
-    return (time.process_time() - start) / n
 
 
 def measure(result: Result, case: Case, rounds: int) -> None:
