@@ -33,7 +33,7 @@ Collect = Callable[[RunningAverage, Sample], None]
 
 
 class _Active(threading.local):
-    """What collects the statistics of this thread's modules, within `collecting`."""
+    """The function that collects this thread's statistics within `collecting`."""
 
     collect: Collect | None = None
     #: The averages and the momentum of the modules under way, by identity.

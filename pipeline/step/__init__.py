@@ -10,6 +10,7 @@
     current_schedule the schedule that runs now, and the trial of others
     step_end         the means, which the last stage's rank sends to the others
     message_shapes   shapes of all messages, found before the first one
+    trial_stages     copies of stages, which pass on a few samples
     progress         polls for messages while layers compute
     late_dict        a result whose values are read when asked for
     overlap          features for which minibatches do not overlap

@@ -8,9 +8,10 @@ microbatches of several sizes::
     stage 0    <-- gradients      <-- (2, 8), (3, 8), (5, 8) <-- stage 1    (n, 8)
 
 Each end of a channel sees the same messages, and finds the same shapes for any number
-of samples (:mod:`divisible.communication.static_shapes`). So no signature travels in
-the first step, nor for a smaller last minibatch. Where shapes depend on more than the
-number of samples, or a layer fails here, signatures travel as they change.
+of samples (:mod:`divisible.communication.static_shapes`). Messages of these samples
+have signatures. Those of the first minibatch have none, nor have those of a smaller
+last one. Where shapes depend on more than the number of samples, or a layer fails here,
+signatures travel as they change.
 
 The copies share the weights with the layers, and nothing else. So the pass leaves no
 trace in running averages, random numbers, gradients and attributes of layers. There is
@@ -20,31 +21,22 @@ no pass where functions or hooks might change something else
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-import chainer
+from typing import NamedTuple
 
 from chainer_kernels.text_table import text_table
 from divisible.communication.collectives import all_gather
-from divisible.communication.errors import DisagreementError, StallError
 from divisible.communication.signatures import Tensor, Tensors
 from divisible.effects import effect_of
-from divisible.layer_texts import title
 from divisible.random_streams import restored_random_state
 from divisible.schedules.rank_program import Channel
 from divisible.schedules.schedule import Schedule
 from pipeline.calls.ranks import Ranks
-from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage
-from pipeline.stages.stage_skips import StageSkips
 from pipeline.start.agreement import Start
 from pipeline.step.runner import RECEIVES_AHEAD, Runner
-
-#: Numbers of samples of the microbatches that are passed on.
-SIZES = (2, 3, 5)
+from pipeline.step.trial_stages import SIZES, few_samples, stages_on_trial
 
 
 class ChannelShapes(NamedTuple):
@@ -169,12 +161,12 @@ def _pass_on(
     Returns:
         The reasons why stages failed, by the number of the stage.
     """
-    copies = _copies(start, stages)
+    copies = stages_on_trial(start, stages)
     samples = [()] * len(SIZES)
     if ranks.rank == ranks.first:
         samples = [
             tuple(Tensor(array) for array in part)
-            for part in _few([array for array, *_ in inputs[0]])
+            for part in few_samples([array for array, *_ in inputs[0]])
         ]
     for stage in copies.values():
         stage.begin(0, len(SIZES))
@@ -191,16 +183,6 @@ def _pass_on(
     return failures
 
 
-def _few(arrays: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Returns some samples of arrays, copied, in parts of `SIZES`."""
-    parts, begin = [], 0
-    for size in SIZES:
-        places = range(begin, begin + size)
-        parts.append(tuple(array[[i % len(array) for i in places]] for array in arrays))
-        begin += size
-    return parts
-
-
 def _one_by_one(stage_ranks: Sequence[int]) -> Schedule:
     """Returns a schedule in which a microbatch ends before the next one begins."""
     actions: list[list[str]] = [[] for _ in range(max(stage_ranks) + 1)]
@@ -210,131 +192,6 @@ def _one_by_one(stage_ranks: Sequence[int]) -> Schedule:
         for stage, rank in reversed([*enumerate(stage_ranks)]):
             actions[rank].append(f"{stage}B{microbatch}")
     return Schedule(actions, stage_ranks, len(SIZES), "shapes of messages")
-
-
-def _copies(start: Start, stages: Mapping[int, Stage]) -> dict[int, _StageOnTrial]:
-    """Returns copies of this rank's stages, which share nothing but the weights."""
-    last = len(start.stage_ranks) - 1
-    given = start.arguments
-    # Objects that copies share or lack, by the identity of the object.
-    memo: dict[int, Any] = {}
-    parts = {number: stage.layers for number, stage in stages.items()}
-    for link in (*parts.values(), *start.loss.links.values()):
-        _share_weights(link, memo)
-    copies = {}
-    for number, layers in parts.items():
-        loss, failure = None, ""
-        try:
-            copied = copy.deepcopy(layers, memo)
-            if number == last:
-                loss = Loss(copy.deepcopy(given.lossfun, memo), None)
-                loss.start(_few_targets(start.loss), layers.device)
-        except Exception as error:
-            copied, loss = layers, None
-            failure = f"a copy of stage {number} failed with {_shown(error)}"
-        skips, runs = StageSkips.on(number, start.named_routes), given.recomputed
-        copies[number] = _StageOnTrial(
-            copied, loss, given.seed, False, recomputed=runs, skips=skips
-        )
-        copies[number].failure = failure
-    return copies
-
-
-def _share_weights(link: chainer.Link, memo: dict[int, Any]) -> None:
-    """Makes copies of a link share its weights, and be without states of optimizers."""
-    for param in link.params():
-        arrays = [param.initializer]
-        if param.is_initialized:
-            arrays += param.array, param.grad
-        for array in arrays:
-            if isinstance(array, chainer.get_array_types()):
-                memo[id(array)] = array
-        if param.update_rule is not None:
-            memo[id(param.update_rule)] = None
-    for each in link.links():
-        for hook in (each._local_link_hooks or {}).values():
-            memo[id(hook)] = hook
-        if (fusion := vars(each).get("_fusion")) is not None:
-            memo[id(fusion)] = None
-
-
-def _few_targets(loss: Loss) -> list[tuple[Any, ...]]:
-    targets = loss.first_targets(sum(SIZES))
-    return _few(targets) if targets else [()] * len(SIZES)
-
-
-class _StageOnTrial(Stage):
-    """A copy of a stage, whose errors end no run.
-
-    A microbatch whose forward fails goes on as one without samples.
-
-    Attributes:
-        failure (str): The reason why a pass failed; empty if none has.
-    """
-
-    failure = ""
-
-    def begin(self, *args: Any, **others: Any) -> None:
-        """Begins a minibatch, without a search for undeclared states."""
-        super().begin(*args, **others)
-        self._is_first = False
-
-    def forward(
-        self,
-        microbatch: int,
-        inputs: Tensors,
-        skipped: Mapping[str, Tensors],
-        is_recomputed: bool = False,
-    ) -> tuple[Tensors, dict[str, Tensors]]:
-        """Runs the layers on one microbatch (F)."""
-        if not self.failure:
-            try:
-                return super().forward(microbatch, inputs, skipped, is_recomputed)
-            except (DisagreementError, StallError):
-                raise
-            except Exception as error:
-                self._fail(error)
-        return (), dict.fromkeys(self._skips.leaving, ())
-
-    def backward(
-        self,
-        microbatch: int,
-        gradients: Tensors,
-        skip_gradients: Mapping[str, Tensors],
-        split: bool = False,
-        n_microbatches: int = 1,
-    ) -> tuple[Tensors, dict[str, Tensors]]:
-        """Computes the gradients of the inputs of one microbatch (B).
-
-        Gradients of weights are left out: messages do not depend on them.
-        """
-        if not self.failure:
-            try:
-                found = super().backward(microbatch, gradients, skip_gradients, True)
-                # Weight gradients would need what the segments hold now.
-                for segment in self._segments:
-                    segment.begin()
-                return found
-            except (DisagreementError, StallError):
-                raise
-            except Exception as error:
-                self._fail(error)
-        return (), dict.fromkeys(self._skips.entering, ())
-
-    def _fail(self, error: Exception) -> None:
-        start, end = self.layers.layer_range
-        position = getattr(error, "layer_position", None)
-        where = "lossfun" if end == len(self.layers.model_layers) else "a stage"
-        if position is not None and start <= position < end:
-            name = title(self.layers.model_layers[position])
-            where = f"layer {position}, {name},"
-        self.failure = f"{where} failed on a few samples with {_shown(error)}"
-
-
-def _shown(error: Exception) -> str:
-    """Returns the type and the first line of an error."""
-    text = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _title(channel: Channel) -> str:
