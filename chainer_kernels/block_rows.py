@@ -12,6 +12,10 @@ A linear layer is a convolution of one position here. The gradient of the input
 multiplies the same tiles, turned. The gradient of the weights has the same tiles, and
 no others. All results are those of dense products, up to the order of additions; an
 input that is not finite reaches only outputs that read it.
+
+Eight positions are multiplied at once (:mod:`.loops.tile_sums`). With AVX-512, a linear
+layer and a convolution of 1 x 1 multiply 32 (:mod:`.loops.tile_panels`), with the same
+bits.
 """
 
 from __future__ import annotations
@@ -19,12 +23,15 @@ from __future__ import annotations
 import functools
 import math
 
+import llvmlite.binding
 import numpy as np
 
 from chainer_kernels import convolution_blocks, kept_weights, threads
 from chainer_kernels.convolution_blocks import BlockPlan
 from chainer_kernels.geometry import Geometry
 from chainer_kernels.loops import block_rows as loops
+from chainer_kernels.loops import tile_panels as panel_loops
+from chainer_kernels.loops.tile_panels import PANEL
 from chainer_kernels.loops.tile_sums import SIDE
 from chainer_kernels.tile_runs import Images, Run, Tiles, runs_of
 
@@ -69,16 +76,10 @@ class BlockRows:
 
         def make() -> np.ndarray:
             tiles = self._empty()
-            loops.gather(_flat_taps(W), *self._by_outs, tiles)
+            loops.gather(W.reshape(-1), *self._sizes, *self._by_outs, _flat(tiles))
             return tiles
 
         return kept_weights.kept(W, ("tiles", self), self._empty().nbytes, make)
-
-    def turned(self, tiles: np.ndarray) -> np.ndarray:
-        """Returns tiles of :meth:`tiles_of` for the gradient of the input."""
-        turned = self._empty()
-        loops.turn(tiles, self._turned, turned)
-        return turned
 
     def _empty(self) -> np.ndarray:
         return np.empty((self.n_tiles, SIDE, SIDE), np.float32)
@@ -90,11 +91,11 @@ class BlockRows:
             tiles: (tiles, inputs, outputs).
             W: (O, C, *kernel), C contiguous; written.
         """
-        loops.spread(_flat_taps(W), *self._by_outs, tiles)
+        loops.spread(W.reshape(-1), *self._sizes, *self._by_outs, _flat(tiles))
 
     def add(self, tiles: np.ndarray, W: np.ndarray) -> None:
         """Adds tiles to their places in weights; see :meth:`write`."""
-        loops.add(_flat_taps(W), *self._by_outs, tiles)
+        loops.add(W.reshape(-1), *self._sizes, *self._by_outs, _flat(tiles))
 
     def forward(
         self, x: np.ndarray, tiles: np.ndarray, geometry: Geometry
@@ -106,6 +107,8 @@ class BlockRows:
             tiles: From :meth:`tiles_of`.
             geometry: The convolution's.
         """
+        if _has_panels(x, geometry):
+            return self._by_panels(x, tiles, is_turned=False)
         plan, runs = _of_outputs(self, geometry, len(x), x.shape[1:-1])
         sizes = geometry.output_sizes(x.shape[1:-1])
         y = _empty(plan, (len(x), *sizes, len(self.live) * SIDE))
@@ -118,13 +121,17 @@ class BlockRows:
 
         Args:
             gy: (N, *sizes, O), C contiguous.
-            tiles: From :meth:`turned`.
+            tiles: From :meth:`tiles_of`.
             geometry: The convolution's.
             sizes: The spatial sizes of the input.
         """
+        if _has_panels(gy, geometry):
+            return self._by_panels(gy, tiles, is_turned=True)
+        turned = self._empty()
+        loops.turn(_flat(tiles), self._turned, _flat(turned))
         plan, runs = _of_inputs(self, geometry, len(gy), sizes, gy.shape[1:-1])
         gx = _empty(plan, (len(gy), *sizes, self.live.shape[1] * SIDE))
-        return _multiplied(plan.padded(gy), runs, tiles, gx)
+        return _multiplied(plan.padded(gy), runs, turned, gx)
 
     def weights(self, x: np.ndarray, gy: np.ndarray, geometry: Geometry) -> np.ndarray:
         """Returns the gradient of the tiles, (tiles, inputs, outputs).
@@ -167,6 +174,36 @@ class BlockRows:
         outs, ins, n_taps = self.live.shape
         sizes = Images(*images, (ins if is_turned else outs) * SIDE, n_taps)
         return runs_of(self._by_ins if is_turned else self._by_outs, plan, sizes)
+
+    def _by_panels(
+        self, x: np.ndarray, tiles: np.ndarray, is_turned: bool
+    ) -> np.ndarray:
+        """Returns each position times the tiles, (N, *sizes, channels)."""
+        order, channels = self._by_ins if is_turned else self._by_outs, x.shape[-1]
+        n_rows, n_panels = x.size // channels, -(-x.size // (channels * PANEL))
+        panels = np.empty(n_panels * channels * PANEL, np.float32)
+        panel_loops.by_panels(x.reshape(-1), channels, panels)
+        n_written = self.live.shape[1 if is_turned else 0]
+        y = np.empty((n_panels * PANEL, n_written * SIDE), np.float32)
+        threads.run_ranges(
+            panel_loops.multiply,
+            n_written,
+            panels,
+            n_rows,
+            _flat(tiles),
+            is_turned,
+            np.searchsorted(order.written, np.arange(n_written + 1)),
+            order.read * (SIDE * PANEL),
+            self._turned if is_turned else np.arange(self.n_tiles),
+            y.reshape(-1),
+            size=max(1, self.n_tiles // n_written) * SIDE * n_rows,
+        )
+        return y[:n_rows].reshape(*x.shape[:-1], -1)
+
+    @functools.cached_property
+    def _sizes(self) -> tuple[int, int]:
+        """Number of inputs, and of taps."""
+        return self.live.shape[1] * SIDE, self.live.shape[2]
 
     @functools.cached_property
     def weights_of_tap(self) -> int:
@@ -242,8 +279,23 @@ def _n_padded(sizes: Shape, plan: BlockPlan) -> int:
     return math.prod(n + sum(pad) for n, pad in zip(sizes, plan.pads))
 
 
-def _flat_taps(W: np.ndarray) -> np.ndarray:
-    return W.reshape(*W.shape[:2], -1)
+@functools.cache
+def _has_wide_registers() -> bool:
+    """Returns whether the processor has AVX-512."""
+    return bool(llvmlite.binding.get_host_cpu_features().get("avx512f"))
+
+
+def _has_panels(x: np.ndarray, geometry: Geometry) -> bool:
+    """Returns whether positions are multiplied one by one, and fill a register."""
+    is_pointwise = all(
+        kernel == stride == 1 and pad == 0
+        for kernel, stride, pad in zip(geometry.kernel, geometry.stride, geometry.pad)
+    )
+    return is_pointwise and x.size > SIDE * x.shape[-1] and _has_wide_registers()
+
+
+def _flat(tiles: np.ndarray) -> np.ndarray:
+    return tiles.reshape(-1)
 
 
 def _empty(plan: BlockPlan, shape: Shape) -> np.ndarray:

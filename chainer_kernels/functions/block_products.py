@@ -56,8 +56,8 @@ class BlockLayer(NamedTuple):
 
     def data(self, gy: Array, tiles: Array, sizes: tuple[int, ...]) -> Array:
         """Returns the gradient of x, of these spatial sizes."""
-        turned, gy = self.rows.turned(tiles), self._positions(gy)
-        gx = self.rows.data(gy, turned, self.geometry, sizes or (1,))
+        gy = self._positions(gy)
+        gx = self.rows.data(gy, tiles, self.geometry, sizes or (1,))
         return self._array(gx)
 
     def weights(self, x: Array, gy: Array) -> Array:

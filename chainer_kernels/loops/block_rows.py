@@ -107,27 +107,34 @@ def by_eights(positions, channels, eights):
             tile_sums.copy(positions, start, eights, (c * n_positions + p) * SIDE)
 
 
-@loop("void(f4[:, :, ::1], i8[::1], i8[::1], i8[::1], f4[:, :, ::1])")
-def gather(W, outs, ins, taps, tiles):
-    """Copies weights (O, C, taps) to tiles of (inputs, outputs).
+@loop("void(f4[::1], i8, i8, i8[::1], i8[::1], i8[::1], f4[::1])")
+def gather(W, n_inputs, n_taps, outs, ins, taps, tiles):
+    """Copies weights (O, C, taps) to tiles of (inputs, outputs), all flat.
 
     Args:
         W: The weights.
+        n_inputs: C.
+        n_taps: The number of taps.
         outs: For each tile the number of its outputs.
         ins: For each tile the number of its inputs.
         taps: For each tile its tap.
         tiles: Written.
     """
+    row = n_inputs * n_taps
     for k in range(outs.size):
-        out, into, tap = outs[k] * SIDE, ins[k] * SIDE, taps[k]
-        for o in range(SIDE):
-            for i in range(SIDE):
-                tiles[k, i, o] = W[out + o, into + i, tap]
+        place, first = outs[k] * SIDE * row + ins[k] * SIDE * n_taps, k * SIDE * SIDE
+        if n_taps == 1:
+            tile_sums.turn(W, place, row, tiles, first, SIDE)
+        else:
+            place += taps[k]
+            for o in range(SIDE):
+                for i in range(SIDE):
+                    tiles[first + i * SIDE + o] = W[place + o * row + i * n_taps]
 
 
-@loop("void(f4[:, :, ::1], i8[::1], f4[:, :, ::1])")
+@loop("void(f4[::1], i8[::1], f4[::1])")
 def turn(tiles, order, turned):
-    """Copies tiles of (inputs, outputs) to those of (outputs, inputs).
+    """Copies tiles of (inputs, outputs) to those of (outputs, inputs), all flat.
 
     Args:
         tiles: The tiles.
@@ -135,40 +142,46 @@ def turn(tiles, order, turned):
         turned: Written.
     """
     for k in range(order.size):
-        source = tiles[order[k]]
-        for o in range(SIDE):
-            for i in range(SIDE):
-                turned[k, o, i] = source[i, o]
+        source, target = order[k] * SIDE * SIDE, k * SIDE * SIDE
+        tile_sums.turn(tiles, source, SIDE, turned, target, SIDE)
 
 
-@loop("void(f4[:, :, ::1], i8[::1], i8[::1], i8[::1], f4[:, :, ::1])")
-def spread(W, outs, ins, taps, tiles):
+@loop("void(f4[::1], i8, i8, i8[::1], i8[::1], i8[::1], f4[::1])")
+def spread(W, n_inputs, n_taps, outs, ins, taps, tiles):
     """Writes weights (O, C, taps) of which these are the tiles; zeros elsewhere.
 
     Args:
-        W: Written.
+        W: Written, flat.
+        n_inputs: C.
+        n_taps: The number of taps.
         outs: For each tile the number of its outputs, ascending.
         ins: For each tile the number of its inputs.
         taps: For each tile its tap.
-        tiles: Tiles of (inputs, outputs).
+        tiles: Tiles of (inputs, outputs), flat.
     """
-    k = 0
+    k, row = 0, n_inputs * n_taps
     # Rows of a few outputs are still in the cache when their tiles follow the zeros.
-    for first in range(0, len(W), SIDE):
-        W[first : first + SIDE] = ZERO
-        while k < outs.size and outs[k] * SIDE == first:
-            into, tap = ins[k] * SIDE, taps[k]
-            for o in range(SIDE):
-                for i in range(SIDE):
-                    W[first + o, into + i, tap] = tiles[k, i, o]
+    for out in range(W.size // (SIDE * row)):
+        W[out * SIDE * row : (out + 1) * SIDE * row] = ZERO
+        while k < outs.size and outs[k] == out:
+            place, first = out * SIDE * row + ins[k] * SIDE * n_taps, k * SIDE * SIDE
+            if n_taps == 1:
+                tile_sums.turn(tiles, first, SIDE, W, place, row)
+            else:
+                place += taps[k]
+                for o in range(SIDE):
+                    for i in range(SIDE):
+                        W[place + o * row + i * n_taps] = tiles[first + i * SIDE + o]
             k += 1
 
 
-@loop("void(f4[:, :, ::1], i8[::1], i8[::1], i8[::1], f4[:, :, ::1])")
-def add(W, outs, ins, taps, tiles):
+@loop("void(f4[::1], i8, i8, i8[::1], i8[::1], i8[::1], f4[::1])")
+def add(W, n_inputs, n_taps, outs, ins, taps, tiles):
     """Adds tiles to their places in weights; the arguments are those of `spread`."""
+    row = n_inputs * n_taps
     for k in range(outs.size):
-        out, into, tap = outs[k] * SIDE, ins[k] * SIDE, taps[k]
+        first = k * SIDE * SIDE
+        place = outs[k] * SIDE * row + ins[k] * SIDE * n_taps + taps[k]
         for o in range(SIDE):
             for i in range(SIDE):
-                W[out + o, into + i, tap] += tiles[k, i, o]
+                W[place + o * row + i * n_taps] += tiles[first + i * SIDE + o]

@@ -1,10 +1,13 @@
 """Products that skip blocks give what dense products of weights with zeros give."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chainer_kernels import block_rows
 from chainer_kernels.block_rows import LINEAR, BlockRows, are_whole_tiles, live_tiles
 from chainer_kernels.geometry import Geometry
 from chainer_kernels.providers import blas
@@ -58,7 +61,7 @@ def test_outputs_and_gradients_are_those_of_dense_products(layer):
     assert_equal_but_for_order(y, blas.convolution(x, zeros, None, geometry))
     gy = np.random.default_rng(1).normal(size=y.shape).astype(np.float32)
     sizes = x.shape[1:-1]
-    gx = rows.data(gy, rows.turned(rows.tiles_of(dirty)), geometry, sizes)
+    gx = rows.data(gy, rows.tiles_of(dirty), geometry, sizes)
     assert_equal_but_for_order(gx, blas.convolution_data(gy, zeros, geometry, sizes))
     gW = np.full_like(W, np.nan)
     rows.write(rows.weights(x, gy, geometry), gW)
@@ -78,15 +81,29 @@ def test_rows_do_not_depend_on_the_rows_beside_them(seed, n, first):
     np.testing.assert_array_equal(whole[first:], part)
 
 
+@given(kernels.seeds, st.integers(9, 70), sizes, sizes, st.sampled_from([0, 0.4, 1]))
+def test_panels_give_the_bits_of_single_rows(seed, n, outs, ins, density):
+    random = np.random.default_rng(seed)
+    rows = BlockRows(random.random((outs, ins, 1)) < density)
+    W = random.normal(size=(outs * 8, ins * 8)).astype(np.float32)
+    x = random.normal(size=(n, 1, ins * 8)).astype(np.float32)
+    gy = random.normal(size=(n, 1, outs * 8)).astype(np.float32)
+    found = []
+    for has_wide_registers in (False, True):
+        has = mock.Mock(return_value=has_wide_registers)
+        with mock.patch.object(block_rows, "_has_wide_registers", has):
+            tiles = rows.tiles_of(W)
+            y, gx = rows.forward(x, tiles, LINEAR), rows.data(gy, tiles, LINEAR, (1,))
+            found.append((y, gx))
+    for narrow, wide in zip(*found):
+        np.testing.assert_array_equal(narrow, wide)
+
+
 def test_no_samples():
     rows = BlockRows(np.ones((1, 2, 1), bool))
     W, x, gy = (np.ones(shape, "f") for shape in ((8, 16), (0, 1, 16), (0, 1, 8)))
     assert rows.forward(x, rows.tiles_of(W), LINEAR).shape == (0, 1, 8)
-    assert rows.data(gy, rows.turned(rows.tiles_of(W)), LINEAR, (1,)).shape == (
-        0,
-        1,
-        16,
-    )
+    assert rows.data(gy, rows.tiles_of(W), LINEAR, (1,)).shape == (0, 1, 16)
     assert not rows.weights(x, gy, LINEAR).any()
 
 
