@@ -473,6 +473,7 @@ sys.stdin.read()
     process.stdout.readline()
     process.kill()
     process.communicate(timeout=60)
-    start = time.monotonic()
-    assert thrice() == 0
-    assert time.monotonic() - start < 30
+    with warnings.catch_warnings():
+        # As a wait for a lock that nobody gives back ends with.
+        warnings.simplefilter("error")
+        assert thrice() == 0

@@ -13,7 +13,7 @@ from tests.support.processes import ROOT
 
 SITE = pathlib.Path(np.__file__).parents[1]
 #: The start of a program that finds nothing but Python's own modules and a folder.
-BARE = "import sys, time; sys.path.insert(0, sys.argv[1]); begin = time.process_time()"
+BARE = "import sys; sys.path.insert(0, sys.argv[1])"
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +59,15 @@ print(simulate(create("zb_h1", 4, 8), Costs(1, 1, 1)).makespan)
 
 
 def test_it_takes_no_time(bare):
-    """Of the processor; a machine that does other things besides is slow at times."""
+    """Compared with NumPy, in time of the processor: no other clock is of use here."""
     code = """
+import time
+begin = time.process_time()
+import numpy
+middle = time.process_time()
 import divisible.schedules
 for name in divisible.schedules.__all__:
     getattr(divisible.schedules, name)
-print(time.process_time() - begin)
+print((time.process_time() - middle) / (middle - begin))
 """
-    assert min(float(bare(code)) for _ in range(5)) < 0.3
+    assert any(float(bare(code)) < 2.5 for _ in range(5))
