@@ -175,8 +175,9 @@ def _joined(number: int, ys: Sequence[Any], sizes: Sequence[int], axis: int) -> 
     first = ys[0]
     if any(y.ndim == 0 for y in ys):
         raise TypeError(
-            "the last layer returned a scalar for a microbatch: to predict, it must"
-            " return samples along the first axis"
+            f"the last layer returned a scalar for a microbatch, as output {number}:"
+            f" to predict, it must return samples along the first axis. A term of the"
+            f" loss that an inner layer gives may be a value of each sample"
         )
     if len(ys) == 1:
         return first
