@@ -41,11 +41,14 @@ class Backward(NamedTuple):
             if there is none.
         is_only_told: Whether it is asked in debug mode as well, because no weight
             gradient is an array in memory that Chainer could look at.
+        has_arrays: Whether a method ``gradient_arrays(indexes, output_gradients)``
+            computes the same as ``backward``, with arrays in the place of variables.
     """
 
     is_splittable: bool = False
     weights: str | Callable = ""
     is_only_told: bool = False
+    has_arrays: bool = False
 
     def load(self) -> Callable | None:
         """Returns the function that computes what to add, if there is one."""

@@ -62,3 +62,10 @@ def to_array(tensor: torch.Tensor) -> Array:
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     return tensor.numpy()
+
+
+def address_of(array: Array) -> int:
+    """Returns the address of an array's first element."""
+    if isinstance(array, np.ndarray):
+        return array.__array_interface__["data"][0]
+    return array.data.ptr

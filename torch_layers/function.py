@@ -19,13 +19,19 @@ from typing import Any, Protocol
 
 import chainer
 import torch
-from torch.autograd.graph import get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from chainer_kernels.catalogue import Backward
 from divisible.running_averages import AveragingFunction
-from torch_layers.arrays import to_array, to_tensor
-from torch_layers.halves import Graph, SecondHalf, first_half, whole
+from torch_layers.arrays import address_of, to_array, to_tensor
+from torch_layers.halves import (
+    Gradients,
+    Graph,
+    SecondHalf,
+    edge_of,
+    first_half,
+    whole,
+)
 from torch_layers.norms import collecting
 from torch_layers.saved_tensors import saved_arrays
 from torch_layers.structures import Slot, with_leaves, without_leaves
@@ -52,7 +58,7 @@ class CalledLayer(Protocol):
     def contexts(self) -> list[AbstractContextManager]:
         """Returns the contexts of a call."""
 
-    def share(self) -> None:
+    def share_parameters(self) -> None:
         """Gives the module the memory that the parameters of the link have."""
 
     def call(self, structure: Any, inputs: Sequence[torch.Tensor]) -> Any:
@@ -74,7 +80,7 @@ class TorchFunction(AveragingFunction):
     """
 
     #: The gradients of inputs and of weights may be asked for one after the other.
-    taken_apart = Backward(is_splittable=True)
+    taken_apart = Backward(is_splittable=True, has_arrays=True)
 
     def __init__(
         self,
@@ -84,7 +90,7 @@ class TorchFunction(AveragingFunction):
         parameters: Sequence[torch.Tensor],
     ) -> None:
         self._layer, self._structure = layer, structure
-        self._needed, self._parameters = needed, tuple(parameters)
+        self._needed, self._parameters = needed, parameters
         self._graph: Graph | None = None
         # The other half of the backward, and the indexes of its results.
         self._half: tuple[SecondHalf, list[int]] | None = None
@@ -106,24 +112,35 @@ class TorchFunction(AveragingFunction):
 
         Without hooks, the checks that a module makes itself are left out: they take
         longer than a small module.
+
+        Args:
+            inputs: The leaves, then the parameters of the link.
         """
-        hooks = chainer.get_function_hooks() or self._n_local_function_hooks
-        if hooks or chainer.is_debug():
+        if (
+            chainer.get_function_hooks()
+            or self._n_local_function_hooks
+            or chainer.is_debug()
+        ):
             return super().apply(inputs)
-        variables = [chainer.as_variable(x) for x in inputs]
+        n_leaves = len(self._needed)
+        variables = [
+            x if isinstance(x, chainer.Variable) else chainer.as_variable(x)
+            for x in inputs[:n_leaves]
+        ]
+        params = inputs[n_leaves:]
         outputs = self.forward(tuple([x.raw_array for x in variables]))
-        needs_gradient = any([x.requires_grad for x in variables])
+        needs_gradient = True in self._needed or any([x.requires_grad for x in params])
         found = tuple(
             [_unchecked(data=y, requires_grad=needs_gradient) for y in outputs]
         )
-        self._input_layouts = (None,) * len(variables)
+        self._input_layouts = (None,) * len(inputs)
         self._output_layouts = (None,) * len(outputs)
         self._output_count = len(outputs)
-        if chainer.config.enable_backprop:
+        if self._graph is not None:
             self.rank = max([x.rank for x in variables], default=0)
             for y in found:
-                y.creator_node = self
-            self.inputs = tuple([x.node for x in variables])
+                y.node.creator_node = self
+            self.inputs = tuple([x.node for x in (*variables, *params)])
             self.outputs = tuple([weakref.ref(y.node) for y in found])
             self.lazy_grad_sum = chainer.config.lazy_grad_sum
         return found
@@ -132,22 +149,22 @@ class TorchFunction(AveragingFunction):
         """Calls the module.
 
         Args:
-            arrays: The arrays of the leaves, then those of the parameters.
+            arrays: The arrays of the leaves. Those of the parameters may follow.
         """
-        leaves = [to_tensor(array) for array in arrays[: len(self._needed)]]
         has_graph = chainer.config.enable_backprop
-        given = list(leaves)
-        if has_graph:
-            for i, leaf in enumerate(leaves):
-                if self._needed[i] and leaf.dtype.is_floating_point:
-                    # The graph keeps the leaf, and so its memory, needed or not; but
-                    # not the memory of a view.
-                    given[i] = leaf.requires_grad_().view_as(leaf)
+        leaves, given = [], []
+        for array, is_needed in zip(arrays, self._needed):
+            leaf = to_tensor(array)
+            leaves.append(leaf)
+            if has_graph and is_needed and leaf.is_floating_point():
+                # The graph keeps the leaf, and so its memory, needed or not; but not
+                # the memory of a view.
+                leaf = leaf.requires_grad_().view_as(leaf)
+            given.append(leaf)
         contexts = self._layer.contexts()
         if self.collect is not None:
             contexts.append(collecting(self.collect))
-        was_enabled = torch.is_grad_enabled()
-        if was_enabled != has_graph:
+        if torch.is_grad_enabled() is not has_graph:
             contexts.append(torch.enable_grad() if has_graph else torch.no_grad())
         n_hooks = RemovableHandle.next_id
         if contexts:
@@ -165,30 +182,27 @@ class TorchFunction(AveragingFunction):
                 f" elsewhere, as by nn.ReLU(inplace=False)"
             )
         tensors: list[torch.Tensor] = []
-        if torch.is_tensor(y):
+        if isinstance(y, torch.Tensor):
             tensors.append(y)
             self._outputs = _ONE
         else:
             self._outputs = without_leaves(y, torch.is_tensor, tensors)
-        if has_graph:
-            numbers = [i for i, t in enumerate(tensors) if t.requires_grad]
-        else:
-            # The graph of a forward that runs again has the same outputs.
-            has_gradient = any(self._needed) or bool(self._parameters)
-            numbers = [
-                i
-                for i, t in enumerate(tensors)
-                if has_gradient and t.dtype.is_floating_point
-            ]
-        self._numbers = numbers
+        numbers, outputs = [], []
+        # The graph of a forward that runs again has the same outputs.
+        may_have = has_graph or any(self._needed) or bool(self._parameters)
         for i, tensor in enumerate(tensors):
-            if i not in numbers:
+            if may_have and (
+                tensor.requires_grad if has_graph else tensor.is_floating_point()
+            ):
+                numbers.append(i)
+                outputs.append(tensor)
+            else:
                 self._others[i] = to_array(tensor)
-        arrays = tuple([to_array(tensors[i]) for i in numbers])
+        self._numbers = numbers
         if has_graph:
             has_hooks = RemovableHandle.next_id != n_hooks
-            self._keep_graph([tensors[i] for i in numbers], leaves, has_hooks)
-        return arrays
+            self._keep_graph(outputs, leaves, has_hooks)
+        return tuple([to_array(tensor) for tensor in outputs])
 
     def _keep_graph(
         self,
@@ -197,17 +211,18 @@ class TorchFunction(AveragingFunction):
         has_hooks: bool,
     ) -> None:
         """Keeps what the backward needs, without the inputs and outputs themselves."""
+        with_gradient = []
         for leaf in leaves:
             if leaf.requires_grad:
                 leaf.data = leaf.new_empty(0)
+                with_gradient.append(leaf)
         self._graph = Graph(
-            tuple([get_gradient_edge(y) for y in outputs]),
-            tuple([leaf for leaf in leaves if leaf.requires_grad]),
+            tuple([edge_of(y) for y in outputs]),
+            tuple(with_gradient),
             self._parameters,
             has_hooks,
         )
         self._leaves = leaves
-        self._dtypes = [y.dtype for y in outputs]
 
     def retained(self) -> Iterator[Array]:
         """Yields the arrays that the graph of PyTorch keeps, some twice."""
@@ -231,53 +246,94 @@ class TorchFunction(AveragingFunction):
     def backward(
         self, indexes: tuple[int, ...], grad_outputs: tuple[Any, ...]
     ) -> tuple[chainer.Variable | None, ...]:
-        """Computes the gradients of some leaves and parameters.
-
-        If those of leaves are asked for alone, the others come in another call, with
-        the same gradients of outputs: those of parameters, and those of leaves that
-        are weights of another layer.
-        """
+        """Computes gradients, of variables; see :meth:`gradient_arrays`."""
         if chainer.config.enable_backprop:
             raise RuntimeError(
                 f"{self.label}: a gradient of a gradient does not pass through a"
                 f" TorchLayer. Compute it in a module of PyTorch, with"
                 f" torch.autograd.grad(..., create_graph=True)"
             )
+        given = [None if g is None else g.array for g in grad_outputs]
+        found = self._gradients(indexes, given)
+        n_leaves = len(self._needed)
+        # Hooks change the gradients of parameters in place, so each gets memory of its
+        # own. Those of parameters that a module only adds are that of the output.
+        seen = {address_of(array) for array in given if array is not None}
+        arrays = []
+        for i, gradient in zip(indexes, found):
+            array = None if gradient is None else to_array(gradient)
+            if gradient is not None:
+                memory = gradient.untyped_storage().data_ptr()
+                if i >= n_leaves and (memory in seen or 0 in array.strides):
+                    array = array.copy()
+                seen.add(memory)
+            arrays.append(array)
+        return tuple(
+            [
+                None if array is None else _unchecked(data=array, requires_grad=False)
+                for array in arrays
+            ]
+        )
+
+    def gradient_arrays(
+        self, indexes: tuple[int, ...], output_gradients: Sequence[Array | None]
+    ) -> list[Array | None]:
+        """Computes the gradients of some leaves and parameters.
+
+        If those of leaves are asked for alone, the others come in another call, with
+        the same gradients of outputs: those of parameters, and those of leaves that
+        are weights of another layer.
+
+        Args:
+            indexes: Positions among the inputs.
+            output_gradients: An array for each output; ``None`` where there is none.
+
+        Returns:
+            An array for each index; ``None`` where no gradient arrives. Arrays may
+            share memory with each other, and with those given.
+        """
+        return [
+            None if gradient is None else to_array(gradient)
+            for gradient in self._gradients(indexes, output_gradients)
+        ]
+
+    def _gradients(
+        self, indexes: tuple[int, ...], output_gradients: Sequence[Array | None]
+    ) -> Gradients:
+        """Computes the gradients of some leaves and parameters, as tensors."""
         # Parameters may have got the arrays of this call back, as with two versions.
-        self._layer.share()
+        self._layer.share_parameters()
         if self._half is not None:
             (half, later), self._half = self._half, None
-            by_index = dict(zip(later, half.run()))
-            return tuple([_variable(by_index.get(i)) for i in indexes])
+            return _at(indexes, later, half.run())
         graph, self._graph = self._graph, None
         if graph is None:
             raise RuntimeError(
                 f"{self.label}: the graph of this call has been used by a backward"
                 f" already. Call the layer again"
             )
-        n_leaves = len(self._needed)
         leaves, self._leaves = self._leaves, None
-        gradients = [
-            None if g is None else to_tensor(g.array).to(dtype)
-            for g, dtype in zip(grad_outputs, self._dtypes)
-        ]
+        # The engine rounds a gradient of another dtype than its output.
+        gradients = [None if g is None else to_tensor(g) for g in output_gradients]
+        n_leaves = len(leaves)
         tensors = {i: leaf for i, leaf in enumerate(leaves) if leaf.requires_grad}
         tensors.update(enumerate(self._parameters, n_leaves))
         now = [i for i in indexes if i in tensors]
-        later = [i for i in tensors if i not in now]
         targets = [tensors[i] for i in now]
-        if later and max(now, default=-1) < n_leaves:
+        if len(now) < len(tensors) and max(now, default=-1) < n_leaves:
+            later = [i for i in tensors if i not in now]
             weights = tuple([tensors[i] for i in later])
             graph = graph._replace(inputs=tuple(targets), parameters=weights)
             found, half = first_half(graph, targets, gradients)
             self._half = half, later
         else:
             found = whole(graph, targets, gradients)
-        by_index = dict(zip(now, found))
-        return tuple([_variable(by_index.get(i)) for i in indexes])
+        return _at(indexes, now, found)
 
 
-def _variable(gradient: torch.Tensor | None) -> chainer.Variable | None:
-    if gradient is None:
-        return None
-    return _unchecked(data=to_array(gradient), requires_grad=False)
+def _at(
+    indexes: Sequence[int], known: Sequence[int], gradients: Gradients
+) -> Gradients:
+    """Returns gradients at other indexes than those that they are for."""
+    found = dict(zip(known, gradients))
+    return [found.get(i) for i in indexes]

@@ -26,7 +26,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
-from torch.autograd.graph import GradientEdge
+from torch.autograd.function import FunctionCtx
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 # Operations whose backward computes only the gradients that are asked for. Each has
 # one output.
@@ -46,6 +47,8 @@ _APART = frozenset(
     )
 )
 _LEAF = "AccumulateGrad"
+
+_engine = torch.autograd.Variable._execution_engine
 
 Gradients = Sequence[Optional[torch.Tensor]]
 
@@ -78,6 +81,15 @@ class _Part(NamedTuple):
     weights: tuple[int, ...]
 
 
+def edge_of(tensor: torch.Tensor) -> GradientEdge:
+    """Returns the place in the graph of a tensor that has a gradient."""
+    node = tensor.grad_fn
+    if node is None or isinstance(node, FunctionCtx):
+        # A leaf; or a function of the user, which needs an owner.
+        return get_gradient_edge(tensor)
+    return GradientEdge(node, tensor.output_nr)
+
+
 class SecondHalf:
     """The weight gradients that :func:`first_half` has left out.
 
@@ -103,14 +115,9 @@ class SecondHalf:
         for (edge, weights), gradient in self._parts:
             if gradient is None:
                 continue
-            gradients = torch.autograd.grad(
-                [edge],
-                [self._parameters[i] for i in weights],
-                [gradient],
-                allow_unused=True,
-            )
-            for i, gradient in zip(weights, gradients):
-                found[i] = gradient
+            targets = [self._parameters[i] for i in weights]
+            for i, g in zip(weights, _gradients((edge,), targets, (gradient,), False)):
+                found[i] = g
         self._parts, self._known = (), {}
         return found
 
@@ -165,66 +172,77 @@ def _gradients(
     output_gradients: Gradients,
     keeps_graph: bool,
 ) -> Gradients:
-    given = [(y, gy) for y, gy in zip(outputs, output_gradients) if gy is not None]
-    if not given or not targets:
+    if any([gy is None for gy in output_gradients]):
+        given = [(y, gy) for y, gy in zip(outputs, output_gradients) if gy is not None]
+        outputs, output_gradients = zip(*given) if given else ((), ())
+    if not outputs or not targets:
         return [None] * len(targets)
-    return torch.autograd.grad(
-        [y for y, _ in given],
-        targets,
-        [gy for _, gy in given],
-        retain_graph=keeps_graph,
-        allow_unused=True,
+    # torch.autograd.grad calls the same. What it does before takes as long as a small
+    # module: it checks shapes, which the engine checks too.
+    return _engine.run_backward(
+        tuple(outputs),
+        tuple(output_gradients),
+        keeps_graph,
+        create_graph=False,
+        inputs=tuple(targets),
+        allow_unreachable=True,
+        accumulate_grad=False,
     )
 
 
 def _parts(graph: Graph) -> list[_Part]:
-    """Returns the operations that meet weights and can run for them alone."""
-    numbers = {id(tensor): i for i, tensor in enumerate(graph.parameters)}
-    inputs = {id(tensor) for tensor in graph.inputs}
-    # For each operation, whether it depends on an input; and the parameters on which
-    # it depends, as bits.
-    on_input: dict[Any, bool] = {}
-    on_weights: dict[Any, int] = {}
-    waiting = [(edge.node, False) for edge in graph.outputs]
-    # The parameters that an operation uses, as bits, and those that several use.
+    """Returns the operations that meet weights and can run for them alone.
+
+    What an operation depends on is a number: bit 0 stands for the inputs, and bit
+    ``i + 1`` for parameter ``i``.
+    """
+    leaves = {id(tensor): 2 << i for i, tensor in enumerate(graph.parameters)}
+    leaves.update((id(tensor), 1) for tensor in graph.inputs)
+    roots = [edge.node for edge in graph.outputs]
+    bits: dict[Any, int] = {}
+    operands: dict[Any, list[Any]] = {}
+    # The parameters that an operation uses, and those that several use.
     used = many = 0
-    roots = [node for node, _ in waiting]
     meeting: list[tuple[Any, int]] = []
+    waiting = [*roots]
     while waiting:
-        node, is_after = waiting.pop()
-        if node in on_input and not is_after:
+        node = waiting.pop()
+        if node in bits:
             continue
-        if node.name().endswith(_LEAF):
-            leaf = id(node.variable)
-            on_input[node] = leaf in inputs
-            on_weights[node] = 1 << numbers[leaf] if leaf in numbers else 0
+        if type(node).__name__ == _LEAF:
+            bits[node] = leaves.get(id(node.variable), 0)
             continue
-        below = [child for child, _ in node.next_functions if child is not None]
-        if not is_after:
-            on_input[node] = False
-            waiting.append((node, True))
-            waiting.extend((child, False) for child in below if child not in on_input)
-            continue
-        on_input[node] = any(on_input[child] for child in below)
-        on_weights[node] = 0
-        own = 0
+        below = operands.get(node)
+        if below is None:
+            below = [child for child, _ in node.next_functions if child is not None]
+            unknown = [child for child in below if child not in bits]
+            if unknown:
+                operands[node] = below
+                waiting.append(node)
+                waiting += unknown
+                continue
+        both = own = 0
         for child in below:
-            bits = on_weights.get(child, 0)
-            on_weights[node] |= bits
-            if not on_input[child]:
-                many |= own & bits
-                own |= bits
-        if on_input[node] and own:
+            its = bits[child]
+            both |= its
+            if not its & 1:
+                many |= own & its
+                own |= its
+        bits[node] = both
+        if both & 1 and own:
             many |= used & own
             used |= own
             meeting.append((node, own))
     for node in roots:
-        if not on_input[node]:
-            many |= on_weights[node]
+        if not bits[node] & 1:
+            many |= bits[node]
     parts = []
     for node, own in meeting:
         alone = own & ~many
-        if alone and node.name() in _APART:
-            weights = [i for i in range(len(graph.parameters)) if alone >> i & 1]
+        if alone and type(node).__name__ in _APART:
+            weights = []
+            while alone:
+                weights.append((alone & -alone).bit_length() - 2)
+                alone &= alone - 1
             parts.append(_Part(GradientEdge(node, 0), tuple(weights)))
     return parts

@@ -17,7 +17,7 @@ from torch_layers.function import TorchFunction
 from torch_layers.modes import in_mode
 from torch_layers.norms import NORMALIZATIONS, average_of, averaging_modules, prepare
 from torch_layers.random_numbers import layer_stream, may_draw
-from torch_layers.shared_memory import SharedMemory
+from torch_layers.shared_memory import SharedMemory, Trained
 from torch_layers.structures import with_leaves, without_leaves
 
 # Attributes that a copy of a layer makes for itself.
@@ -116,27 +116,30 @@ class TorchLayer(chainer.Link):
             What the module returns, with variables in the place of tensors. Those that
             need no gradient, such as integers, have ``requires_grad=False``.
         """
-        self.share()
-        if kwargs or not all(map(_is_leaf, args)):
+        trained = self._memory.trained()
+        if self._frozen or trained.frozen:
+            self._follow(trained)
+        if kwargs or not all([isinstance(arg, _LEAVES) for arg in args]):
             leaves: Sequence[Any] = []
             structure = without_leaves((args, kwargs), _is_leaf, leaves)
         else:
             leaves, structure = args, None
-        params, tensors = [], []
-        for param, tensor in self._memory.parameters():
-            if tensor.requires_grad:
-                params.append(param)
-                tensors.append(tensor)
-                if self._frozen and param.name in self._frozen:
-                    self._freeze(param, False)
-            elif param.update_rule is not None:
-                self._freeze(param, True)
         needed = [getattr(leaf, "requires_grad", False) for leaf in leaves]
-        function = TorchFunction(self, structure, needed, tensors)
-        found = function.outputs_of(function.apply((*leaves, *params)))
-        # The module may have replaced some, such as a count.
-        self._memory.check_buffers()
+        function = TorchFunction(self, structure, needed, trained.tensors)
+        found = function.outputs_of(function.apply((*leaves, *trained.parameters)))
+        if trained.has_buffers:
+            # The module may have replaced some, such as a count.
+            self._memory.check_buffers()
         return found
+
+    def _follow(self, trained: Trained) -> None:
+        """Enables the updates of parameters that have a gradient, and no others."""
+        for param in trained.parameters:
+            if param.name in self._frozen:
+                self._freeze(param, False)
+        for param in trained.frozen:
+            if param.update_rule is not None:
+                self._freeze(param, True)
 
     def _freeze(self, param: chainer.Parameter, is_frozen: bool) -> None:
         """Lets optimizers update a parameter, or not, so that it does not decay."""
@@ -153,6 +156,10 @@ class TorchLayer(chainer.Link):
         Each call of the layer does so, and whatever reads or loads the state of either.
         """
         self._memory.check()
+
+    def share_parameters(self) -> None:
+        """Shares the memory of parameters again, as :meth:`share` does."""
+        self._memory.check_parameters()
 
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Saves or loads parameters and buffers; see :meth:`chainer.Link.serialize`."""
@@ -234,6 +241,7 @@ class TorchLayer(chainer.Link):
         self._begin(module)
 
 
+# The types of leaves, the most frequent first.
 _LEAVES = (chainer.Variable, *chainer.get_array_types())
 
 

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 import numpy as np
 import torch
 from torch import nn
 
-from torch_layers.arrays import to_array, to_tensor
+from torch_layers.arrays import address_of, to_array, to_tensor
 from torch_layers.blanks import Blanks
 
 # For the identity of each tensor that is a parameter: the tensor, and Chainer's
@@ -66,6 +66,25 @@ class _Shared:
         self.tensor, self.pointer = known, known.data_ptr()
 
 
+class Trained(NamedTuple):
+    """The parameters of a module.
+
+    Attributes:
+        entries: All of them: what is shared, the parameter of the link, that of the
+            module, and whether it has a gradient.
+        parameters: The parameters of the link that have a gradient.
+        tensors: The parameters of the module that have a gradient.
+        frozen: The other parameters of the link.
+        has_buffers: Whether the module has buffers, too.
+    """
+
+    entries: list[tuple[_Shared, chainer.Parameter, torch.Tensor, bool]]
+    parameters: tuple[chainer.Parameter, ...]
+    tensors: tuple[torch.Tensor, ...]
+    frozen: tuple[chainer.Parameter, ...]
+    has_buffers: bool
+
+
 class SharedMemory:
     """The parameters and buffers that a link has in common with a module.
 
@@ -80,12 +99,13 @@ class SharedMemory:
     """
 
     # Without a dictionary: pipelines search those of a link for states.
-    __slots__ = ("_buffers", "_link", "_params")
+    __slots__ = ("_buffers", "_link", "_params", "_trained")
 
     def __init__(self, link: chainer.Link, module: nn.Module) -> None:
         self._link = weakref.ref(link)
         self._params = [*_places(module, "_parameters")]
         self._buffers = [*_places(module, "_buffers")]
+        self._trained: Trained | None = None
         for shared in (*self._params, *self._buffers):
             _check_name(link, module, shared)
         blanks = Blanks(module)
@@ -105,15 +125,21 @@ class SharedMemory:
 
         If both have, as in a copy, the module gets that of the link.
         """
+        self.check_parameters()
+        if self._buffers:
+            self.check_buffers()
+
+    def check_parameters(self) -> None:
+        """Shares the memory of parameters again, as :meth:`check` does."""
         values = vars(self._link())
         for shared in self._params:
+            tensor = shared.tensor
             if (
                 values[shared.name]._data[0] is not shared.array
-                or shared.owner[shared.key] is not shared.tensor
-                or shared.tensor.data_ptr() != shared.pointer
+                or shared.owner[shared.key] is not tensor
+                or tensor.data_ptr() != shared.pointer
             ):
                 self._share_parameter(shared, values[shared.name])
-        self.check_buffers()
 
     def check_buffers(self) -> None:
         """Shares the memory of buffers again, as :meth:`check` does."""
@@ -126,11 +152,41 @@ class SharedMemory:
             ):
                 self._share_buffer(shared, values)
 
-    def parameters(self) -> Iterator[tuple[chainer.Parameter, torch.Tensor]]:
-        """Yields the parameters of the link with those of the module."""
+    def trained(self) -> Trained:
+        """Shares memory again, and returns the parameters that have a gradient.
+
+        The result is the same object as before if nothing has changed.
+        """
+        known = self._trained
+        if known is not None:
+            values = vars(self._link())
+            for shared, parameter, tensor, needs_gradient in known.entries:
+                if (
+                    values[shared.name] is not parameter
+                    or parameter._data[0] is not shared.array
+                    or shared.owner[shared.key] is not tensor
+                    or tensor.data_ptr() != shared.pointer
+                    or tensor.requires_grad is not needs_gradient
+                ):
+                    break
+            else:
+                if self._buffers:
+                    self.check_buffers()
+                return known
+        self.check()
         values = vars(self._link())
-        for shared in self._params:
-            yield values[shared.name], shared.tensor
+        entries = [
+            (shared, values[shared.name], shared.tensor, shared.tensor.requires_grad)
+            for shared in self._params
+        ]
+        self._trained = Trained(
+            entries,
+            tuple([parameter for _, parameter, _, needs in entries if needs]),
+            tuple([tensor for _, _, tensor, needs in entries if needs]),
+            tuple([parameter for _, parameter, _, needs in entries if not needs]),
+            bool(self._buffers),
+        )
+        return self._trained
 
     def _share_parameter(self, shared: _Shared, parameter: chainer.Parameter) -> None:
         array = parameter.raw_array
@@ -141,7 +197,7 @@ class SharedMemory:
             parameter.array = array
         else:
             tensor = to_tensor(array)
-            if tensor.data_ptr() != _pointer(array):
+            if tensor.data_ptr() != address_of(array):
                 # PyTorch cannot use this memory, so the link gets the copy as well.
                 array = to_array(tensor)
                 parameter.array = array
@@ -162,7 +218,7 @@ class SharedMemory:
             if not isinstance(array, chainer.get_array_types()):
                 array = values[shared.name] = np.array(array)
             tensor = to_tensor(array)
-            if tensor.data_ptr() != _pointer(array):
+            if tensor.data_ptr() != address_of(array):
                 array = values[shared.name] = to_array(tensor)
             shared.put(tensor)
         shared.array = array
@@ -180,6 +236,7 @@ class SharedMemory:
         _mark_constants(link, module)
         ret._params = [*_places(module, "_parameters")]
         ret._buffers = [*_places(module, "_buffers")]
+        ret._trained = None
         ret.check()
         return ret
 
@@ -261,10 +318,3 @@ def _register(tensor: torch.Tensor, parameter: chainer.Parameter) -> None:
     known = _parameters.get(key)
     if known is None or known[0]() is not tensor or known[1]() is not parameter:
         _parameters[key] = weakref.ref(tensor, forget), weakref.ref(parameter)
-
-
-def _pointer(array: Any) -> int:
-    """Returns the address of an array's first element."""
-    if isinstance(array, np.ndarray):
-        return array.__array_interface__["data"][0]
-    return array.data.ptr

@@ -5,6 +5,7 @@
     tensors           conversion from and to Chainer's variables
     backprop          backward as a whole (B), or in two halves (I, then W)
     graph_walk        the traversal of the graph that computes gradients
+    graph_functions   the functions of a graph, without running them
     joint_weights     gradients of weights, of several microbatches together
     weight_gradients  gradients of weights, summed over the microbatches
     late_gradients    gradients of weights that are used one minibatch late

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import heapq
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -18,6 +17,11 @@ from chainer import _backprop_utils, backend, variable
 from chainer.backends import cuda
 
 from chainer_kernels.catalogue import backward_of, weights_of
+from divisible.backward.graph_functions import (
+    functions_behind,
+    parameter_of,
+    weight_functions,
+)
 from divisible.backward.weight_gradients import WeightGradients
 
 Array = Any
@@ -111,6 +115,8 @@ class GraphWalk:
 
     def run_between_weights(self) -> None:
         """Runs the functions between weights, after all that were left out."""
+        if not self._weights.heap:
+            return
         with chainer.using_config("enable_backprop", False):
             while self._weights.heap:
                 self._run_next(self._weights, defers=False)
@@ -221,6 +227,9 @@ class GraphWalk:
                 targets = tuple([i for i in targets if i not in added])
             if not targets:
                 return
+            if backward_of(kind).has_arrays and not chainer.is_debug():
+                self._compute_arrays(function, targets, output_gradients, parameters)
+                return
             gradients: dict[variable.VariableNode, list[chainer.Variable]] = {}
             for i in targets:
                 x = function.inputs[i]
@@ -238,6 +247,31 @@ class GraphWalk:
             # function, but not its layer.
             error.layer_position = getattr(function, "layer_position", None)
             raise
+
+    def _compute_arrays(
+        self,
+        function: Any,
+        targets: tuple[int, ...],
+        output_gradients: tuple[chainer.Variable | None, ...],
+        parameters: Mapping[int, chainer.Parameter],
+    ) -> None:
+        """Computes gradients of a function that has them as arrays."""
+        given = [None if g is None else g.array for g in output_gradients]
+        arrays = function.gradient_arrays(targets, given)
+        for i, array in zip(targets, arrays):
+            if array is None:
+                continue
+            if i in parameters:
+                self._weight_gradients.add(parameters[i], array)
+                continue
+            x = function.inputs[i]
+            received = self._gradients.setdefault(x, [])
+            received.append(
+                chainer.Variable._init_unchecked(array, requires_grad=False)
+            )
+            if len(received) > 1 and not chainer.config.lazy_grad_sum:
+                received[:] = [chainer.functions.add(*received)]
+            self._route(x)
 
     def _route(self, x: variable.VariableNode) -> None:
         """Passes on the gradient that a node has received."""
@@ -305,48 +339,6 @@ class _RankQueue:
 
 def _targets(function: chainer.FunctionNode) -> tuple[int, ...]:
     return tuple([i for i, x in enumerate(function.inputs) if x.requires_grad])
-
-
-def parameter_of(x: variable.VariableNode) -> chainer.Parameter | None:
-    """Returns the parameter that a node stands for; ``None`` for other nodes."""
-    owner = x.get_variable_or_none()
-    return owner if isinstance(owner, chainer.Parameter) else None
-
-
-def functions_behind(outputs: Iterable[Any]) -> list[chainer.FunctionNode]:
-    """Returns the functions of the graph behind some outputs, each once.
-
-    Args:
-        outputs: The values that a forward returned. Only variables are followed.
-    """
-    functions: dict[chainer.FunctionNode, None] = {}
-    found = [y.creator_node for y in outputs if isinstance(y, chainer.Variable)]
-    while found:
-        function = found.pop()
-        if function is not None and function not in functions:
-            functions[function] = None
-            for x in function.inputs:
-                found.append(x.creator_node)
-    return list(functions)
-
-
-def weight_functions(
-    outputs: Sequence[chainer.Variable],
-) -> frozenset[chainer.FunctionNode]:
-    """Returns the functions that compute a value from parameters alone."""
-    weights: set[chainer.FunctionNode] = set()
-    for function in sorted(functions_behind(outputs), key=operator.attrgetter("rank")):
-        for x in function.inputs:
-            is_weight = (
-                isinstance(x.get_variable_or_none(), chainer.Parameter)
-                if x.creator_node is None
-                else x.creator_node in weights
-            )
-            if not is_weight:
-                break
-        else:
-            weights.add(function)
-    return frozenset(weights)
 
 
 @contextmanager

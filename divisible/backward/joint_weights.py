@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import chainer
 
 from chainer_kernels.contributions import Contribution, Rows
-from divisible.backward.graph_walk import GraphWalk, parameter_of
+from divisible.backward.graph_functions import parameter_of
+from divisible.backward.graph_walk import GraphWalk
 from divisible.backward.weight_gradients import WeightGradients
 
 Array = Any

@@ -15,7 +15,7 @@ import chainer
 import numpy as np
 
 from chainer_kernels.catalogue import Backward, backward_of
-from divisible.backward.graph_walk import parameter_of
+from divisible.backward.graph_functions import parameter_of
 
 #: ``half(function, indexes, grad_outputs)`` returns a gradient for each index.
 Half = Callable[[Any, Sequence[int], Sequence[Any]], Sequence[Any]]

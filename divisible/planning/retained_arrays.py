@@ -29,7 +29,7 @@ from chainer.functions.loss.squared_error import SquaredError
 from chainer.functions.loss.triplet import Triplet
 from chainer.functions.math.minmax import SelectorBase
 
-from divisible.backward.graph_walk import functions_behind
+from divisible.backward.graph_functions import functions_behind
 
 #: Dtypes in which activations of float32 may wait for their backward.
 HOLD_DTYPES = FULL, HALF = ("float32", "bfloat16")

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy as np
 
-from divisible.backward.graph_walk import functions_behind, weight_functions
+from divisible.backward.graph_functions import functions_behind, weight_functions
 from divisible.backward.tensors import leaves
 from divisible.communication.signatures import Tensor
 from divisible.planning.retained_arrays import (

@@ -66,6 +66,33 @@ def test_gradients_are_those_of_pytorch_bit_for_bit():
         np.testing.assert_array_equal(param.grad, grads0[path[1:]].numpy())
 
 
+class Added(nn.Module):
+    """Adds parameters whose gradients are that of the output, and one of its sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.zeros(6)) for _ in range(3))
+
+    def forward(self, x):
+        return x + self.a + self.b + self.c.sum()
+
+
+def test_gradients_of_parameters_do_not_share_memory():
+    layer, x, gy = TorchLayer(Added()), chainer.Variable(X[0]), X[1].copy()
+    y = layer(x)
+    y.grad = gy
+    layer.cleargrads()
+    y.backward()
+    for param in layer.params():
+        # Hooks such as GradientClipping do the same.
+        param.grad *= 2
+    for param in (layer.a, layer.b):
+        np.testing.assert_array_equal(param.grad, 2 * X[1])
+    np.testing.assert_allclose(layer.c.grad, np.full(6, 2 * X[1].sum()), rtol=1e-6)
+    np.testing.assert_array_equal(x.grad, X[1])
+    np.testing.assert_array_equal(gy, X[1])
+
+
 def test_memory_is_shared_both_ways_whoever_replaces_it(tmp_path):
     layer = TorchLayer(block())
     check_shared(layer)

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 import chainer_kernels
 from divisible import Divisible
-from divisible.backward.graph_walk import functions_behind
+from divisible.backward.graph_functions import functions_behind
 from pipeline import Pipeline
 
 RNG = np.random.RandomState(0)
