@@ -139,7 +139,8 @@ def _with_disk(workload: Workload, uncut: UncutPlan) -> list[CutPlan]:
     if model.schedule.weight_versions > 1:
         # A run keeps both versions, and what waits for them, in memory.
         return []
-    if model.links.overlap and absences(model.schedule).leaves.size:
+    stays = any(layer.stays_in_memory for layer in workload.profiles[-1].layers)
+    if model.links.overlap and absences(model.schedule).leaves.size and not stays:
         holding = uncut._replace(hold_in="disk")
         try:
             found += _shared_out(workload, holding)

@@ -85,6 +85,8 @@ class LayerCost:
         output_saved_bytes: The part of ``output_bytes`` that is saved in the same way,
             where they are inputs of a stage.
         place: The file and the line of a lambda, which has no name.
+        stays_in_memory: Whether another library holds activations of the layer, such
+            as PyTorch, so that they cannot wait on a disk.
 
     Raises:
         TypeError: If a value is not a number, or the name not a text.
@@ -113,6 +115,7 @@ class LayerCost:
     place: str = ""
     activation_saved_bytes: int = 0
     output_saved_bytes: int = 0
+    stays_in_memory: bool = False
 
     def __post_init__(self) -> None:
         plain_text("name of a layer", self.name)
@@ -121,11 +124,12 @@ class LayerCost:
             what = f"{name} of a layer {self.title!r}"
             number = plain_number(what, getattr(self, name), "Measure again")
             object.__setattr__(self, name, number)
-        if not isinstance(self.takes_groups, bool):
-            raise TypeError(
-                f"takes_groups of a layer {self.title!r} must be true or false, not"
-                f" {self.takes_groups!r}"
-            )
+        for name in ("takes_groups", "stays_in_memory"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(
+                    f"{name} of a layer {self.title!r} must be true or false, not"
+                    f" {getattr(self, name)!r}"
+                )
         for part, whole in PARTS:
             if getattr(self, part) > getattr(self, whole):
                 raise ValueError(

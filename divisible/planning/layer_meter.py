@@ -32,6 +32,7 @@ from divisible.planning.layer_cost import LayerCost
 from divisible.planning.optimizer_state import state_bytes
 from divisible.planning.retained_arrays import (
     BufferSet,
+    holds_elsewhere,
     is_rounded,
     retained_arrays,
     rounded_buffers,
@@ -101,6 +102,7 @@ class LayerMeter:
         own, loose = self._count(part, position, inputs, runs.outputs, rounded)
         uncounted = self._skips.hand_over(position, outputs, self._counted)
         handed_over = _Size.of(uncounted, rounded)
+        stays_in_memory = holds_elsewhere(runs.outputs)
         del rounded, uncounted
         runs.backward_input()
         pending = BufferSet(runs.pending.arrays()) - _persistents(part)
@@ -121,6 +123,7 @@ class LayerMeter:
             streamable_bytes=streamable_bytes(part.links()),
             gathered_bytes=streamable_bytes(part.links(), GATHERED),
             takes_groups=self._takes_groups(part, (*inputs, *outputs)),
+            stays_in_memory=stays_in_memory and not self._model.recomputed[position],
             name=name,
             place=place_of(part[0]),
         )

@@ -118,6 +118,16 @@ def kept_elsewhere(function: Any) -> Iterator[Any]:
         yield from function.retained()
 
 
+def holds_elsewhere(outputs: Iterable[Any]) -> bool:
+    """Returns whether the graph of another library keeps arrays behind some outputs.
+
+    Args:
+        outputs: Outputs of a forward, as for :func:`retained_arrays`.
+    """
+    kept = (kept_elsewhere(function) for function in functions_behind(outputs))
+    return any(True for arrays in kept for _ in arrays)
+
+
 def exact_arrays(function: Any) -> Iterator[Any]:
     """Yields the arrays of a function that rounding would falsify, some of them None.
 

@@ -95,6 +95,7 @@ def best_plan(
         machine: The ranks with their memory, speeds, links and disks. A disk is used
             where memory does not suffice: microbatches wait there for their backward
             (``plan.hold_in``), or weights of layers are there (``plan.streamed``).
+            Microbatches do not wait there if PyTorch holds activations of a layer.
         batch: Samples of the minibatch; those of the largest profile by default.
         microbatches: The numbers of microbatches to try; by default the least number
             for each size of microbatch. For more than 1,024 samples, some 60 numbers up

@@ -31,6 +31,9 @@ def test_a_profile_counts_what_the_graph_keeps():
     assert 3 * row <= last <= 5 * row
     assert costs[0].parameter_bytes == 4 * (64 * 64 + 64)
     assert costs[1].backward_input > 0
+    assert all(cost.stays_in_memory for cost in costs)
+    plain = profile(Divisible(F.tanh), x[:, :4], t, F.softmax_cross_entropy, repeat=1)
+    assert not plain.layers[0].stays_in_memory
 
 
 def test_the_graph_keeps_only_what_its_backward_needs():

@@ -118,6 +118,14 @@ def test_holding_on_disk_wins_where_it_is_fast():
     assert fast.step_seconds < slow.step_seconds
     without = best_plan(layers, machine, **TIGHT)
     assert without.step_seconds == slow.step_seconds
+    # Activations that another library holds cannot wait there.
+    held = Profile(
+        [*layers.layers[:7], replace(layers.layers[7], stays_in_memory=True)],
+        n_samples=64,
+        input_bytes=MB,
+    )
+    plan = best_plan(held, replace(machine, disk=Disk(1e12, 1e12)), **TIGHT)
+    assert set(plan.hold_in) == {"memory"}
     # What the plan says can be predicted, if the disk is known.
     with pytest.raises(ValueError, match="disk="):
         simulate_plan(replace(fast, conditions=None), layers)
