@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from divisible.planning.cost_model import CostModel
 from divisible.planning.network import Network
 from divisible.planning.partition import partition
-from divisible.planning.per_rank import spread_speeds
+from divisible.planning.per_rank import PerRank, spread_speeds
 from divisible.planning.profile import Profile
 from divisible.schedules.costs import Costs
 from divisible.schedules.schedule import Schedule
@@ -38,9 +40,27 @@ def stage_costs(
         >>> stage_costs(profile, one_f_one_b(2, 1)).forward.tolist()
         [[2.0], [2.0]]
     """
-    n_stages, n_ranks = schedule.n_stages, schedule.n_ranks
-    cuts = partition(profile, n_stages, schedule=schedule).cuts
-    profiles = [profile] * schedule.n_microbatches
+    model = stage_model([profile] * schedule.n_microbatches, schedule, network)
+    return model.costs(partition(profile, schedule.n_stages, schedule=schedule).cuts)
+
+
+def stage_model(
+    profiles: Sequence[Profile],
+    schedule: Schedule,
+    network: Network | None = None,
+    speeds: PerRank | None = None,
+) -> CostModel:
+    """Returns the costs of a schedule's stages, for any cuts.
+
+    Args:
+        profiles: Costs of the layers for each microbatch, the largest one first.
+        schedule: A valid schedule.
+        network: The links between neighbouring ranks; infinitely fast by default.
+        speeds: Speeds of the ranks, relative to that of the profiles; 1 by default.
+
+    Raises:
+        ValueError: If there are fewer speeds or links than ranks need.
+    """
+    n_ranks = schedule.n_ranks
     links = (Network() if network is None else network).links(n_ranks)
-    model = CostModel.of(schedule, profiles, spread_speeds(None, n_ranks), links)
-    return model.costs(cuts)
+    return CostModel.of(schedule, profiles, spread_speeds(speeds, n_ranks), links)

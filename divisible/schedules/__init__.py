@@ -17,6 +17,8 @@
     weight_versions     two versions of the weights, and no flush
     pipedream           PipeDream-2BW, which has them
     catalogue           schedules by name, with all that is known of each
+    formulas            how long their steps take, in closed form
+    schedule_files      schedules in files, and names that may be of such files
     greedy              a schedule made for given costs by one order of preference
     list_scheduling     the best of several such schedules, and of the catalogue's
     optimal             the shortest schedule for given costs, by a solver

@@ -321,6 +321,35 @@ class Costs:
         )
 
 
+def equal_layers(
+    schedule: Table,
+    forward: float,
+    backward_input: float,
+    backward_weight: float,
+    **edges: Values,
+) -> Costs:
+    """Returns the costs of stages of equally many equal layers.
+
+    Each rank has as many layers as any other, and its stages share them. So schedules
+    with one stage on a rank and with several compare.
+
+    Args:
+        schedule: The schedule.
+        forward: Seconds of F of all layers of a rank.
+        backward_input: Seconds of I of all layers of a rank.
+        backward_weight: Seconds of W of all layers of a rank.
+        **edges: Costs of the edges, such as ``latency``.
+
+    Example:
+        >>> from divisible.schedules import zero_bubble_v
+        >>> equal_layers(zero_bubble_v(2, 4), 1.0, 1.0, 3.0).backward_weight
+        1.5
+    """
+    share = schedule.n_ranks / schedule.n_stages
+    times = forward, backward_input, backward_weight
+    return Costs(*(share * each for each in times), **edges)
+
+
 _PER_STAGE = (
     "forward",
     "backward_input",

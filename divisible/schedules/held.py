@@ -145,11 +145,11 @@ def peaks(
     Returns:
         For each rank the peak, rounded to an integer.
     """
-    sizes = np.stack([checkpoint, activation - checkpoint, pending])
-    change = (_changes(schedule) * sizes[:, schedule.stage]).sum(axis=0)
+    change = size_changes(schedule, activation, pending, checkpoint)
     if on_disk is not None and np.any(on_disk):
         absent = _absent(schedule, on_disk)
-        size = (absent.counts * sizes[:2, absent.stage]).sum(axis=0)
+        sizes = np.stack([checkpoint, activation - checkpoint])
+        size = (absent.counts * sizes[:, absent.stage]).sum(axis=0)
         np.subtract.at(change, absent.gone, size)
         np.add.at(change, absent.back, size)
     if saved is None or not np.any(saved):
@@ -163,6 +163,36 @@ def peaks(
     np.subtract.at(fewer, waiting.back, size)
     during = np.cumsum(change) - np.minimum(change, 0.0) - np.cumsum(fewer)
     return _largest_of(during, schedule.action_ranks, schedule.n_ranks)
+
+
+def size_changes(
+    schedule: Table,
+    activation: np.ndarray,
+    pending: np.ndarray,
+    checkpoint: np.ndarray,
+) -> np.ndarray:
+    """Returns by how much each action changes the size that its rank holds.
+
+    What an action adds is there from its begin; what it frees, until its end.
+
+    Args:
+        schedule: See :func:`peaks`.
+        activation: See :func:`peaks`.
+        pending: See :func:`peaks`.
+        checkpoint: See :func:`peaks`.
+
+    Returns:
+        A size of either sign for each action, of shape ``(n_actions,)``.
+
+    Example:
+        >>> from divisible.schedules import Schedule
+        >>> schedule = Schedule([["0F0", "0F1", "0I0", "0W0", "0I1", "0W1"]])
+        >>> one, none = np.ones(1), np.zeros(1)
+        >>> size_changes(schedule, activation=3 * one, pending=one, checkpoint=none)
+        array([ 3.,  3., -2., -1., -2., -1.])
+    """
+    sizes = np.stack([checkpoint, activation - checkpoint, pending])
+    return (_changes(schedule) * sizes[:, schedule.stage]).sum(axis=0)
 
 
 def moments(

@@ -108,14 +108,7 @@ def simulate(
     update = updates(schedule, costs, n_minibatches, single)
     duration = costs.durations_of(schedule)
     duration += conversions(schedule, *costs.conversion(schedule.n_stages))
-    receiver = receivers(schedule)
-    # Going back, the edge of a result lies before its stage; going forward, behind it.
-    edge = schedule.stage - (schedule.kind != FORWARD)
-    edge[receiver == NONE] = 0
-    transfer, latency = (
-        np.where(receiver == NONE, 0.0, per_edge)
-        for per_edge in _per_action(schedule, costs, edge)
-    )
+    receiver, transfer, latency = results_sent(schedule, costs)
     columns = {
         "rank": schedule.action_ranks,
         "category": schedule.kind,
@@ -157,6 +150,35 @@ def simulate(
     )
     timeline.find_bound = partial(lower_bound, schedule, costs, overlap, links)
     return timeline
+
+
+def results_sent(
+    schedule: Schedule, costs: Costs
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns where the result of each action goes, and the time that it takes.
+
+    Args:
+        schedule: The schedule.
+        costs: Costs of the edges.
+
+    Returns:
+        For each action the rank to which its result is sent, or -1 if it stays; the
+        seconds of ``transfer``, and those of ``latency``, which are 0 if it stays.
+
+    Example:
+        >>> schedule = Schedule([["0F0", "0B0"], ["1F0", "1B0"]])
+        >>> [each.tolist() for each in results_sent(schedule, Costs(1, 1, 1, 2, 3))]
+        [[1, -1, -1, 0], [2.0, 0.0, 0.0, 2.0], [3.0, 0.0, 0.0, 3.0]]
+    """
+    receiver = receivers(schedule)
+    # Going back, the edge of a result lies before its stage; going forward, behind it.
+    edge = schedule.stage - (schedule.kind != FORWARD)
+    edge[receiver == NONE] = 0
+    transfer, latency = (
+        np.where(receiver == NONE, 0.0, per_edge)
+        for per_edge in _per_action(schedule, costs, edge)
+    )
+    return receiver, transfer, latency
 
 
 def _per_action(

@@ -6,6 +6,7 @@ import click
 
 from divisible import __version__
 from pipeline.command_line.compress import compress_command
+from pipeline.command_line.explore import explore_command
 from pipeline.command_line.flight_record import flight_record_command
 from pipeline.command_line.plan import plan_command
 from pipeline.command_line.port import port_command
@@ -34,6 +35,7 @@ def main() -> None:
     $ divisible simulate plan.json --plot step.png
     $ divisible schedule search plan.json --seconds 30
     $ divisible schedule compare 1f1b zb_v mine.txt --stages 4 --microbatches 8
+    $ divisible explore plan.json
     $ divisible repartition result/snapshot_epoch_3 --stages 8
     $ divisible export result/snapshot_epoch_3 --to safetensors
     $ divisible import result/snapshot_iter_1000
@@ -51,6 +53,7 @@ for command in (
     plan_command,
     simulate_command,
     schedule_command,
+    explore_command,
     timeline_command,
     repartition_command,
     export_command,

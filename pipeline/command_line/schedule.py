@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
 from divisible.planning.profile import Profile
 from divisible.planning.stage_costs import stage_costs
 from divisible.planning.units import count, format_seconds
-from divisible.records import shown
-from divisible.schedules.actions import ScheduleError
 from divisible.schedules.catalogue import CATALOGUE, NAMES, create
-from divisible.schedules.costs import Costs
+from divisible.schedules.costs import Costs, equal_layers
 from divisible.schedules.plot import describe, plot_timelines
 from divisible.schedules.schedule import Schedule
+from divisible.schedules.schedule_files import UnknownScheduleError, name_or_file
 from divisible.schedules.simulator import simulate
 from divisible.schedules.timeline import Timeline
 from pipeline.command_line import console, options
@@ -170,7 +167,10 @@ def _read_all(
             schedule are not known.
         ScheduleError: If a file has no valid schedule.
     """
-    from_files = {text: _read(text) for text in texts if text not in NAMES}
+    try:
+        from_files = {text: name_or_file(text) for text in texts if text not in NAMES}
+    except UnknownScheduleError as error:
+        raise click.UsageError(str(error)) from None
     for schedule in from_files.values():
         n_ranks = n_ranks or schedule.n_ranks
         n_microbatches = n_microbatches or schedule.n_microbatches
@@ -187,21 +187,6 @@ def _read_all(
             n_stages = n_ranks * CATALOGUE[text].stages_per_rank
             found.append(create(text, n_stages, n_microbatches, n_ranks))
     return found
-
-
-def _read(path: str) -> Schedule:
-    """Reads a schedule from a file, and proves it."""
-    if not os.path.isfile(path):
-        raise click.UsageError(
-            f"{shown(path)} is neither a file nor a schedule: choose one of"
-            f" {', '.join(NAMES)}"
-        )
-    try:
-        schedule = Schedule.parse(Path(path).read_text(encoding="utf-8"))
-        schedule.validate()
-    except (ScheduleError, UnicodeDecodeError) as error:
-        raise ScheduleError(f"{path}: {error}") from error
-    return schedule
 
 
 def _check_same_work(schedules: Sequence[Schedule]) -> None:
@@ -229,6 +214,4 @@ def _equal_costs(
     times = [1.0] * 3 if times is None else times
     if not isinstance(times, list) or len(times) != 3:
         raise ValueError("--times needs three numbers, F,I,W, such as 1,1,1")
-    # The stages of a rank have its layers together.
-    share = schedule.n_ranks / schedule.n_stages
-    return Costs(*(share * each for each in times), latency=message)
+    return equal_layers(schedule, *times, latency=message)

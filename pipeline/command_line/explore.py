@@ -1,0 +1,89 @@
+"""The command ``divisible explore``."""
+
+from __future__ import annotations
+
+import webbrowser
+from typing import Any
+
+import click
+
+from divisible.explore.server import Server
+from divisible.explore.sources import Sources
+from divisible.explore.standalone import write_page
+from divisible.planning.plan import Plan
+from divisible.planning.profile import Profile
+from divisible.records import reading_json
+from divisible.schedules.timeline import Timeline
+from pipeline.command_line import console, options
+from pipeline.command_line.simulate import profiles_of
+
+
+def _load(path: str) -> Plan | Profile | Timeline:
+    """Loads a file of any kind that the page shows."""
+    with reading_json(path, "a plan, a profile or a timeline") as content:
+        kind = content.get("divisible")
+        if kind == "profile":
+            load = Profile.load
+        elif kind == "plan" or "cuts" in content:
+            load = Plan.load
+        elif "traceEvents" in content:
+            load = Timeline.load
+        else:
+            raise ValueError("it is another kind of file")
+    return load(path)
+
+
+@click.command("explore")
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=options.Loaded(_load))
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=0,
+    help="Port of the page on this machine.  [default: one that is free]",
+)
+@click.option("--no-browser", is_flag=True, help="Print the address, and open nothing.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False),
+    help="Write a page that needs no server, with a few schedules, and end.",
+)
+@options.speaking
+def explore_command(files, port, no_browser, output) -> None:
+    """Opens a page to play with schedules in the browser.
+
+    Ranks, microbatches, times, messages and memory are controls; the page draws the
+    schedule, its simulated timeline and the memory of each rank, and says why a rank
+    waits. FILE is a plan, profiles of a model's layers, or a measured timeline. The
+    server answers on this machine alone, until Ctrl-C ends it.
+    """
+    sources = _sources(files)
+    if output is not None:
+        write_page(output, sources)
+        console.say(f"written to {output}")
+        return
+    with Server(sources, port) as server:
+        console.say(f"{server.url}  (Ctrl-C ends it)")
+        if not no_browser:
+            webbrowser.open(server.url)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            console.say("ended")
+
+
+def _sources(files: tuple[Any, ...]) -> Sources:
+    """Returns what was read; a plan brings its profiles, unless there are others.
+
+    Raises:
+        UsageError: If there are two plans, or two timelines.
+    """
+    plans = [each for each in files if isinstance(each, Plan)]
+    timelines = [each for each in files if isinstance(each, Timeline)]
+    for what, found in (("plan", plans), ("timeline", timelines)):
+        if len(found) > 1:
+            raise click.UsageError(f"there are {len(found)} {what}s: give one")
+    profiles = [each for each in files if isinstance(each, Profile)]
+    if plans and not profiles:
+        profiles = profiles_of(plans[0])
+    return Sources(*(plans or [None]), profiles, *(timelines or [None]))
