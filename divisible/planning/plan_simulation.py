@@ -21,8 +21,11 @@ from divisible.planning.messages import Narrowing
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile, check_layers
 from divisible.planning.shares import integer_shares
+from divisible.planning.units import count
 from divisible.planning.workload import Workload
-from divisible.schedules.catalogue import CATALOGUE
+from divisible.schedules.catalogue import CATALOGUE, placed
+from divisible.schedules.groups import group_weights
+from divisible.schedules.recomputation import recompute
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.steady_state import steady_seconds
 from divisible.schedules.timeline import Timeline
@@ -36,6 +39,7 @@ def simulate_plan(
     machine: Machine | None = None,
     coding: CodingRate | None = None,
     n_minibatches: int = 1,
+    schedule: Schedule | None = None,
 ) -> Timeline:
     """Simulates minibatches of a plan: forward and backward, without the update.
 
@@ -53,6 +57,8 @@ def simulate_plan(
             plan's conditions, or the profile's, or a rate measured here.
         n_minibatches: Number of minibatches, which follow each other without a wait
             of all ranks.
+        schedule: A schedule of the same stages to simulate instead of the plan's, with
+            a number of microbatches of its own.
 
     Returns:
         Timeline: Timeline of one replica. At each place in the pipeline it has the
@@ -74,7 +80,12 @@ def simulate_plan(
         6.75
     """
     profiles = sort_profiles([profile] if isinstance(profile, Profile) else profile)
+    if schedule is not None:
+        plan = _like(plan, schedule)
     workload, uncut, model = modelled(plan, profiles, batch, machine, coding)
+    if schedule is not None:
+        own = recompute(schedule, plan.recompute)
+        model = replace(model, schedule=group_weights(own, plan.weight_groups))
     if model.exchange is not None and n_minibatches != 1:
         raise ValueError(
             f"n_minibatches is {n_minibatches}, but the plan has {plan.replicas}"
@@ -85,12 +96,39 @@ def simulate_plan(
     if spans is not None:
         timeline = _with_exchange(timeline, model.schedule, spans)
         timeline.find_bound = partial(model.least_step, plan.cuts)
-    timeline.name = plan.title
+    timeline.name = plan.title if schedule is None else schedule.name
     if n_minibatches > 1:
         timeline.name += f", {n_minibatches} minibatches"
     prepared = model.prepared_bytes(plan.cuts, workload.memory(uncut))
     timeline.peak_memory = model.rank_bytes(plan.cuts) + prepared
     return timeline
+
+
+def _like(plan: Plan, schedule: Schedule) -> Plan:
+    """Returns a plan whose stages lie on the ranks of a schedule.
+
+    Raises:
+        ValueError: If the plan has other stages, or no schedule of the catalogue has
+            its stages on these ranks.
+    """
+    n_ranks, m = schedule.n_ranks, schedule.n_microbatches
+    if (schedule.n_stages, n_ranks) != (
+        plan.n_stages,
+        plan.n_stages // plan.stages_per_rank,
+    ):
+        raise ValueError(
+            f"the schedule {schedule.name!r} has {count(schedule.n_stages, 'stage')} on"
+            f" {count(n_ranks, 'rank')}, but the plan {plan.cuts} has"
+            f" {plan.n_stages}, {plan.stages_per_rank} on each rank"
+        )
+    name = next((each.name for each in placed(schedule.stage_ranks, m)), None)
+    if name is None:
+        raise ValueError(
+            f"the stages of {schedule.name!r} lie on the ranks"
+            f" {list(schedule.stage_ranks)}, where no plan puts them: choose one of the"
+            f" placements of the catalogue"
+        )
+    return replace(plan, schedule=name, n_microbatches=m, stage_groups=())
 
 
 def modelled(

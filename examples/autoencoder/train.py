@@ -26,8 +26,10 @@ from model import Autoencoder
 from mpi4py import MPI
 from sklearn.datasets import load_digits
 
-from divisible import deferred_init, schedules
+from divisible import deferred_init
+from divisible.schedules import Schedule
 from divisible.schedules.recomputation import RECOMPUTATIONS
+from divisible.schedules.schedule_files import schedule_argument
 from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, abort_on_error
 
 comm = MPI.COMM_WORLD
@@ -45,11 +47,12 @@ def main() -> None:
 
     with deferred_init(args.seed):
         model = Autoencoder((64, args.units, args.code))
+    is_own = isinstance(args.schedule, Schedule)
     # Each rank keeps its own layers.
     pipe = Pipeline(
         model,
         comm,
-        n_microbatches=args.microbatches,
+        n_microbatches=None if is_own else args.microbatches,
         schedule=args.schedule,
         lossfun=F.mean_squared_error,
         accfun=None,
@@ -100,7 +103,14 @@ def parse_arguments() -> argparse.Namespace:
     add("--epoch", type=int, default=40, help="number of epochs")
     add("--batchsize", type=int, default=64, help="samples of a minibatch")
     add("--microbatches", type=int, default=4, help="microbatches of a minibatch")
-    add("--schedule", choices=schedules.NAMES, default="1f1b")
+    add(
+        "--schedule",
+        type=schedule_argument,
+        default="1f1b",
+        metavar="SCHEDULE",
+        help="a name of divisible.schedules.NAMES, or a file with the text of a"
+        " schedule, which has microbatches of its own",
+    )
     add("--recompute", choices=RECOMPUTATIONS, default="never")
     add("--units", type=int, default=128, help="units of the layer in between")
     add("--code", type=int, default=8, help="numbers for each digit")

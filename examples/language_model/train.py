@@ -32,8 +32,10 @@ from chainer.training import Trainer, extensions
 from model import LanguageModel, RecurrentModel
 from mpi4py import MPI
 
-from divisible import deferred_init, schedules
+from divisible import deferred_init
+from divisible.schedules import Schedule
 from divisible.schedules.recomputation import RECOMPUTATIONS
+from divisible.schedules.schedule_files import schedule_argument
 from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, abort_on_error
 
 comm = MPI.COMM_WORLD
@@ -88,8 +90,9 @@ def planned(args: argparse.Namespace, train: data.Samples) -> dict:
         return {"plan": "auto", "directory": args.out, **first}
     if args.plan is not None:
         return {"plan": args.plan}
+    is_own = isinstance(args.schedule, Schedule)
     return {
-        "n_microbatches": args.microbatches,
+        "n_microbatches": None if is_own else args.microbatches,
         "schedule": args.schedule,
         "recompute": args.recompute,
     }
@@ -110,7 +113,14 @@ def parse_arguments() -> argparse.Namespace:
     add("--epoch", type=int, default=4, help="number of epochs")
     add("--batchsize", type=int, default=32, help="samples of a minibatch")
     add("--microbatches", type=int, default=4, help="microbatches of a minibatch")
-    add("--schedule", choices=schedules.NAMES, default="1f1b")
+    add(
+        "--schedule",
+        type=schedule_argument,
+        default="1f1b",
+        metavar="SCHEDULE",
+        help="a name of divisible.schedules.NAMES, or a file with the text of a"
+        " schedule, which has microbatches of its own",
+    )
     add("--recompute", choices=RECOMPUTATIONS, default="never")
     add("--plan", help="file of a plan, instead of these three; auto: measure and plan")
     add("--words", type=int, default=1000, help="size of the vocabulary at most")

@@ -14,14 +14,16 @@ from typing import Any, NoReturn
 from data import Images
 from mpi4py import MPI
 
-from divisible import Divisible, Plan, partition, profile, schedules
+from divisible import Divisible, Plan, partition, profile
 from divisible.communication.aborting import (
     end_all_ranks,
     is_world_up,
     let_lower_ranks_speak,
 )
+from divisible.schedules import Schedule
 from divisible.schedules.catalogue import CATALOGUE
 from divisible.schedules.recomputation import RECOMPUTATIONS
+from divisible.schedules.schedule_files import schedule_argument
 from pipeline import SnapshotError
 
 comm = MPI.COMM_WORLD
@@ -70,7 +72,14 @@ class Parser(argparse.ArgumentParser):
             help="samples of a minibatch; default: as many as the plan is for, or 64",
         )
         add("--microbatches", type=int, default=4, help="microbatches of a minibatch")
-        add("--schedule", choices=schedules.NAMES, default="1f1b")
+        add(
+            "--schedule",
+            type=schedule_argument,
+            default="1f1b",
+            metavar="SCHEDULE",
+            help="a name of divisible.schedules.NAMES, or a file with the text of a"
+            " schedule, which has microbatches of its own",
+        )
         add(
             "--recompute",
             choices=RECOMPUTATIONS,
@@ -166,15 +175,20 @@ def planned(
             plan = replace(plan, n_microbatches=args.microbatches)
         return {"plan": plan}
     args.batchsize = args.batchsize or BATCHSIZE
-    per_rank = CATALOGUE[args.schedule].stages_per_rank
+    own = args.schedule if isinstance(args.schedule, Schedule) else None
+    if own is None:
+        per_rank = CATALOGUE[args.schedule].stages_per_rank
+    else:
+        per_rank = max(1, own.n_stages // comm.size)
+        args.microbatches = own.n_microbatches
     plan = Plan(
         cut(args, model, train, per_rank * comm.size).cuts,
         n_microbatches=args.microbatches,
-        schedule=args.schedule,
+        schedule=args.schedule if own is None else None,
         recompute=args.recompute,
         stages_per_rank=per_rank,
     )
-    return {"plan": plan}
+    return {"plan": plan} if own is None else {"plan": plan, "schedule": own}
 
 
 def cut(
@@ -200,8 +214,9 @@ def cut(
         return comm.bcast(plan)
     plan = Plan([0, *args.cuts, len(model)])
     if plan.n_stages != n_stages:
+        name = getattr(args.schedule, "name", args.schedule)
         raise ValueError(
-            f"--cuts makes {plan.n_stages} stages, but {args.schedule} on {comm.size}"
+            f"--cuts makes {plan.n_stages} stages, but {name} on {comm.size}"
             f" ranks has {n_stages}; there must be one cut less than there are stages"
         )
     return plan

@@ -23,8 +23,10 @@ from chainer.training import Trainer, extensions
 from model import UNet
 from mpi4py import MPI
 
-from divisible import deferred_init, schedules
+from divisible import deferred_init
+from divisible.schedules import Schedule
 from divisible.schedules.recomputation import RECOMPUTATIONS
+from divisible.schedules.schedule_files import schedule_argument
 from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, abort_on_error
 
 comm = MPI.COMM_WORLD
@@ -39,11 +41,12 @@ def main() -> None:
 
     with deferred_init(args.seed):
         model = UNet(width=args.width)
+    is_own = isinstance(args.schedule, Schedule)
     # Each rank keeps its own layers.
     pipe = Pipeline(
         model,
         comm,
-        n_microbatches=args.microbatches,
+        n_microbatches=None if is_own else args.microbatches,
         schedule=args.schedule,
         accfun=intersection_over_union,
         recompute=args.recompute,
@@ -93,7 +96,14 @@ def parse_arguments() -> argparse.Namespace:
     add("--epoch", type=int, default=6, help="number of epochs")
     add("--batchsize", type=int, default=8, help="samples of a minibatch")
     add("--microbatches", type=int, default=2, help="microbatches of a minibatch")
-    add("--schedule", choices=schedules.NAMES, default="1f1b")
+    add(
+        "--schedule",
+        type=schedule_argument,
+        default="1f1b",
+        metavar="SCHEDULE",
+        help="a name of divisible.schedules.NAMES, or a file with the text of a"
+        " schedule, which has microbatches of its own",
+    )
     add("--recompute", choices=RECOMPUTATIONS, default="never")
     add("--samples", type=int, default=400, help="training images")
     add("--width", type=int, default=8, help="channels of the first level")

@@ -16,6 +16,9 @@ from divisible.files import why_not
 from divisible.planning.disk import Disk
 from divisible.planning.profile import Profile
 from divisible.planning.units import parse_rate, parse_seconds
+from divisible.schedules.actions import ScheduleError
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.schedule_files import name_or_file
 from divisible.terminal_text import printable
 from pipeline.command_line import console
 from pipeline.snapshots.errors import SnapshotError
@@ -91,6 +94,21 @@ class Loaded(click.Path):
         where = printable(f"{folder} has no file {self._newest} that can be read here")
         self.fail(f"{where}: name the file, or the folder it is in", param, ctx)
         return None
+
+
+class NamedSchedule(click.ParamType):
+    """A schedule: a name of the catalogue as text, or the schedule in a file."""
+
+    name = "schedule"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> str | Schedule:
+        """Reads the file, unless the text is a name."""
+        if isinstance(value, Schedule):
+            return value
+        try:
+            return name_or_file(value)
+        except (OSError, ScheduleError) as error:
+            self.fail(printable(str(error), keeps_lines=True), param, ctx)
 
 
 def shape(text: str) -> tuple[tuple[int, ...], str]:

@@ -21,6 +21,7 @@ from divisible.planning.search import best_plan
 from divisible.planning.tables import PLAN_COLUMNS, plan_rows
 from divisible.planning.units import format_seconds, parse_bytes
 from divisible.schedules.catalogue import NAMES, ONE_PER_RANK, TRIED_BY_DEFAULT
+from divisible.schedules.schedule import Schedule
 from pipeline.command_line import console, options
 from pipeline.command_line.simulate import draw
 
@@ -73,9 +74,11 @@ _OF_A_MACHINE = ("memory", "network", "speeds", "disk")
 @click.option(
     "--schedule",
     "schedules",
-    type=click.Choice(NAMES),
+    type=options.NamedSchedule(),
+    metavar="SCHEDULE",
     multiple=True,
-    help="Schedules to try with --ranks; one schedule with --stages."
+    help=f"Schedules to try with --ranks: {', '.join(NAMES)}. With --stages one"
+    " schedule, a name or a file, as for divisible schedule."
     f"  [default: {', '.join(TRIED_BY_DEFAULT)}; 1f1b with --stages]",
 )
 @click.option(
@@ -158,18 +161,25 @@ def plan_command(profiles, ranks, stages, shows_all, output, plot, **given) -> N
         raise click.UsageError("give either --ranks or --stages")
     given["network"] = Network(**given.pop("links"))
     given = {name: value for name, value in given.items() if value}
+    schedules = given.get("schedules", ())
+    of_files = [each for each in schedules if isinstance(each, Schedule)]
     if given["replicas"] == 1:
         alone = [option for name, option in _OF_REPLICAS.items() if name in given]
         if alone:
             raise click.UsageError(f"{' and '.join(alone)}: only with --replicas")
     if stages is not None:
-        if plot is not None and "microbatches" not in given:
+        if plot is not None and not (of_files or "microbatches" in given):
             raise click.UsageError(
                 "--plot with --stages needs --microbatches: how many a minibatch has"
             )
         plan = _cut(profiles, stages, given)
     elif given.pop("method") != "optimal":
         raise click.UsageError("--method goes with --stages")
+    elif of_files:
+        raise click.UsageError(
+            "--schedule with a file goes with --stages: --ranks tries several numbers"
+            " of microbatches, and a file has one"
+        )
     else:
         with console.show_progress("trying combinations") as progress:
             given["replicas"] = (1, given["replicas"])
@@ -185,7 +195,8 @@ def plan_command(profiles, ranks, stages, shows_all, output, plot, **given) -> N
     console.say_wrapped(f"for {plan.conditions}")
     console.say(f"written to {output}")
     if plot is not None:
-        draw(simulate_plan(plan, profiles), plot)
+        own = of_files[0] if of_files else None
+        draw(simulate_plan(plan, profiles, schedule=own), plot)
     # The last line stays visible on the terminal, so it is the result.
     console.say_wrapped(plan.headline)
 
@@ -208,7 +219,7 @@ def _cut(profiles, stages, given) -> Plan:
         raise click.UsageError(
             f"--stages cuts for microbatches of one profile's size; {'; '.join(wrong)}"
         )
-    if not set(given.get("schedules", ())) <= set(ONE_PER_RANK):
+    if not all(map(_is_one_per_rank, given.get("schedules", ()))):
         raise click.UsageError(
             "--stages cuts for one stage on each rank, so for"
             f" {', '.join(ONE_PER_RANK)}; --ranks chooses among the other schedules as"
@@ -223,6 +234,12 @@ def _cut(profiles, stages, given) -> Plan:
                     " --recompute"
                 )
     return partition(profiles[0], stages, **given)
+
+
+def _is_one_per_rank(schedule: str | Schedule) -> bool:
+    if isinstance(schedule, Schedule):
+        return schedule.n_stages == schedule.n_ranks
+    return schedule in ONE_PER_RANK
 
 
 def _print_plan(plan: Plan, shows_all: bool) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import click
 import numpy as np
@@ -21,11 +22,11 @@ from divisible.planning.profile import Profile
 from divisible.planning.retained_arrays import HOLD_DTYPES
 from divisible.planning.units import count, format_bytes, format_seconds
 from divisible.records import shown
-from divisible.schedules.catalogue import NAMES
 from divisible.schedules.comparison import CAUSES, Comparison
 from divisible.schedules.events import MOVE, OTHER
 from divisible.schedules.lower_bound import above
 from divisible.schedules.recomputation import RECOMPUTATIONS
+from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
 from pipeline.command_line import console, options
 
@@ -45,7 +46,10 @@ _ROUNDING = 1e-6
     help="Number of microbatches instead of the plan's.",
 )
 @click.option(
-    "--schedule", type=click.Choice(NAMES), help="Schedule instead of the plan's."
+    "--schedule",
+    type=options.NamedSchedule(),
+    metavar="SCHEDULE",
+    help="Schedule instead of the plan's, a name or a file, as for divisible schedule.",
 )
 @click.option(
     "--recompute",
@@ -89,6 +93,11 @@ def simulate_command(
     and backward. If the rank has n stages, each counts for an n-th of a microbatch.
     """
     changes = {name: value for name, value in changes.items() if value is not None}
+    own = changes.pop("schedule") if _has_file(changes) else None
+    if own is not None and "n_microbatches" in changes:
+        raise click.UsageError(
+            f"--microbatches: the schedule of the file has {own.n_microbatches}"
+        )
     if "exchange_dtype" in changes and plan.replicas == 1:
         raise click.UsageError("--exchange-dtype: the plan has no replicas")
     if "recompute" in changes:
@@ -98,7 +107,11 @@ def simulate_command(
     # A number that the plan leaves open does not change the plan.
     changed = [name for name in changes if getattr(plan, name) is not None]
     plan = replace(plan, step_seconds=None, bubble=None, bound=None, **changes)
-    _check_complete(plan)
+    if own is None:
+        _check_complete(plan)
+    else:
+        changed.append("schedule")
+        plan = replace(plan, n_microbatches=own.n_microbatches, schedule=own.name)
     conditions = conditions_of(plan, profiles)
     machine = conditions.machine
     given = {
@@ -112,7 +125,7 @@ def simulate_command(
     console.say_wrapped(plan.headline)
     changed += ["batch"] * (batch is not None) + list(given)
     _say_conditions(plan, made_for is not None, changed)
-    timeline = simulate_plan(plan, profiles, n_minibatches=n_minibatches)
+    timeline = simulate_plan(plan, profiles, n_minibatches=n_minibatches, schedule=own)
     print_timeline(timeline)
     is_same = not changed and n_minibatches == 1
     if made_for is not None and promised is not None and is_same:
@@ -124,6 +137,10 @@ def simulate_command(
         timeline.save(output)
         console.say(f"written to {output}")
     draw(timeline, plot)
+
+
+def _has_file(changes: Mapping[str, Any]) -> bool:
+    return isinstance(changes.get("schedule"), Schedule)
 
 
 def profiles_of(plan: Plan) -> list[Profile]:
