@@ -35,6 +35,7 @@ from benchmarks.memory import MIB, held_bytes, peaks
 from divisible import simulate
 from divisible.schedules import Costs
 from divisible.schedules.recomputation import RECOMPUTATIONS
+from divisible.schedules.schedule_files import schedule_argument
 from pipeline import Pipeline, abort_on_error
 
 #: Seconds between two looks of a rank that waits for the next step.
@@ -48,7 +49,14 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--samples", type=int, default=128, help="in a microbatch")
     parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--schedules", nargs="+", default=["gpipe", "1f1b", "zb_h1"])
+    parser.add_argument(
+        "--schedules",
+        nargs="+",
+        type=schedule_argument,
+        default=["gpipe", "1f1b", "zb_h1"],
+        metavar="SCHEDULE",
+        help="names, or files with schedules of as many stages and microbatches",
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
@@ -79,6 +87,7 @@ def main() -> None:
         checkpoint_bytes=inputs,
     )
     for schedule in arguments.schedules:
+        name = getattr(schedule, "name", schedule)
         make = {
             mode: functools.partial(
                 Pipeline,
@@ -95,7 +104,7 @@ def main() -> None:
         gradients = sum(p.array.nbytes for p in stage.params()) / MIB
         result.write(
             "",
-            f"{schedule:<12} {'step s':>7}  {'to never':<18} {'simulated':>9}  "
+            f"{name:<12} {'step s':>7}  {'to never':<18} {'simulated':>9}  "
             "memory measured | predicted",
         )
         plain = simulate(make["never"]().schedule, costs).makespan
