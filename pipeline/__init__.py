@@ -17,6 +17,7 @@
     exports          trained models for other libraries
     rebalancing      layers that move to other ranks while a pipeline trains
     supervision      runs that are started again when a rank is lost
+    watching         the state of a run in files, for a terminal and a report
     porting          training scripts rewritten for a pipeline
     command_line     the command line
 
@@ -65,6 +66,8 @@ __getattr__, __dir__, __all__ = lazy_names(
         "pipeline.training.signals": ["StopOnSignal"],
         "pipeline.training.timeline_report": ["TimelineReport"],
         "pipeline.training.updater": ["PipelineUpdater"],
+        "pipeline.watching.progress_line": ["ProgressLine"],
+        "pipeline.watching.run_status": ["RunStatus"],
     },
 )
 

@@ -57,9 +57,8 @@ FACES = {
     """,
     "pipeline": """
         ActionError DisagreementError LoggerReport Pipeline PipelineEvaluator
-        PipelineUpdater Rebalance SeededShuffle Snapshot SnapshotError StallError
-        StopOnSignal
-        TimelineReport
+        PipelineUpdater ProgressLine Rebalance RunStatus SeededShuffle Snapshot
+        SnapshotError StallError StopOnSignal TimelineReport
         abort_on_error export_npz import_npz latest_snapshot load_snapshot predict
         rebalance recv_data recv_grad repartition save_snapshot send_data send_grad
         snapshot wait_for_snapshot

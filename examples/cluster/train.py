@@ -8,7 +8,8 @@ The plan has the cuts of the layers, the number of microbatches, their order, an
 other decisions. A batch system sends a signal before a job's time is over: the script
 then finishes the minibatch, saves a snapshot and exits with code 75. The same command
 resumes the run, also on another number of ranks with another plan. Each epoch writes a
-line to the log and a timeline of a step.
+line to the log and a timeline of a step. "divisible watch result" shows the run while
+it trains, and "divisible report result" makes a page of it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from pipeline import (
     Pipeline,
     PipelineEvaluator,
     PipelineUpdater,
+    ProgressLine,
     StopOnSignal,
     TimelineReport,
     snapshot,
@@ -77,6 +79,7 @@ def main() -> None:
     columns += ["validation/main/accuracy", "elapsed_time"]
     trainer.extend(extensions.PrintReport(columns))
     trainer.extend(TimelineReport())
+    trainer.extend(ProgressLine())
     trainer.extend(StopOnSignal())
     trainer.extend(snapshot(n_retains=2, resume=args.resume), trigger=(1, "epoch"))
     trainer.run()

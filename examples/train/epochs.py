@@ -12,7 +12,7 @@ import numpy as np
 from data import Images
 
 from divisible.schedules import Timeline
-from pipeline import Pipeline
+from pipeline import Pipeline, RunStatus
 
 
 class Epoch(NamedTuple):
@@ -74,20 +74,27 @@ def epochs(
     Yields:
         Results of each epoch.
     """
-    for number in range(n_done + 1, args.epoch + 1):
-        train_mean, test_mean = Mean(), Mean()
-        start = time.perf_counter()
-        order = shuffle.permutation(len(train.x))
-        for begin in range(0, len(order), args.batchsize):
-            batch = order[begin : begin + args.batchsize]
-            # If the plan has replicas, each gets its part.
-            x, t = pipe.my_part(train.x[batch], train.t[batch])
-            train_mean.add(pipe.step(x, t), len(batch))
-            with pipe.recorded_update():
-                optimizer.update()
-        seconds = time.perf_counter() - start
-        timeline = pipe.timeline()
-        for begin in range(0, len(test.x), args.batchsize):
-            x, t = (a[begin : begin + args.batchsize] for a in test)
-            test_mean.add(pipe.evaluate(*pipe.my_part(x, t)), len(x))
-        yield Epoch(number, train_mean.report(), test_mean.report(), seconds, timeline)
+    # For "divisible watch" in another terminal, and a line in this one.
+    with RunStatus(pipe, args.out) as status:
+        for number in range(n_done + 1, args.epoch + 1):
+            train_mean, test_mean = Mean(), Mean()
+            start = time.perf_counter()
+            order = shuffle.permutation(len(train.x))
+            for begin in range(0, len(order), args.batchsize):
+                batch = order[begin : begin + args.batchsize]
+                # If the plan has replicas, each gets its part.
+                x, t = pipe.my_part(train.x[batch], train.t[batch])
+                result = pipe.step(x, t)
+                train_mean.add(result, len(batch))
+                with pipe.recorded_update():
+                    optimizer.update()
+                done = number - 1 + (begin + len(batch)) / len(order)
+                status.note(result, epoch=done, share=done / args.epoch)
+            seconds = time.perf_counter() - start
+            timeline = pipe.timeline()
+            for begin in range(0, len(test.x), args.batchsize):
+                x, t = (a[begin : begin + args.batchsize] for a in test)
+                test_mean.add(pipe.evaluate(*pipe.my_part(x, t)), len(x))
+            yield Epoch(
+                number, train_mean.report(), test_mean.report(), seconds, timeline
+            )

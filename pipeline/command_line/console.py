@@ -28,7 +28,7 @@ _LEAST_WIDTH = 20
 def say(text: str) -> None:
     """Prints one line or several."""
     text = printable(text, keeps_lines=True)
-    _console().print(text, markup=False, soft_wrap=True)
+    terminal().print(text, markup=False, soft_wrap=True)
 
 
 def say_wrapped(text: str, indent: int = 0) -> None:
@@ -38,7 +38,7 @@ def say_wrapped(text: str, indent: int = 0) -> None:
         text: The text, of any length.
         indent: Number of spaces before each line.
     """
-    before, console = " " * indent, _console()
+    before, console = " " * indent, terminal()
     lines = textwrap.wrap(
         text,
         max(console.width, indent + _LEAST_WIDTH),
@@ -69,7 +69,7 @@ def print_table(
             the column to a table below.
     """
     rows = [[printable(cell) for cell in row] for row in (columns, *rows)]
-    console = _console()
+    console = terminal()
     # Widths include a space on either side.
     widths = [max(map(cell_len, column)) + 2 for column in zip(*rows)]
     tables = fitting_columns(widths, console.width)
@@ -134,7 +134,8 @@ def plain_warnings() -> Iterator[None]:
                 )
 
 
-def _console() -> Console:
+def terminal() -> Console:
+    """Returns the console of the standard output."""
     # Wide tables would be cut off at a default width if the width is not known.
     is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return Console(width=None if is_known else 160, highlight=False)

@@ -11,6 +11,7 @@ from pipeline.command_line.flight_record import flight_record_command
 from pipeline.command_line.plan import plan_command
 from pipeline.command_line.port import port_command
 from pipeline.command_line.profile import profile_command
+from pipeline.command_line.report import report_command
 from pipeline.command_line.run import run_command
 from pipeline.command_line.schedule import schedule_command
 from pipeline.command_line.simulate import simulate_command, timeline_command
@@ -20,6 +21,7 @@ from pipeline.command_line.snapshots import (
     repartition_command,
 )
 from pipeline.command_line.stragglers import stragglers_command
+from pipeline.command_line.watch import watch_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -43,6 +45,8 @@ def main() -> None:
     $ divisible flight-record /tmp/divisible-1000/3f2a9c1b70de
     $ divisible stragglers result
     $ divisible timeline result
+    $ divisible watch result
+    $ divisible report result
     """  # noqa: D301
 
 
@@ -61,5 +65,7 @@ for command in (
     compress_command,
     flight_record_command,
     stragglers_command,
+    watch_command,
+    report_command,
 ):
     main.add_command(command)

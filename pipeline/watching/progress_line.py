@@ -1,0 +1,84 @@
+"""The state of a run, as an extension of Chainer's trainer."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from chainer import training
+
+from pipeline.watching.run_status import RunStatus
+
+
+class ProgressLine(training.Extension):
+    """Shows the progress of all ranks in one line, and writes it into files.
+
+    Add it to the trainers of all ranks, in place of Chainer's ``ProgressBar``. Rank 0
+    shows the line while its output goes to a terminal, also by way of ``mpiexec``::
+
+        epoch 2.25, step 1,200, loss 0.512, 1,234 samples/s, bubble 12%, memory 1.0 GiB,
+        1:15 left
+
+    Lines of ``PrintReport``, of ``print`` and of warnings appear above it. If a rank is
+    slow, the line begins with its number and the cause. The folder ``ranks`` in
+    ``trainer.out`` has the state of each rank, which :class:`~pipeline.RunStatus`
+    describes. ``divisible watch`` shows it in another terminal, and ``divisible
+    report`` makes a page of the run.
+
+    Args:
+        line (bool or None): Whether rank 0 shows the line. By default it does if its
+            output, or that of its launcher, is a terminal. The files are written in any
+            case.
+
+    Example:
+        >>> ProgressLine().trigger
+        (1, 'iteration')
+    """
+
+    trigger = 1, "iteration"
+    default_name = "ProgressLine"
+    # After Rebalance, and before extensions that take longer.
+    priority = 950
+
+    def __init__(self, line: bool | None = None) -> None:
+        self._wants_line = line
+        self._status: RunStatus | None = None
+        self._handled: BaseException | None = None
+
+    def initialize(self, trainer: Any) -> None:
+        """Begins to write; called by the trainer when it starts."""
+        self._handled = sys.exc_info()[1]
+        pipe = trainer.updater.pipeline
+        self._status = RunStatus(pipe, trainer.out, line=self._wants_line)
+
+    def __call__(self, trainer: Any) -> None:
+        """Notes a minibatch."""
+        self._status.note(
+            trainer.observation,
+            epoch=trainer.updater.epoch_detail,
+            share=_share(trainer),
+        )
+
+    def finalize(self) -> None:
+        """Writes the end of the run; called by the trainer at its end."""
+        if self._status is None:
+            return
+        error = sys.exc_info()[1]
+        if error is None or error is self._handled:
+            self._status.close()
+        else:
+            self._status.close(f"{type(error).__name__}: {error}")
+
+
+def _share(trainer: Any) -> float | None:
+    """Returns the share of a training that is done, if its length is known."""
+    find = getattr(trainer.stop_trigger, "get_training_length", None)
+    if find is None:
+        return None
+    length, unit = find()
+    done = (
+        trainer.updater.iteration
+        if unit == "iteration"
+        else trainer.updater.epoch_detail
+    )
+    return min(1.0, done / length) if length else None
