@@ -7,7 +7,9 @@
       process_counters  time on a processor, time in its queue, bytes from and to disks
       reported_numbers  losses and other numbers of a minibatch
       pace              minibatches a second, and the time left
+      planned           predictions of the plan for a rank
       start_entry       what runs, and why
+      journal_warnings  warnings of rank 0, in the journal
       slow_ranks        which rank is slow, and why
       slow_links        which link is
       run_line          a line about all ranks

@@ -18,7 +18,9 @@ from divisible.side_files import SideFiles
 from pipeline.pipeline import Pipeline
 from pipeline.training.measures import process_memory
 from pipeline.watching.journal import add_to_journal
+from pipeline.watching.journal_warnings import JournalWarnings
 from pipeline.watching.pace import Pace
+from pipeline.watching.planned import planned_of
 from pipeline.watching.process_counters import ProcessCounters
 from pipeline.watching.reported_numbers import numbers_of
 from pipeline.watching.run_line import line_of
@@ -53,7 +55,7 @@ class RunStatus:
 
     Rank 0 reads the files of all ranks, as far as it sees them in its file system.
     While its output goes to a terminal, it shows them in one line. Other lines appear
-    above it. It keeps a journal of starts, ends and slow ranks.
+    above it. It keeps a journal of starts, ends, warnings and slow ranks.
 
     Args:
         pipeline (Pipeline): The pipeline.
@@ -107,11 +109,10 @@ class RunStatus:
         self._marked: deque[tuple[int, Record]] = deque(maxlen=2)
         self._links = LinkTimes()
         self._state, self._slow = "runs", {}
-        self._runs = self._arrangement()
+        self._runs, self._planned = self._arrangement(), planned_of(pipeline)
         self._line: TerminalLine | None = None
+        self._warnings: JournalWarnings | None = None
         self._job = pipeline.internals.step.start.name
-        plan = pipeline.plan
-        self._planned = None if plan is None else (plan.step_seconds, plan.bubble)
         self._took: deque[float] = deque(maxlen=5)
         self._last_note = time.perf_counter()
         self._last_counts = self._counters.read()
@@ -125,7 +126,11 @@ class RunStatus:
                 remove_others(self._folder, self._ranks.world.size)
                 add_to_journal(self._folder, "start", **start_entry(self._pipeline))
             self._write()
-        if self._ranks.is_chief and wants_line is not False:
+        if not self._ranks.is_chief:
+            return
+        self._warnings = JournalWarnings(self._note_warning)
+        self._warnings.open()
+        if wants_line is not False:
             device = terminal_of(sys.stdout)
             if wants_line or device is not None:
                 self._line = TerminalLine(sys.stdout, device)
@@ -189,6 +194,7 @@ class RunStatus:
 
     def _write(self) -> None:
         """Writes this rank's file; rank 0 reads the others, and shows the line."""
+        self._check_change()
         mine = self._status()
         if not self._ranks.is_chief:
             mine.write(self._folder)
@@ -208,7 +214,6 @@ class RunStatus:
         mine.slow = list(slow.values())
         mine.write(self._folder)
         self._note_slow(slow)
-        self._note_change()
         if self._line is not None and mine.n_steps:
             self._line.show(line_of(found))
 
@@ -224,11 +229,14 @@ class RunStatus:
         for name in before.keys() - slow.keys():
             self._note_event("slow", f"{name} is as fast as usual again")
 
-    def _note_change(self) -> None:
-        """Adds moves of layers, and a schedule that was chosen, to the journal."""
+    def _check_change(self) -> None:
+        """Checks whether layers have moved, or a schedule was chosen."""
         before, self._runs = self._runs, self._arrangement()
-        if before != self._runs:
-            self._links.clear()
+        if before == self._runs:
+            return
+        self._links.clear()
+        self._planned = planned_of(self._pipeline)
+        if self._ranks.is_chief:
             names = "the schedule", "the cuts"
             changes = [
                 f"{name} from {then} to {now}"
@@ -241,6 +249,12 @@ class RunStatus:
         """Returns the name of the schedule, and the cuts."""
         return self._pipeline.schedule.name, list(self._pipeline.cuts)
 
+    def _note_warning(self, text: str) -> None:
+        # A warning that these files cannot be written would otherwise lead to another.
+        if not self._files.n_failed:
+            with self._files.writing(self._folder):
+                self._note_event("warning", text)
+
     def _note_event(self, event: str, text: str, **facts: Any) -> None:
         add_to_journal(self._folder, event, text, step=self._pipeline.n_steps, **facts)
 
@@ -251,7 +265,6 @@ class RunStatus:
         share = self._share
         if share is None and self._n_steps is not None:
             share = min(1.0, pipe.n_steps / self._n_steps)
-        step_seconds, bubble = self._planned or (None, None)
         (stage, *_) = pipe.stages.values()
         slowness = history.slowness()
         a_second = self._pace.rates(pipe.n_steps, self._n_samples)
@@ -281,9 +294,9 @@ class RunStatus:
             slowness=slowness,
             messages=self._messages(a_second),
             memory=process_memory(stage.device),
-            planned_seconds=self._planned_computing(),
-            planned_step=step_seconds,
-            planned_bubble=bubble,
+            planned_seconds=self._planned.computing,
+            planned_step=self._planned.step,
+            planned_bubble=self._planned.bubble,
             flight_record=""
             if record is None
             else str(record / f"rank-{ranks.world.rank}.flight"),
@@ -302,14 +315,6 @@ class RunStatus:
             for step, record in self._marked
         ]
 
-    def _planned_computing(self) -> float | None:
-        """Returns the seconds that this rank computes in a step by the plan."""
-        plan = self._pipeline.plan
-        if plan is None or plan.stages is None or plan.step_seconds is None:
-            return None
-        of_stages = [plan.stages[number].seconds for number in self._pipeline.stages]
-        return sum(of_stages) * self._pipeline.schedule.n_microbatches
-
     def close(self, reason: str = "finished") -> None:
         """Writes the end of the run, and removes the line.
 
@@ -324,6 +329,8 @@ class RunStatus:
             self._before = self._last
         if self._line is not None:
             self._line.close()
+        if self._warnings is not None:
+            self._warnings.close()
         with self._files.writing(self._folder):
             self._write_end(reason)
         self._counters.close()

@@ -111,6 +111,7 @@ class History:
         self._n_seen = 0
         self._newest: deque[StepSeconds] = deque(maxlen=NEWEST)
         self._older: deque[StepSeconds] = deque(maxlen=_OLDER)
+        self._usual: StepSeconds | None = None
         self._is_slow = False
 
     def add(self, seconds: StepSeconds) -> None:
@@ -120,6 +121,7 @@ class History:
             return
         if len(self._newest) == NEWEST and not self._is_slow:
             self._older.append(self._newest[0])
+            self._usual = None
         self._newest.append(seconds)
 
     def __len__(self) -> int:
@@ -132,7 +134,12 @@ class History:
 
     def usual(self) -> StepSeconds | None:
         """Returns the medians of minibatches before; ``None`` if there are too few."""
-        return _medians(self._older) if len(self._older) >= NEWEST else None
+        if len(self._older) < NEWEST:
+            return None
+        # Many rows, which are the same ones while a rank is slow.
+        if self._usual is None:
+            self._usual = _medians(self._older)
+        return self._usual
 
     def slowness(self) -> dict[str, float]:
         """Returns how many times as long as usual the newest minibatches take.

@@ -1,0 +1,110 @@
+"""The cost of the state that ranks write for "divisible watch", beside their steps.
+
+    OMP_NUM_THREADS=1 mpiexec -n 2 python -m benchmarks.watching
+
+The paper's 32 fully connected layers are trained with :class:`~pipeline.RunStatus` and
+without it, which take turns. A difference of some thousandths is lost among the other
+differences of a step, so the calls themselves are timed as well. They write this rank's
+file, and rank 0 also reads the others' and makes the line, as if it were shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import chainer
+from mpi4py import MPI
+
+from benchmarks.common.perceptron import cut, minibatch, mlp, step_seconds
+from benchmarks.common.results import Result, alternate, command, machine, ratios
+from pipeline import Pipeline, RunStatus
+
+
+class Timed(RunStatus):
+    """A state of a run that adds up the seconds of its calls."""
+
+    seconds, n_calls, longest = 0.0, 0, 0.0
+
+    def note(self, *args: Any, **values: Any) -> None:
+        """Notes a minibatch, and how long that took."""
+        start = time.perf_counter()
+        super().note(*args, **values)
+        took = time.perf_counter() - start
+        self.seconds += took
+        self.n_calls += 1
+        self.longest = max(self.longest, took)
+
+
+def main() -> None:
+    """Runs the comparison that the arguments ask for."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--width", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=1200)
+    parser.add_argument("--microbatches", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=3, help="in each round")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        parser.error("set OMP_NUM_THREADS=1: the ranks share the cores")
+    comm = MPI.COMM_WORLD
+    result = Result("watching", args.output, silent=comm.rank > 0)
+    result.write(
+        command(f"OMP_NUM_THREADS=1 mpiexec -n {comm.size}"),
+        machine("numpy", "chainer", "mpi4py"),
+        f"{args.layers} layers of width {args.width}, {args.batch} samples in"
+        f" {args.microbatches} microbatches on {comm.size} ranks; {args.rounds} rounds"
+        f" of {args.steps} minibatches",
+        "",
+    )
+    stage = cut(mlp(args.width, args.layers), comm.size, comm.rank)
+    optimizer = chainer.optimizers.SGD(1e-4).setup(stage)
+    pipe = Pipeline(stage, comm, n_microbatches=args.microbatches)
+    x, t = minibatch(args.width, args.batch)
+    out = comm.bcast(tempfile.mkdtemp())
+    status = Timed(pipe, out, n_steps=10**6, line=False)
+
+    def steps() -> None:
+        for _ in range(args.steps):
+            pipe.step(x, t)
+            with pipe.recorded_update():
+                optimizer.update()
+
+    def watched_steps() -> None:
+        for _ in range(args.steps):
+            found = pipe.step(x, t)
+            with pipe.recorded_update():
+                optimizer.update()
+            status.note(found, epoch=1.0)
+
+    variants = {"step and update": steps, "watched": watched_steps}
+    for variant in variants.values():
+        variant()
+    status.seconds, status.n_calls, status.longest = 0.0, 0, 0.0
+    seconds = alternate(
+        variants, args.rounds, lambda variant: step_seconds(comm, variant, 0.0005)
+    )
+    said = comm.gather((status.seconds, status.n_calls, status.longest))
+    result.write(f"{'':24} {'ms':>9}   ratio to the steps alone")
+    for name, values in seconds.items():
+        each = 1e3 * sorted(values)[len(values) // 2] / args.steps
+        base = seconds["step and update"]
+        result.write(f"{name:24} {each:9.2f}   {ratios(values, base)}")
+    for rank, (spent, n_calls, longest) in enumerate(said or ()):
+        share = spent / sum(seconds["watched"])
+        result.write(
+            f"rank {rank}: {1e3 * spent / n_calls:.3f} ms a minibatch in"
+            f" RunStatus.note, at most {1e3 * longest:.3f} ms; {share:.4%} of the time"
+        )
+    status.close()
+    result.save()
+
+
+if __name__ == "__main__":
+    main()
