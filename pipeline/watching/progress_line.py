@@ -23,7 +23,8 @@ class ProgressLine(training.Extension):
     slow, the line begins with its number and the cause. The folder ``ranks`` in
     ``trainer.out`` has the state of each rank, which :class:`~pipeline.RunStatus`
     describes. ``divisible watch`` shows it in another terminal, and ``divisible
-    report`` makes a page of the run.
+    report`` makes a page of the run. A snapshot has nothing of it, so it can join a run
+    that is resumed.
 
     Args:
         line (bool or None): Whether rank 0 shows the line. By default it does if its
@@ -31,11 +32,11 @@ class ProgressLine(training.Extension):
             case.
 
     Example:
-        >>> ProgressLine().trigger
-        (1, 'iteration')
+        >>> line = ProgressLine()
+        >>> line.name, line.default_name
+        (None, 'ProgressLine')
     """
 
-    trigger = 1, "iteration"
     default_name = "ProgressLine"
     # After Rebalance, and before extensions that take longer.
     priority = 950
@@ -44,6 +45,10 @@ class ProgressLine(training.Extension):
         self._wants_line = line
         self._status: RunStatus | None = None
         self._handled: BaseException | None = None
+
+    def trigger(self, trainer: Any) -> bool:
+        """Returns ``True``: each minibatch counts, and snapshots keep no trigger."""
+        return True
 
     def initialize(self, trainer: Any) -> None:
         """Begins to write; called by the trainer when it starts."""

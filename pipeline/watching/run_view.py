@@ -64,8 +64,8 @@ class RunView(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Whether rank 0 has written the end of the run."""
-        return self.chief.rank == 0 and self.chief.state != "runs"
+        """Whether all ranks that are known have written their end."""
+        return all(each.state != "runs" for each in self.ranks)
 
     @property
     def notices(self) -> list[str]:

@@ -42,7 +42,8 @@ def test_watch_prints_a_line_of_json_a_look(tmp_path):
     (line,) = result.output.splitlines()
     assert json.loads(line)["n_steps"] == 100
     # It ends with the run.
-    status(0, 3, state="finished").write(tmp_path / "ranks")
+    for rank in range(3):
+        status(rank, 3, state="finished").write(tmp_path / "ranks")
     result = call("watch", tmp_path, "--json", "--every", "0.1")
     assert json.loads(result.output)["state"] == "finished"
 
