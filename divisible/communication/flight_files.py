@@ -90,6 +90,11 @@ def job_directory() -> Path | None:
     return None if _Kept.path is None else _Kept.path.parent
 
 
+def own_file() -> Path | None:
+    """Returns the file of this process's record, or ``None`` without one."""
+    return _Kept.path
+
+
 def is_on_this_host() -> bool:
     """Returns whether no other host is needed to read the records."""
     return not _Kept.is_given

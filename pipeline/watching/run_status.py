@@ -41,6 +41,8 @@ from pipeline.watching.terminal_line import TerminalLine, terminal_of
 _BETWEEN_FILES, _BETWEEN_SAMPLES = 0.5, 0.05
 # At most this share of the time is spent on files, whatever the file system takes.
 _SHARE = 0.002
+# Seconds without a sign of slowness before the journal has that it is over.
+_CALM = 10.0
 
 
 class RunStatus:
@@ -108,7 +110,9 @@ class RunStatus:
         self._every = 1
         self._marked: deque[tuple[int, Record]] = deque(maxlen=2)
         self._links = LinkTimes()
-        self._state, self._slow = "runs", {}
+        self._state = "runs"
+        # When a rank or a link was slow last, by its name.
+        self._slow: dict[str, float] = {}
         self._runs, self._planned = self._arrangement(), planned_of(pipeline)
         self._line: TerminalLine | None = None
         self._warnings: JournalWarnings | None = None
@@ -223,11 +227,14 @@ class RunStatus:
         Args:
             slow: Sentences by the names of ranks and links.
         """
-        before, self._slow = self._slow, slow
-        for name in slow.keys() - before.keys():
+        now = time.perf_counter()
+        for name in slow.keys() - self._slow.keys():
             self._note_event("slow", slow[name])
-        for name in before.keys() - slow.keys():
-            self._note_event("slow", f"{name} is as fast as usual again")
+        self._slow.update(dict.fromkeys(slow, now))
+        for name, seen in [*self._slow.items()]:
+            if now - seen > _CALM:
+                del self._slow[name]
+                self._note_event("slow", f"{name} is as fast as usual again")
 
     def _check_change(self) -> None:
         """Checks whether layers have moved, or a schedule was chosen."""
@@ -261,7 +268,6 @@ class RunStatus:
     def _status(self) -> RankStatus:
         """Returns the state of this rank."""
         pipe, history, ranks = self._pipeline, self._history, self._ranks
-        record = flight_files.job_directory()
         share = self._share
         if share is None and self._n_steps is not None:
             share = min(1.0, pipe.n_steps / self._n_steps)
@@ -297,9 +303,7 @@ class RunStatus:
             planned_seconds=self._planned.computing,
             planned_step=self._planned.step,
             planned_bubble=self._planned.bubble,
-            flight_record=""
-            if record is None
-            else str(record / f"rank-{ranks.world.rank}.flight"),
+            flight_record=str(flight_files.own_file() or ""),
         )
 
     def _messages(self, a_second: tuple[float, float] | None) -> list[Messages]:
