@@ -217,4 +217,4 @@ def _words(at: RankState, now: float) -> str:
         verb = _VERBS.get(doing.kind, "waits for")
         words = f"{verb} {text_of(doing)}"
     seconds = now - at.time
-    return f"{words}, since {duration(seconds)}" if seconds >= 2 else words
+    return f"{words}, for {duration(seconds)}" if seconds >= 2 else words

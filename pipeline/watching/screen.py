@@ -17,9 +17,11 @@ from pipeline.watching.status_files import RankStatus
 
 #: Titles of the texts of :func:`rank_row`.
 RANK_COLUMNS = (
-    *("rank", "host", "layers", "computes", "sends", "waits", "updates", "between"),
-    *("of", "memory", "does now"),
+    *("rank", "host", "layers", "computes", "sends", "waits", "updates", "rest"),
+    *("memory", "does now"),
 )
+# Width of the last column, which is wrapped, and of names of hosts.
+_LEAST_WIDTH, _MOST_OF_HOST = 14, 16
 _LEFT = ("host", "layers", "does now")
 
 
@@ -30,12 +32,16 @@ def screen_of(view: RunView, n_events: int) -> RenderableType:
         view (RunView): The run.
         n_events (int): Number of the newest events.
     """
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for name in RANK_COLUMNS:
+        is_last = name == RANK_COLUMNS[-1]
         table.add_column(
             name,
             justify="left" if name in _LEFT else "right",
-            no_wrap=name != "does now",
+            no_wrap=not is_last,
+            overflow="fold" if is_last else "ellipsis",
+            min_width=_LEAST_WIDTH if is_last else None,
+            max_width=_MOST_OF_HOST if name == "host" else None,
         )
     for each in view.ranks:
         row = rank_row(each, view.doing.get(each.rank, ""))
@@ -84,12 +90,11 @@ def rank_row(status: RankStatus, doing: str) -> list[str]:
     row = [str(status.rank), status.host, layers]
     now = status.now
     if now is None:
-        row += [""] * 6
+        row += [""] * 5
     else:
         step = now.span + now.updating + now.between or 1.0
         parts = now.computing, now.sending, now.waiting, now.updating, now.between
         row += [f"{part / step:.0%}" for part in parts]
-        row.append(format_seconds(step))
     return [printable(text) for text in (*row, format_bytes(status.memory), doing)]
 
 

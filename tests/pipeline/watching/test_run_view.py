@@ -81,7 +81,7 @@ def test_what_a_rank_does_comes_from_its_flight_record(tmp_path):
     record.write(RECEIVE, BEGIN, "1F4<0", peer=0)
     assert does() == "waits for 1F4<0"
     now += 75
-    assert does() == "waits for 1F4<0, since 1:15"
+    assert does() == "waits for 1F4<0, for 1:15"
     record.fail(TypeError("no"))
     assert does() == "has failed: TypeError: no"
     # The records of other hosts, of other processes, and of nobody.

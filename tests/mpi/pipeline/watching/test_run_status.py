@@ -1,9 +1,5 @@
 """Ranks write their states, and rank 0 finds the slow one."""
 
-import os
-import pty
-import select
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,8 +15,8 @@ from pipeline import Pipeline, PipelineUpdater, ProgressLine, RunStatus, snapsho
 from pipeline.watching.run_view import RunWatch
 from pipeline.watching.status_files import read_statuses
 from tests.support.mpiexec import assert_on_ranks
-from tests.support.processes import LOAD, ROOT, launcher
-from tests.support.terminal import screen
+from tests.support.processes import LOAD, launcher
+from tests.support.terminal import printed_to_a_terminal, screen
 
 SAMPLES = [(np.ones(4, np.float32), np.int32(i % 3)) for i in range(24)]
 #: What a layer sleeps in a forward, usually and on the slow rank.
@@ -159,34 +155,6 @@ def speak(trainer):
 trainer.extend(speak, trigger=(1, "epoch"))
 trainer.run()
 """
-
-
-def printed_to_a_terminal(command):
-    """Returns what a program prints whose standard output is a terminal."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=subprocess.STDOUT,
-    )
-    os.close(theirs)
-    content, end = b"", time.monotonic() + 60 * LOAD
-    try:
-        while time.monotonic() < end:
-            if select.select([ours], [], [], 0.2)[0]:
-                try:
-                    content += os.read(ours, 65536)
-                except OSError:
-                    # Linux ends so what a terminal without programs has to say.
-                    break
-        assert process.wait(timeout=10) == 0, content
-    finally:
-        process.kill()
-        os.close(ours)
-    return content.decode().replace("\r\n", "\n")
 
 
 def test_the_line_is_shown_where_mpiexec_prints_to_a_terminal(tmp_path):
