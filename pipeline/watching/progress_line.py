@@ -16,8 +16,8 @@ class ProgressLine(training.Extension):
     Add it to the trainers of all ranks, in place of Chainer's ``ProgressBar``. Rank 0
     shows the line while its output goes to a terminal, also by way of ``mpiexec``::
 
-        epoch 2.25, step 1,200, loss 0.512, 1,234 samples/s, bubble 12%, memory 1.0 GiB,
-        1:15 left
+        epoch 2.25, step 1,200, 1:15 left, loss 0.512, 1,234 samples/s, bubble 12%,
+        memory 1.0 GiB
 
     Lines of ``PrintReport``, of ``print`` and of warnings appear above it. If a rank is
     slow, the line begins with its number and the cause. The folder ``ranks`` in
@@ -55,6 +55,10 @@ class ProgressLine(training.Extension):
         self._handled = sys.exc_info()[1]
         pipe = trainer.updater.pipeline
         self._status = RunStatus(pipe, trainer.out, line=self._wants_line)
+        for entry in trainer._extensions.values():
+            # It keeps the stream, and writes its first line over what is there.
+            if isinstance(entry.extension, training.extensions.PrintReport):
+                entry.extension._out = self._status.above(entry.extension._out)
 
     def __call__(self, trainer: Any) -> None:
         """Notes a minibatch."""

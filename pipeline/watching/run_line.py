@@ -14,7 +14,7 @@ _MOST_VALUES, _PREFIX = 3, "main/"
 
 
 def line_of(ranks: Sequence[RankStatus]) -> str:
-    """Returns a line about a run: progress, numbers, speed, bubble, memory, time left.
+    """Returns a line about a run: progress, time left, numbers, speed, bubble, memory.
 
     Args:
         ranks: The states of the ranks, the first of which is rank 0.
@@ -24,11 +24,14 @@ def line_of(ranks: Sequence[RankStatus]) -> str:
         ...     "job", 0, 1, 0, "a", 1, 0.0, 1200, {}, epoch=2.25, seconds_left=75.0,
         ...     values={"main/loss": 0.512}, memory=2**30, samples_per_second=1234.5)
         >>> line_of([rank])
-        'epoch 2.25, step 1,200, loss 0.512, 1,234 samples/s, memory 1.0 GiB, 1:15 left'
+        'epoch 2.25, step 1,200, 1:15 left, loss 0.512, 1,234 samples/s, memory 1.0 GiB'
     """
     first = ranks[0]
     parts = [] if first.epoch is None else [f"epoch {first.epoch:.2f}"]
     parts.append(f"step {first.n_steps:,}")
+    # A narrow terminal cuts off what comes last.
+    if first.seconds_left is not None:
+        parts.append(f"{duration(first.seconds_left)} left")
     for name, value in list(first.values.items())[:_MOST_VALUES]:
         parts.append(f"{name.removeprefix(_PREFIX)} {number(value)}")
     if first.samples_per_second is not None:
@@ -38,8 +41,6 @@ def line_of(ranks: Sequence[RankStatus]) -> str:
         besides = "" if planned is None else f" (plan {planned:.0%})"
         parts.append(f"bubble {share:.0%}{besides}")
     parts.append(f"memory {format_bytes(max(each.memory for each in ranks))}")
-    if first.seconds_left is not None:
-        parts.append(f"{duration(first.seconds_left)} left")
     line = ", ".join(parts)
     return f"{first.slow[0]} | {line}" if first.slow else line
 

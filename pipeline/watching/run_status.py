@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from divisible.communication import flight_files
 from divisible.communication.flight_record import own_flight_record
@@ -140,6 +140,14 @@ class RunStatus:
                 self._line = TerminalLine(sys.stdout, device)
                 self._line.open()
 
+    def above(self, stream: TextIO) -> TextIO:
+        """Returns a stream whose lines appear above the line of the run.
+
+        Args:
+            stream: A stream that was kept from before, such as ``sys.stdout``.
+        """
+        return stream if self._line is None else self._line.above(stream)
+
     def note(
         self,
         result: Mapping[str, Any] | None = None,
@@ -167,10 +175,12 @@ class RunStatus:
             self._sample(now)
         self._last_note = now
         if now >= self._next_file:
+            queued = self._counters.read().queued
             with self._files.writing(self._folder):
                 self._write()
-            self._took.append(time.perf_counter() - now)
-            # Other programs may have had the processor, but not each time.
+            # Other programs may have had the processor meanwhile.
+            queued = self._counters.read().queued - queued
+            self._took.append(max(0.0, time.perf_counter() - now - queued))
             self._next_file = now + max(_BETWEEN_FILES, min(self._took) / _SHARE)
 
     def _sample(self, now: float) -> None:

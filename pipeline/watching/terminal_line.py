@@ -51,6 +51,10 @@ class TerminalLine:
             self._streams.append(stream)
             setattr(sys, name, stream)
 
+    def above(self, stream: TextIO) -> TextIO:
+        """Returns the stream in the place of a standard one; others as they are."""
+        return next((each for each in self._streams if each.stream is stream), stream)
+
     def show(self, text: str) -> None:
         """Draws the line, or replaces it, shortened to the width of the terminal."""
         if self._is_within_a_line:

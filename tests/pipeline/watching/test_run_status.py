@@ -15,6 +15,7 @@ from pipeline import Pipeline, RunStatus
 from pipeline.watching import run_status
 from pipeline.watching.events import journal_of
 from pipeline.watching.planned import Planned, planned_of
+from pipeline.watching.process_counters import Counters, ProcessCounters
 from pipeline.watching.status_files import RankStatus
 
 X, T = np.ones((6, 4), np.float32), np.zeros(6, np.int32)
@@ -33,6 +34,8 @@ class Clock:
         self.now = 1000.0
         told = SimpleNamespace(perf_counter=lambda: self.now, time=time.time)
         monkeypatch.setattr(run_status, "time", told)
+        none = Counters(0.0, 0.0, 0.0)
+        monkeypatch.setattr(ProcessCounters, "read", lambda counters: none)
 
 
 def test_files_are_written_twice_a_second_at_most(tmp_path, monkeypatch, pipe):
