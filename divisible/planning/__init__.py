@@ -6,6 +6,7 @@
     profile            the costs of each layer of a model
     measuring          profile(): measures a model
     layer_meter        layer after layer, each by itself
+    held_arrays        arrays that layers hold, each counted once
     timed_phases       forward, input gradients and weight gradients, timed
     stopwatch          seconds and peak memory of a call
     retained_arrays    arrays that a graph holds between forward and backward
@@ -13,6 +14,12 @@
     coding             the speed of coding gradients for the wire
     interpolation      a profile at another size of microbatch
     layer_sums         sums over the layers of a profile, and of stages
+
+    memory_tracing     trace_memory(): the memory of a model, from shapes alone
+    layer_memory       the memory of layers, and of ranks by a schedule
+    shape_tracing      calls of layers that compute nothing
+    shape_rules        the shapes that Chainer's functions return, and what they hold
+    shape_arrays       arrays that have a shape and no numbers
 
     per_rank           numbers for ranks or links: one for all, or one for each
     network            links between ranks, and between the stages on them
