@@ -16,9 +16,12 @@ from divisible.planning.layer_sums import LayerSums
 from divisible.planning.network import Network
 from divisible.planning.units import count, format_bytes
 from divisible.schedules.schedule import Schedule
+from divisible.schedules.weight_versions import n_copies
 
-_COLUMNS = ("layer", "", "output", "parameters", "gradients", "optimizer")
-_COLUMNS += ("activations",)
+MEMORY_COLUMNS = ("layer", "", "output", "parameters", "gradients", "optimizer")
+MEMORY_COLUMNS += ("activations",)
+RANK_COLUMNS = ("rank", "layers", "parameters", "gradients", "optimizer")
+RANK_COLUMNS += ("activations, messages", "memory", "of")
 _UNKNOWN = "?"
 
 
@@ -35,7 +38,7 @@ class LayerMemory:
         held: Bytes of the arrays that wait for the backward; ``None`` if unknown.
         pending_bytes: Bytes held between I and W.
         workspace_bytes: Bytes of arrays that are held while the layer is run again.
-        output: Shapes and dtypes of the outputs, such as ``'(64, 10) float32'``.
+        outputs: Shape and dtype of each output.
     """
 
     name: str
@@ -46,7 +49,12 @@ class LayerMemory:
     held: LayerBytes | None = None
     pending_bytes: int = 0
     workspace_bytes: int = 0
-    output: str = _UNKNOWN
+    outputs: Sequence[tuple[tuple[int, ...], str]] = ()
+
+    @property
+    def output(self) -> str:
+        """Shapes and dtypes of the outputs, such as ``'(64, 10) float32'``."""
+        return ", ".join(f"{shape} {dtype}" for shape, dtype in self.outputs)
 
     @property
     def title(self) -> str:
@@ -97,6 +105,11 @@ class ModelMemory:
         """Sums over the layers before each position."""
         return LayerSums(self.column, self.input_bytes)
 
+    @property
+    def output_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the outputs of the last layer; empty if they are unknown."""
+        return [shape for shape, _ in self.layers[-1].outputs]
+
     def rank_bytes(self, cuts: Sequence[int], schedule: Schedule) -> list[int]:
         """Returns the bytes that each rank holds at its peak.
 
@@ -146,7 +159,7 @@ class ModelMemory:
 
     def _parts(self) -> Iterator[Part]:
         yield f"memory for microbatches of {count(self.n_samples, 'sample')}"
-        yield Rows([_COLUMNS, *memory_rows(self)], left=(1, 2))
+        yield Rows([MEMORY_COLUMNS, *memory_rows(self)], left=(1, 2))
         if self.unknown:
             yield self.unknown
 
@@ -165,7 +178,7 @@ def memory_rows(memory: ModelMemory) -> list[tuple[str, ...]]:
         (
             position,
             layer.title if len(layer.title) <= 44 else layer.title[:43] + "…",
-            layer.output,
+            layer.output if layer.held is not None else _UNKNOWN,
             *sizes(
                 layer.parameter_bytes,
                 layer.optimizer_bytes,
@@ -179,6 +192,41 @@ def memory_rows(memory: ModelMemory) -> list[tuple[str, ...]]:
     if memory.unknown:
         totals[-1] = None
     return [*found, ("sum", "", "", *sizes(*totals))]
+
+
+def rank_rows(
+    memory: ModelMemory,
+    cuts: Sequence[int],
+    schedule: Schedule,
+    limits: Sequence[float] | None = None,
+) -> list[tuple[str, ...]]:
+    """Returns a row of text for each rank.
+
+    Args:
+        memory: The memory of the layers.
+        cuts: Positions of the cuts, with 0 and the number of layers.
+        schedule: The schedule, at this size of microbatch.
+        limits: Bytes that each rank may use, infinite without a limit.
+    """
+    sums, copies = memory.sums.stages(cuts), n_copies(schedule)
+    parameters = (1 + copies) * sums.parameter_bytes
+    gradients = sums.parameter_bytes
+    optimizer = sums.fixed_bytes - 2 * sums.parameter_bytes
+    ranges = [f"{start}..{end - 1}" for start, end in zip(cuts, cuts[1:])]
+    rows = []
+    for rank, needed in enumerate(memory.rank_bytes(cuts, schedule)):
+        own = [s for s, owner in enumerate(schedule.stage_ranks) if owner == rank]
+        fixed = [part[own].sum() for part in (parameters, gradients, optimizer)]
+        limit = np.inf if limits is None else limits[rank]
+        rows.append(
+            (
+                str(rank),
+                ", ".join(ranges[s] for s in own),
+                *map(format_bytes, (*fixed, needed - sum(fixed), needed)),
+                "" if np.isinf(limit) else format_bytes(limit),
+            )
+        )
+    return rows
 
 
 def _value(layer: LayerMemory, name: str) -> float:

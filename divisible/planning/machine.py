@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from divisible.files import write_json
 from divisible.number_lists import numbers
 from divisible.planning.disk import Disk
 from divisible.planning.network import Links, Network
 from divisible.planning.per_rank import PerRank, spread, spread_memory, spread_speeds
 from divisible.planning.units import count, format_bytes, format_seconds
-from divisible.records import from_fields, plain_integer, shown
+from divisible.records import (
+    from_fields,
+    plain_integer,
+    reading_json,
+    shown,
+    take_kind,
+)
 
 # Number of ranks or links whose values are listed one by one.
 _MOST_LISTED = 8
@@ -117,6 +125,36 @@ class Machine:
             if row.get("disk") is not None:
                 row["disk"] = from_fields(Disk, row["disk"], "disk")
         return from_fields(cls, row, "machine")
+
+    def save(self, path: str | os.PathLike, about: Any = None) -> None:
+        """Writes JSON; the file appears only when it is complete.
+
+        Args:
+            path: The file, such as ``'machine.json'``.
+            about: Further facts about the hosts, for people: any value for JSON.
+        """
+        write_json(
+            path, {"divisible": "machine", "machine": self.to_json(), "about": about}
+        )
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Machine:
+        """Reads a file that :meth:`save` or ``divisible smoke`` wrote.
+
+        Raises:
+            OSError: If the file cannot be read.
+            ValueError: If the file holds something else; the message names the field.
+
+        Example:
+            >>> import tempfile
+            >>> with tempfile.NamedTemporaryFile() as file:
+            ...     Machine(2, speeds=[1, 0.5]).save(file.name)
+            ...     print(Machine.load(file.name))
+            2 ranks, speeds 1, 0.5, links that take no time
+        """
+        with reading_json(path, "a machine") as content:
+            take_kind(content, "machine")
+            return cls.from_json(content.get("machine"))
 
     def __str__(self) -> str:
         words = [count(self.ranks, "rank")]

@@ -160,9 +160,7 @@ class _Tracer:
         params = list(params)
         name = getattr(lossfun, "__qualname__", type(lossfun).__name__)
         held = self._held.of_loss((y,), targets, (p.array for p in params))
-        return LayerMemory(
-            name, held=held, output="", **_fixed(params, self._optimizer)
-        )
+        return LayerMemory(name, held=held, **_fixed(params, self._optimizer))
 
     def layers(self) -> list[LayerMemory]:
         """Returns the memory of all layers."""
@@ -181,8 +179,8 @@ class _Tracer:
         results = as_function(part, skipped)(*map(from_tensor, inputs))
         results = results if isinstance(results, tuple) else (results,)
         outputs = self._held.add(part, inputs, results)
-        shapes = (f"{each.array.shape} {each.array.dtype}" for each in outputs)
-        return {"output": ", ".join(shapes), "pending_bytes": _pending(part, results)}
+        shapes = tuple((each.array.shape, str(each.array.dtype)) for each in outputs)
+        return {"outputs": shapes, "pending_bytes": _pending(part, results)}
 
     def _text(self, position: int) -> str:
         return self._model.model_layers[position]

@@ -5,6 +5,7 @@
     main             the command and its subcommands
     profile          profile
     plan             plan
+    plan_shapes      plan --shapes
     simulate         simulate, timeline
     snapshots        repartition, export, import
     flight_record    flight-record
@@ -15,5 +16,5 @@
 
     options          options that several commands share, and parsers of their values
     console          output to the terminal
-    model_argument   models named on a command line
+    model_argument   models and optimizers named on a command line
 """

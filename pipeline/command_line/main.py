@@ -34,6 +34,7 @@ def main() -> None:
     $ divisible port train.py
     $ divisible profile models/vgg16.py:VGG16 --input 3x32x32 --batch 84,21,5
     $ divisible plan profile-*.json --ranks 8 --memory 4GiB --bandwidth 1Gbit/s
+    $ divisible plan --shapes models/vgg16.py:VGG16 --input 3x32x32 --batch 84
     $ divisible simulate plan.json --plot step.png
     $ divisible schedule search plan.json --seconds 30
     $ divisible schedule compare 1f1b zb_v mine.txt --stages 4 --microbatches 8

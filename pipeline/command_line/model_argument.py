@@ -1,14 +1,21 @@
-"""Models named on a command line: ``MODULE:MODEL`` or ``FILE.py:MODEL``."""
+"""Models and optimizers named on a command line.
+
+A model is ``MODULE:MODEL`` or ``FILE.py:MODEL``, an optimizer a class of Chainer's.
+"""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
+
+import chainer
 
 from divisible import Divisible
 
@@ -68,6 +75,44 @@ def make_model(text: str) -> Divisible:
             f"{call} in {place} makes a {type(made).__name__}, not a Divisible"
         )
     return made
+
+
+def make_optimizer(name: str) -> chainer.GradientMethod:
+    """Returns an optimizer with its usual arguments.
+
+    Args:
+        name: A class in :mod:`chainer.optimizers`, such as ``'Adam'``.
+
+    Raises:
+        ValueError: If there is no such class.
+    """
+    known = getattr(chainer.optimizers, name, None)
+    if not (isinstance(known, type) and issubclass(known, chainer.GradientMethod)):
+        raise ValueError(f"there is no optimizer {name!r} in Chainer")
+    return known()
+
+
+@contextlib.contextmanager
+def blaming(whom: str, hint: str = "") -> Iterator[None]:
+    """Raises errors again with the name of what the user gave, without a traceback.
+
+    Args:
+        whom: Name of the model or option.
+        hint: Advice for errors outside of the layers.
+    """
+    try:
+        yield
+    except Exception as error:
+        position = getattr(error, "layer_position", None)
+        if isinstance(error, ValueError) and position is None and not hint:
+            # Our own error about a name or a number needs no addition.
+            raise
+        where = ""
+        if position is not None:
+            where, hint = f", layer {position}", ""
+        raise ValueError(
+            f"{whom}{where}: {type(error).__name__}: {str(error).strip()}{hint}"
+        ) from error
 
 
 def _parse(call: str) -> tuple[str, list[Any], dict[str, Any]]:

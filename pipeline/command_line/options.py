@@ -252,6 +252,27 @@ def batch(default: str) -> Callable:
     )
 
 
+def inputs(required: bool) -> Callable:
+    """Returns the option for the shapes of a model's inputs: ``inputs``.
+
+    Args:
+        required: Whether a command needs it.
+    """
+    return click.option(
+        "--input",
+        "inputs",
+        type=Parsed("shape", shape),
+        multiple=True,
+        required=required,
+        help="Shape of a sample, such as 3x224x224, or 35:int32 with a dtype. Give it"
+        " once for each input of the model.",
+    )
+
+
+optimizer = click.option(
+    "--optimizer", help="Class in chainer.optimizers, such as MomentumSGD."
+)
+
 plot = click.option(
     "--plot", type=click.Path(), help="Draw it to this file (.png, .svg, .pdf)."
 )

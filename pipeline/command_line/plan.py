@@ -23,6 +23,7 @@ from divisible.planning.units import format_seconds, parse_bytes
 from divisible.schedules.catalogue import NAMES, ONE_PER_RANK, TRIED_BY_DEFAULT
 from divisible.schedules.schedule import Schedule
 from pipeline.command_line import console, options
+from pipeline.command_line.plan_shapes import show_shapes
 from pipeline.command_line.simulate import draw
 
 # Options with several values for --ranks, and the argument that --stages needs.
@@ -48,12 +49,14 @@ _OF_REPLICAS = {
 }
 
 
+#: Options that only --shapes needs.
+_OF_SHAPES = {"inputs": "--input", "optimizer": "--optimizer"}
 # Options that describe a machine.
 _OF_A_MACHINE = ("memory", "network", "speeds", "disk")
 
 
 @click.command("plan")
-@options.profiles()
+@options.profiles(required=False)
 @click.option(
     "--ranks", type=options.NUMBER, help="Number of ranks; chooses everything."
 )
@@ -65,6 +68,21 @@ _OF_A_MACHINE = ("memory", "network", "speeds", "disk")
     "  [default: no limit]",
 )
 @options.machine
+@click.option(
+    "--machine",
+    "measured",
+    type=options.Loaded(Machine.load),
+    help="File of a machine, which divisible smoke writes. Options such as --memory"
+    " take precedence.",
+)
+@click.option(
+    "--shapes",
+    metavar="MODULE:MODEL",
+    help="Instead of a plan, show the memory of this model's layers and ranks, from"
+    " shapes alone: no layer runs, and no weight is made. Give --input, --batch.",
+)
+@options.inputs(required=False)
+@options.optimizer
 @options.batch("as many samples as the largest profile has")
 @click.option(
     "--microbatches",
@@ -147,7 +165,9 @@ _OF_A_MACHINE = ("memory", "network", "speeds", "disk")
 @options.output("plan.json")
 @options.plot
 @options.speaking
-def plan_command(profiles, ranks, stages, shows_all, output, plot, **given) -> None:
+def plan_command(
+    profiles, ranks, stages, shows_all, output, plot, measured, shapes, **given
+) -> None:
     """Cuts a model into stages, or chooses everything about a run.
 
     With --stages, the model is cut so that the slowest stage is as fast as possible,
@@ -156,7 +176,21 @@ def plan_command(profiles, ranks, stages, shows_all, output, plot, **given) -> N
     --replicas, the number of pipelines that share a minibatch. Give profiles at several
     sizes of microbatch for that. The file also has the options of the machine and the
     names of the profiles, for the commands that read it.
+
+    With --shapes there is no profile, and no file is written.
     """
+    if measured is not None:
+        given, ranks = _on_measured(measured, given, ranks, stages)
+    if shapes is not None:
+        if profiles or ranks is not None:
+            raise click.UsageError("--shapes goes with --stages, without a profile")
+        show_shapes(shapes, stages, **given)
+        return
+    alone = [option for name, option in _OF_SHAPES.items() if given.pop(name)]
+    if alone:
+        raise click.UsageError(f"{' and '.join(alone)}: only with --shapes")
+    if not profiles:
+        raise click.UsageError("give a PROFILE, or a model as --shapes")
     if (ranks is None) == (stages is None):
         raise click.UsageError("give either --ranks or --stages")
     given["network"] = Network(**given.pop("links"))
@@ -199,6 +233,29 @@ def plan_command(profiles, ranks, stages, shows_all, output, plot, **given) -> N
         draw(simulate_plan(plan, profiles, schedule=own), plot)
     # The last line stays visible on the terminal, so it is the result.
     console.say_wrapped(plan.headline)
+
+
+def _on_measured(measured: Machine, given, ranks, stages) -> tuple:
+    """Returns options, and a number of ranks, with those of a machine for the rest."""
+    network = {
+        name: getattr(measured.network, name)
+        for name in ("bandwidth", "latency", "overlap")
+    }
+    found = {**given, "links": {**network, **given["links"]}}
+    for name in ("memory", "speeds", "disk"):
+        if found[name] is None:
+            found[name] = getattr(measured, name)
+    if stages is not None:
+        # A disk is for plans that choose whether to use it.
+        found["disk"] = given["disk"]
+    elif ranks is None:
+        ranks = measured.ranks
+    wanted = ranks if stages is None else stages
+    if wanted > measured.ranks:
+        raise click.UsageError(
+            f"the file of --machine has {measured.ranks} ranks, fewer than {wanted}"
+        )
+    return found, ranks
 
 
 def _cut(profiles, stages, given) -> Plan:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator
 
-import chainer
 import click
 import numpy as np
 
@@ -14,20 +11,16 @@ from divisible.planning.measuring import profile
 from divisible.planning.plots import plot_profile
 from divisible.planning.tables import PROFILE_COLUMNS, profile_rows
 from pipeline.command_line import console, options
-from pipeline.command_line.model_argument import make_model
+from pipeline.command_line.model_argument import (
+    blaming,
+    make_model,
+    make_optimizer,
+)
 
 
 @click.command("profile")
 @click.argument("model", metavar="MODULE:MODEL")
-@click.option(
-    "--input",
-    "inputs",
-    type=options.Parsed("shape", options.shape),
-    multiple=True,
-    required=True,
-    help="Shape of a sample, such as 3x224x224, or 35:int32 with a dtype. Give it once"
-    " for each input of the model.",
-)
+@options.inputs(required=True)
 @click.option(
     "--batch",
     type=options.Parsed("samples,...", options.positives),
@@ -39,7 +32,7 @@ from pipeline.command_line.model_argument import make_model
     default=True,
     help="Whether softmax cross entropy follows the model.  [default: loss]",
 )
-@click.option("--optimizer", help="Class in chainer.optimizers, such as MomentumSGD.")
+@options.optimizer
 @click.option(
     "--repeat",
     type=options.NUMBER,
@@ -65,15 +58,12 @@ def profile_command(
 
     With several sizes of batch, each size is in the name of its file: profile-84.json.
     """
-    with _blaming(model):
+    with blaming(model):
         made = make_model(model)
-    with _blaming(f"--device {device}"):
+    with blaming(f"--device {device}"):
         made.to_device(device)
     if optimizer is not None:
-        known = getattr(chainer.optimizers, optimizer, None)
-        if not (isinstance(known, type) and issubclass(known, chainer.GradientMethod)):
-            raise ValueError(f"there is no optimizer {optimizer!r} in Chainer")
-        optimizer = known()
+        optimizer = make_optimizer(optimizer)
     random = np.random.RandomState(0)
     for size in batch:
         x = tuple(_sample(random, (size, *shape), dtype) for shape, dtype in inputs)
@@ -81,7 +71,7 @@ def profile_command(
         hint = ". If it is the loss that does not fit: --no-loss" if loss else ""
         what = f"measuring {size} samples"
         with (
-            _blaming(model, hint),
+            blaming(model, hint),
             console.plain_warnings(),
             console.show_progress(what) as progress,
         ):
@@ -97,29 +87,6 @@ def profile_command(
         if plot is not None:
             plot_profile(measured, _numbered(plot, size, batch), title=model)
             console.say(f"drawn to {_numbered(plot, size, batch)}")
-
-
-@contextlib.contextmanager
-def _blaming(whom: str, hint: str = "") -> Iterator[None]:
-    """Raises errors again with the name of what the user gave, without a traceback.
-
-    Args:
-        whom: Name of the model or option.
-        hint: Advice for errors outside of the layers.
-    """
-    try:
-        yield
-    except Exception as error:
-        position = getattr(error, "layer_position", None)
-        if isinstance(error, ValueError) and position is None and not hint:
-            # Our own error about a name or a number needs no addition.
-            raise
-        where = ""
-        if position is not None:
-            where, hint = f", layer {position}", ""
-        raise ValueError(
-            f"{whom}{where}: {type(error).__name__}: {str(error).strip()}{hint}"
-        ) from error
 
 
 def _sample(random: np.random.RandomState, shape: tuple, dtype: str) -> np.ndarray:
