@@ -4,6 +4,7 @@
 
     pipeline         the calls of a training script: step, evaluate, predict
     between_steps    its plan, its optimizers, its description, its end
+    with_copies      its copies in the memory of hosts
     internals        parts of a pipeline, for packages of this project
 
     start            the arguments of all ranks, checked and compared
@@ -14,6 +15,7 @@
 
     training         updater and evaluator for Chainer's trainer
     snapshots        training runs on disk
+    copies           training runs in the memory of hosts
     exports          trained models for other libraries
     rebalancing      layers that move to other ranks while a pipeline trains
     supervision      runs that are started again when a rank is lost
@@ -48,6 +50,7 @@ __getattr__, __dir__, __all__ = lazy_names(
             "send_data",
             "send_grad",
         ],
+        "pipeline.copies.extension": ["memory_copies"],
         "pipeline.pipeline": ["Pipeline"],
         "pipeline.rebalancing.extension": ["Rebalance"],
         "pipeline.rebalancing.moving": ["rebalance"],

@@ -353,14 +353,13 @@ class BetweenSteps:
             DisagreementError: If another rank makes a different call.
             StallError: If another rank does not answer in time, or its script has
                 ended.
-            SnapshotError: If a snapshot in the background has failed. Call it again
-                then.
+            SnapshotError: If a snapshot in the background has failed; call it again.
         """
         # A failed call may have messages under way, whose buffers must stay.
         if self._ranks.calls.has_failed or self._ranks.are_closed:
             return
-        if self._ranks.before_close is not None:
-            self._ranks.before_close()
+        for end in self._ranks.before_close.values():
+            end()
         # If one rank closed alone, it could not answer others that wait for it.
         with self._call("close"):
             self._ranks.calls.compare()

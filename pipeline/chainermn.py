@@ -55,6 +55,9 @@ class ChainerMNTransport:
     def look(self) -> None:
         """Does nothing, because every send is waited for."""
 
+    def note_size(self, most_bytes: int) -> None:
+        """Does nothing, because there are no polls."""
+
     def flush(self, peers: Container[int] | None = None) -> None:
         """Does nothing, because sent messages have been received."""
 

@@ -17,7 +17,6 @@ from divisible.communication.errors import TIMEOUT, DisagreementError, StallErro
 from divisible.communication.waiting import never_free
 from divisible.keywords import names_keywords
 from divisible.schedules.schedule import Schedule
-from pipeline.between_steps import BetweenSteps
 from pipeline.calls.call_agreement import ACCUMULATES
 from pipeline.calls.ranks import Ranks
 from pipeline.start.agreement import Start
@@ -30,12 +29,13 @@ from pipeline.step.action_error import ActionError
 from pipeline.step.current_schedule import CurrentSchedule
 from pipeline.step.fused_layers import FusedLayers
 from pipeline.step.two_versions import make_step
+from pipeline.with_copies import WithCopies
 
 # Errors whose message has the number of the step: ranks may be in different ones.
 _OF_RANKS = (ActionError, DisagreementError, StallError)
 
 
-class Pipeline(BetweenSteps):
+class Pipeline(WithCopies):
     """Trains a model whose stages lie on the ranks of a communicator.
 
     Every rank makes a pipeline of the same model, which the pipeline divides, and calls

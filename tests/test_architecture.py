@@ -58,7 +58,7 @@ FACES = {
     "pipeline": """
         ActionError DisagreementError LoggerReport Pipeline PipelineEvaluator
         PipelineUpdater ProgressLine Rebalance RunStatus SeededShuffle Snapshot
-        SnapshotError StallError StopOnSignal TimelineReport
+        SnapshotError StallError StopOnSignal TimelineReport memory_copies
         abort_on_error export_npz import_npz latest_snapshot load_snapshot predict
         rebalance recv_data recv_grad repartition save_snapshot send_data send_grad
         snapshot wait_for_snapshot

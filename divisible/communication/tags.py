@@ -13,8 +13,10 @@ ANSWER_TAG = 32763
 PROBE_TAG = 32762
 #: The tag of a step's results, which are read later than messages sent after them.
 RESULT_TAG = 32761
+#: The tag of files: copies of a training run, for the memory of other hosts.
+FILE_TAG = 32760
 #: A tag that no message has.
-UNUSED_TAG = 32760
+UNUSED_TAG = 32759
 # Channels of a transport have the tags from 0, three for each channel.
 _TAGS_PER_CHANNEL = 3
 #: The last channel, for layers that move to other stages between two minibatches.

@@ -9,7 +9,7 @@ from pathlib import Path
 from divisible.streaming.errors import StoreError
 
 #: Types of file systems whose files lie in memory.
-_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
+IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
 def usable_directory(directory: str | os.PathLike | None = None) -> Path:
@@ -25,14 +25,14 @@ def usable_directory(directory: str | os.PathLike | None = None) -> Path:
     """
     named = directory is not None
     path = Path(directory if named else tempfile.gettempdir())
-    if not named and file_system(path) in _IN_MEMORY:
+    if not named and file_system(path) in IN_MEMORY:
         path = Path("/var/tmp")
     if not path.is_dir():
         raise StoreError(f"directory={str(path)!r}: there is no such directory")
     if not os.access(path, os.W_OK | os.X_OK):
         raise StoreError(f"directory={str(path)!r} cannot be written to")
     kind = file_system(path)
-    if kind in _IN_MEMORY:
+    if kind in IN_MEMORY:
         raise StoreError(
             f"directory={str(path)!r} is on a {kind}, which lies in memory itself:"
             f" give a directory on a disk"

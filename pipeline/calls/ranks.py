@@ -66,8 +66,8 @@ class Ranks:
         first (int): Rank with the first stage, which reads ``x``.
         last (int): Rank with the last stage, which reads ``t``.
         last_ranks (list of int): Rank in ``world`` of each replica's last stage.
-        before_close: Called on all ranks before :meth:`close`, while they can still
-            agree; ``None`` for nothing.
+        before_close: Functions to call on all ranks before :meth:`close`, while they
+            can still agree, by the name of their feature.
         look: Called often while this rank waits for another; ``None`` for nothing.
     """
 
@@ -97,7 +97,7 @@ class Ranks:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.first, self.last = stage_ranks[0], stage_ranks[-1]
         self.timeout = timeout
-        self.before_close: Callable[[], None] | None = None
+        self.before_close: dict[str, Callable[[], None]] = {}
         self.look: Callable[[], None] | None = None
         self._sender: Sender | None = None
         self._receiver: Receiver | None = None

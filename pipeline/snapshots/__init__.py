@@ -7,6 +7,7 @@
     loading       loads from a directory, on the present number of ranks
     tools         cuts, exports and imports snapshots, without training
 
+    trainers      the parts of a trainer that extensions need
     background    snapshots that are written while training continues
     writing       arrays that a rank has to save, and their files
     layers        the state of layers
@@ -20,5 +21,6 @@
     arrays        the arrays in files, by key
     names         valid names, and a search for them on disk
     product_dtypes  the dtype of products, kept and compared
+    roundings     the dtypes of activations, compared
     errors        SnapshotError, and the differences that it lists
 """

@@ -27,18 +27,18 @@ from typing import Any, Callable
 from divisible import free_memory
 from divisible.communication.aborting import end_all_ranks, let_lower_ranks_speak
 from divisible.files import write_json
-from pipeline.pipeline import Pipeline
+from pipeline.between_steps import BetweenSteps
 from pipeline.snapshots.arrays import one_line
 from pipeline.snapshots.errors import SnapshotError, naming, on_all_ranks, words_of
 from pipeline.snapshots.names import names_in
 from pipeline.snapshots.writing import Writing, n_bytes_to_copy
 
 #: The snapshot of each pipeline that its ranks have yet to settle.
-pending: weakref.WeakKeyDictionary[Pipeline, WritingThread] = (
+pending: weakref.WeakKeyDictionary[BetweenSteps, WritingThread] = (
     weakref.WeakKeyDictionary()
 )
 # Pipelines whose user has been warned that there is no memory for copies.
-_told: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+_told: weakref.WeakSet[BetweenSteps] = weakref.WeakSet()
 # Share of the pipeline's timeout. A rank that has waited for its own thread this long
 # reports it, while the others still wait for this rank.
 _SHARE_OF_TIMEOUT = 0.8
@@ -47,7 +47,7 @@ _SHORTEST_LOOK, _LONGEST_LOOK, _GROWTH = 0.005, 0.5, 1.3
 
 
 def start(
-    pipeline: Pipeline,
+    pipeline: BetweenSteps,
     writing: Writing,
     claims: Sequence[Mapping[str, free_memory.Claim]],
     what: str,
@@ -99,7 +99,7 @@ def start(
     return False
 
 
-def settle(pipeline: Pipeline) -> None:
+def settle(pipeline: BetweenSteps) -> None:
     """Waits for the snapshot that is being written in the background, if any.
 
     All ranks must call it. If the ranks cannot agree, it waits for this rank's files,
@@ -129,7 +129,7 @@ def settle(pipeline: Pipeline) -> None:
         save.warn()
 
 
-def wait_for_snapshot(pipeline: Pipeline) -> None:
+def wait_for_snapshot(pipeline: BetweenSteps) -> None:
     """Waits until a snapshot that is written in the background is complete.
 
     All ranks must call it. It does nothing without such a snapshot, or if it has been
@@ -182,7 +182,7 @@ class WritingThread:
 
     def __init__(
         self,
-        pipeline: Pipeline,
+        pipeline: BetweenSteps,
         writing: Writing,
         what: str,
         report: Callable[[SnapshotError], None],

@@ -22,7 +22,7 @@ from divisible.files import why_not
 from divisible.terminal_text import printable
 
 if TYPE_CHECKING:
-    from pipeline.pipeline import Pipeline
+    from pipeline.between_steps import BetweenSteps
 
 _PARTS = {
     "model": "the model",
@@ -53,7 +53,7 @@ class UnreadableError(SnapshotError, ValueError):
 
 
 def on_all_ranks(
-    pipeline: Pipeline,
+    pipeline: BetweenSteps,
     call: str,
     what: str,
     function: Callable[..., Any],
@@ -74,7 +74,7 @@ def on_all_ranks(
 
 
 def on_first(
-    pipeline: Pipeline,
+    pipeline: BetweenSteps,
     call: str,
     what: str,
     function: Callable[..., Any],

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import os
 import string
 import sys
-import time
 import warnings
 import weakref
 from dataclasses import dataclass, field
@@ -17,15 +15,20 @@ from typing import Any, Callable
 from chainer import training
 
 from divisible.keywords import names_keywords
-from divisible.planning.units import count
-from pipeline.pipeline import Pipeline
+from pipeline.between_steps import BetweenSteps
 from pipeline.snapshots.background import settle
 from pipeline.snapshots.errors import SnapshotError
-from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.finding import latest_on_all_ranks
 from pipeline.snapshots.loading import load_snapshot
 from pipeline.snapshots.names import check_name
 from pipeline.snapshots.saving import save
+from pipeline.snapshots.trainers import (
+    calling_others,
+    optimizers_of,
+    pipeline_of,
+    refuse_late_gradients,
+    resumed,
+)
 from pipeline.trainer_lines import say
 
 
@@ -33,7 +36,7 @@ from pipeline.trainer_lines import say
 def snapshot(
     filename: str | Callable[[Any], str] = "snapshot_iter_{.updater.iteration}",
     *,
-    pipeline: Pipeline | None = None,
+    pipeline: BetweenSteps | None = None,
     n_retains: int = -1,
     resume: str | os.PathLike | None = None,
     on_error: str = "raise",
@@ -116,7 +119,7 @@ class SnapshotExtension(training.Extension):
     """
 
     filename: str | Callable[[Any], str]
-    pipeline: Pipeline | None
+    pipeline: BetweenSteps | None
     n_retains: int
     resume: str | os.PathLike | None
     # chainer.training.Extension has a method called on_error.
@@ -128,9 +131,12 @@ class SnapshotExtension(training.Extension):
     saved_to: Path | None = field(default=None, init=False)
     # The pipeline and the trainer that were saved, and the exception that was being
     # handled when the trainer started.
-    _saved: Pipeline | None = field(default=None, init=False)
+    _saved: BetweenSteps | None = field(default=None, init=False)
     _trainer: weakref.ref[Any] | None = field(default=None, init=False)
     _handled: BaseException | None = field(default=None, init=False)
+    # The snapshot to resume from, once it was sought.
+    _was_sought: bool = field(default=False, init=False)
+    _sought: str | os.PathLike | None = field(default=None, init=False)
 
     #: Whether all ranks must call it at the same minibatch, whatever its trigger.
     is_collective = True
@@ -147,31 +153,35 @@ class SnapshotExtension(training.Extension):
         """
         self._handled = sys.exc_info()[1]
         pipe = self._find_pipeline(trainer)
-        if pipe.schedule.weight_versions > 1:
-            raise ValueError(
-                f"snapshot() does not go together with schedule {pipe.schedule.name!r},"
-                f" whose gradients come one step late and wait between two steps. Call"
-                f" save_snapshot() where nothing waits, after pipe.flush() and"
-                f" optimizer.update(), or take another schedule"
-            )
-        if self.resume is None:
-            return
-        path = self.resume if self.resume != "auto" else self._latest(trainer, pipe)
+        refuse_late_gradients(pipe, "snapshot")
+        path, self._was_sought = self.look(trainer), False
         if path is not None:
             found = load_snapshot(
                 path,
                 pipe,
-                _optimizers(trainer),
+                optimizers_of(trainer),
                 state={"trainer": trainer},
                 strict=self.strict,
             )
             self.resumed_from = Path(path)
             if pipe.is_chief:
-                say(trainer, _resumed(found, trainer, pipe))
+                say(trainer, resumed(found, trainer, pipe, found.path))
 
-    def _latest(self, trainer: Any, pipe: Pipeline) -> Path | None:
-        among = self._among(trainer) or (trainer.out, "*")
-        return latest_on_all_ranks(pipe, *among)
+    def look(self, trainer: Any) -> str | os.PathLike | None:
+        """Returns the snapshot to resume from, if any; all ranks must call it."""
+        if self._was_sought:
+            return self._sought
+        self._was_sought, self._sought = True, None
+        if self.resume == "auto":
+            among = self._among(trainer) or (trainer.out, "*")
+            self._sought = latest_on_all_ranks(self._find_pipeline(trainer), *among)
+        elif self.resume is not None:
+            self._sought = self.resume
+        return self._sought
+
+    def give_way(self) -> None:
+        """Loads no snapshot, because the run goes on from a newer state."""
+        self._was_sought, self._sought = True, None
 
     def __call__(self, trainer: Any) -> None:
         """Saves a snapshot."""
@@ -183,7 +193,7 @@ class SnapshotExtension(training.Extension):
         save(
             os.path.join(trainer.out, name),
             self._saved,
-            _optimizers(trainer),
+            optimizers_of(trainer),
             state={"trainer": trainer},
             n_retains=self.n_retains,
             background=self.background,
@@ -205,24 +215,8 @@ class SnapshotExtension(training.Extension):
         # After an error, the other ranks are elsewhere, and cannot agree.
         if self._saved is None or sys.exc_info()[1] is not self._handled:
             return
-        with contextlib.ExitStack() as others:
-            # If this raises an error, the trainer skips the extensions after it. But an
-            # iterator, for example, must end its processes.
-            for finalize in reversed(self._finalized_later()):
-                others.callback(finalize)
+        with calling_others(self, self._trainer()):
             settle(self._saved)
-            others.pop_all()
-
-    def _finalized_later(self) -> list[Callable[[], None]]:
-        """Returns the functions that the trainer calls after this, in order."""
-        trainer = self._trainer()
-        entries = sorted(
-            trainer._extensions.values(), key=lambda each: each.priority, reverse=True
-        )
-        extensions = [each.extension for each in entries]
-        later = extensions[extensions.index(self) + 1 :]
-        found = [getattr(each, "finalize", None) for each in later]
-        return [each for each in (*found, trainer.updater.finalize) if each]
 
     def _report(self, error: SnapshotError) -> None:
         self.saved_to = None
@@ -242,44 +236,8 @@ class SnapshotExtension(training.Extension):
             )
         return name
 
-    def _find_pipeline(self, trainer: Any) -> Pipeline:
-        pipe = self.pipeline or getattr(trainer.updater, "pipeline", None)
-        if not isinstance(pipe, Pipeline):
-            raise TypeError(
-                f"{type(trainer.updater).__name__} has no attribute 'pipeline': give"
-                f" snapshot(pipeline=...) the Pipeline"
-            )
-        return pipe
-
-
-def _resumed(found: Snapshot, trainer: Any, pipe: Pipeline) -> str:
-    """Returns a line about the snapshot that a run was resumed from."""
-    n_saved, n_now = found.n_ranks * found.n_replicas, pipe.internals.ranks.world.size
-    return (
-        f"resumed from {found.path}: iteration {trainer.updater.iteration}, saved"
-        f" {_age(time.time() - found.time)} ago on {count(n_saved, 'rank')}; the"
-        f" training goes on with {count(n_now, 'rank')}"
-    )
-
-
-def _age(seconds: float) -> str:
-    """Returns a duration in a unit of which there are only a few.
-
-    Example:
-        >>> _age(-3.0), _age(100), _age(600), _age(10_000), _age(400_000)
-        ('0 seconds', '100 seconds', '10 minutes', '167 minutes', '5 days')
-    """
-    # Clocks of hosts differ, so the duration may be negative.
-    value, unit = max(0.0, seconds), "second"
-    for size, larger in ((60, "minute"), (60, "hour"), (24, "day")):
-        if value < 3 * size:
-            break
-        value, unit = value / size, larger
-    return count(round(value), unit)
-
-
-def _optimizers(trainer: Any) -> list[Any]:
-    return list(trainer.updater.get_all_optimizers().values())
+    def _find_pipeline(self, trainer: Any) -> BetweenSteps:
+        return pipeline_of(trainer, self.pipeline, "snapshot")
 
 
 def check_filename(filename: str | Callable[[Any], str]) -> None:

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable
 
-from divisible.files import flush
+from divisible.files import flush, sha256_of
 from divisible.records import LIMIT, MOST_RANKS, shown
 from pipeline.snapshots.arrays import Arrays, opened
 from pipeline.snapshots.errors import Differences, Ledger, SnapshotError, naming
@@ -313,12 +313,15 @@ class Snapshot:
             SnapshotError: With the name of a file that was truncated or changed.
         """
         self.check_sizes()
-        for name in self.files if names is None else names:
-            file, digest = self.path / name, hashlib.sha256()
-            with naming(file, "read"), open(file, "rb") as opened_file:
-                while block := opened_file.read(1 << 20):
-                    digest.update(block)
-            if digest.hexdigest() != self.files[name]["sha256"]:
+        self.check_sums(self.files if names is None else names)
+
+    def check_sums(self, names: Iterable[str]) -> None:
+        """Compares files as :meth:`verify` does; other files may be missing."""
+        for name in names:
+            file = self.path / name
+            with naming(file, "read"):
+                digest = sha256_of(file)
+            if digest != self.files[name]["sha256"]:
                 raise SnapshotError(
                     f"{file} was changed: its SHA-256 is not that of the"
                     f" manifest. Resume from another snapshot"
@@ -335,11 +338,7 @@ class Snapshot:
         return [replace(self, replica=i) for i in range(self.n_replicas)]
 
     def own_files(self, names: Iterable[str]) -> dict[str, str]:
-        """Returns the replica's own files, by the names of the files that they replace.
-
-        Args:
-            names: Names of files that the first replica has written.
-        """
+        """Returns the replica's own files, by names of files of the first replica."""
         found = {name: replica_file(self.replica, name) for name in names}
         return {name: own for name, own in found.items() if own in self.files}
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from pipeline.pipeline import Pipeline
+from pipeline.between_steps import BetweenSteps
 from pipeline.snapshots.directories import remove_whole
 from pipeline.snapshots.errors import SnapshotError, on_all_ranks, on_first
 from pipeline.snapshots.files import Snapshot
@@ -76,7 +76,7 @@ def latest_snapshot(directory: str | os.PathLike, *, pattern: str = "*") -> Path
 
 
 def latest_on_all_ranks(
-    pipeline: Pipeline, directory: str | os.PathLike, pattern: str = "*"
+    pipeline: BetweenSteps, directory: str | os.PathLike, pattern: str = "*"
 ) -> Path | None:
     """Returns :func:`latest_snapshot`, the same on every rank.
 

@@ -10,10 +10,7 @@ from dataclasses import replace
 from typing import Any, Callable, NamedTuple
 
 from divisible.optimizer_hooks import named_hooks
-from divisible.planning.message_plan import WHOLE
-from divisible.planning.retained_arrays import FULL
-from divisible.user_warnings import warn_user
-from pipeline.pipeline import Pipeline
+from pipeline.between_steps import BetweenSteps
 from pipeline.snapshots.arrays import Arrays
 from pipeline.snapshots.background import settle
 from pipeline.snapshots.errors import (
@@ -40,6 +37,7 @@ from pipeline.snapshots.optimizers import (
     positions_of_layers,
 )
 from pipeline.snapshots.product_dtypes import warn_of_products
+from pipeline.snapshots.roundings import warn_of_rounding
 
 # With 'auto', the newest snapshot in a directory may be another run's.
 _OF_ANOTHER_RUN = "; if it is another run's, give this one a directory of its own"
@@ -47,7 +45,7 @@ _OF_ANOTHER_RUN = "; if it is another run's, give this one a directory of its ow
 
 def load_snapshot(
     path: str | os.PathLike,
-    pipeline: Pipeline,
+    pipeline: BetweenSteps,
     optimizer: Any,
     *,
     state: Mapping[str, Any] | None = None,
@@ -106,11 +104,26 @@ def load_snapshot(
     Example:
         See :func:`save_snapshot`.
     """
+    return load(path, pipeline, optimizer, state, strict)
+
+
+def load(
+    path: str | os.PathLike,
+    pipeline: BetweenSteps,
+    optimizer: Any,
+    state: Mapping[str, Any] | None,
+    strict: bool,
+    is_part: bool = False,
+) -> Snapshot:
+    """Loads like :func:`load_snapshot`, from a directory of each rank's own if need be.
+
+    With ``is_part``, the directory may lack files that this rank does not read.
+    """
     settle(pipeline)
     state = dict(state or {})
     what = f"cannot load the snapshot {path}"
     snapshot, found = on_all_ranks(
-        pipeline, "load", what, _open, path, pipeline, optimizer, state
+        pipeline, "load", what, _open, path, pipeline, optimizer, state, is_part
     )
     checksums = pipeline.internals.gather(snapshot.checksum, "load")
     for rank, checksum in enumerate(checksums):
@@ -125,32 +138,11 @@ def load_snapshot(
         raise
     differences = loading.load(strict)
     if differences and pipeline.is_chief:
-        warnings.warn(f"{path} is loaded in part: {differences}", stacklevel=2)
+        warnings.warn(f"{path} is loaded in part: {differences}", stacklevel=3)
     if pipeline.is_chief:
         warn_of_products(os.fspath(path), snapshot.versions)
-        _warn_of_rounding(snapshot, pipeline)
+        warn_of_rounding(snapshot, pipeline)
     return replace(snapshot, differences=differences)
-
-
-def _warn_of_rounding(snapshot: Snapshot, pipeline: Pipeline) -> None:
-    """Warns if activations wait or travel in other dtypes than in the run saved."""
-    here = pipeline.internals.hold_dtype
-    saved = snapshot.schedule.get("hold_dtype", FULL)
-    if snapshot.schedule and saved != here:
-        warn_user(
-            f"{snapshot.path} was saved by a run whose activations wait in {saved}, and"
-            f" this run's wait in {here}: it does not continue bit for bit. Give"
-            f" hold_dtype={saved!r}, if this is not meant"
-        )
-    here = pipeline.internals.message_dtypes
-    saved = snapshot.schedule.get("message_dtypes", [])
-    if snapshot.schedule and saved != here:
-        saved, here = ("; ".join(each) or WHOLE for each in (saved, here))
-        warn_user(
-            f"{snapshot.path} was saved by a run whose messages between stages are in"
-            f" {saved}, and this run's are in {here}: it does not continue bit for bit."
-            f" Give the same message_dtype, if this is not meant"
-        )
 
 
 def _is_of_exchange(key: str) -> bool:
@@ -169,7 +161,7 @@ class _Loading(NamedTuple):
     """
 
     snapshot: Snapshot
-    pipeline: Pipeline
+    pipeline: BetweenSteps
     optimizers: OptimizersOfStages
     state: Mapping[str, Any]
     what: str
@@ -361,9 +353,10 @@ class _Loading(NamedTuple):
 
 def _open(
     path: str | os.PathLike,
-    pipeline: Pipeline,
+    pipeline: BetweenSteps,
     optimizers: Any,
     state: Mapping[str, Any],
+    is_part: bool,
 ) -> tuple[Snapshot, OptimizersOfStages]:
     """Returns the snapshot, once its model fits and its files are verified."""
     check_objects(state)
@@ -375,6 +368,16 @@ def _open(
             f"it is of a model of {snapshot.n_layers} layers, but this one has"
             f" {n_layers}{_OF_ANOTHER_RUN}"
         )
+    if not is_part:
+        snapshot.check_sizes()
+    snapshot.check_sums(files_to_read(snapshot, pipeline, found))
+    return snapshot, found
+
+
+def files_to_read(
+    snapshot: Snapshot, pipeline: BetweenSteps, found: OptimizersOfStages
+) -> list[str]:
+    """Returns the names of the files that this rank reads to load a snapshot."""
     positions = set().union(
         *map(positions_of_layers, pipeline.stages.values()),
         *map(found.positions, found.of_stages),
@@ -386,5 +389,4 @@ def _open(
     is_another = snapshot.n_replicas != pipeline.n_replicas
     read_as = snapshot.of_replicas() if is_another else [snapshot]
     own = {file for each in read_as for file in each.own_files(names).values()}
-    snapshot.verify([*names, *sorted(own)])
-    return snapshot, found
+    return [*names, *sorted(own)]

@@ -21,8 +21,8 @@ from divisible import Divisible
 from divisible.number_lists import as_list
 from divisible.optimizer_hooks import named_hooks
 from divisible.optimizer_wrapper import each_within, innermost
+from pipeline.between_steps import BetweenSteps
 from pipeline.hooks.parameter_paths import ParameterPaths
-from pipeline.pipeline import Pipeline
 from pipeline.snapshots.arrays import Arrays, position
 from pipeline.snapshots.serializers import (
     NO_NAMES,
@@ -53,7 +53,7 @@ class OptimizersOfStages:
         ValueError: If an optimizer updates neither a stage nor the loss.
     """
 
-    def __init__(self, optimizers: Any, pipeline: Pipeline) -> None:
+    def __init__(self, optimizers: Any, pipeline: BetweenSteps) -> None:
         self._stages = list(pipeline.stages.values())
         self.loss_links = {
             name: link

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from divisible import free_memory
-from pipeline.pipeline import Pipeline
+from pipeline.between_steps import BetweenSteps
 from pipeline.snapshots.background import pending, settle, start
 from pipeline.snapshots.directories import Draft, Lock
 from pipeline.snapshots.errors import SnapshotError, on_all_ranks, on_first
@@ -31,12 +31,14 @@ from pipeline.snapshots.writing import (
     of_replica,
 )
 
-_locks: weakref.WeakKeyDictionary[Pipeline, Lock | None] = weakref.WeakKeyDictionary()
+_locks: weakref.WeakKeyDictionary[BetweenSteps, Lock | None] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def save_snapshot(
     path: str | os.PathLike,
-    pipeline: Pipeline,
+    pipeline: BetweenSteps,
     optimizer: Any,
     *,
     state: Mapping[str, Any] | None = None,
@@ -127,7 +129,7 @@ def _raise(error: SnapshotError) -> None:
 
 def save(
     path: str | os.PathLike,
-    pipeline: Pipeline,
+    pipeline: BetweenSteps,
     optimizer: Any,
     *,
     state: Mapping[str, Any] | None = None,
@@ -177,7 +179,7 @@ def save(
 
 
 def _collect(
-    pipeline: Pipeline, what: str, background: bool, *run: Any
+    pipeline: BetweenSteps, what: str, background: bool, *run: Any
 ) -> tuple[Contents, Sequence[SaveAnnouncement], Sequence[Any]]:
     """Returns the arrays that this rank writes, and announcements of all ranks.
 
@@ -212,20 +214,20 @@ def _prepare(
     return contents, mine, claims
 
 
-def _hold(pipeline: Pipeline, lock: Lock | None) -> None:
+def _hold(pipeline: BetweenSteps, lock: Lock | None) -> None:
     """Keeps a lock until its pipeline is freed, or saves elsewhere."""
     _locks[pipeline] = lock
     of = weakref.ref(pipeline)
-    pipeline.internals.ranks.before_close = lambda: _end(of())
+    pipeline.internals.ranks.before_close["snapshots"] = lambda: _end(of())
 
 
-def _end(pipeline: Pipeline) -> None:
+def _end(pipeline: BetweenSteps) -> None:
     settle(pipeline)
     _locks.pop(pipeline, None)
 
 
 @contextlib.contextmanager
-def _settled(pipeline: Pipeline) -> Iterator[None]:
+def _settled(pipeline: BetweenSteps) -> Iterator[None]:
     """Waits for the snapshot before; raises its failure after the block.
 
     If the block fails as well, the error has both texts.

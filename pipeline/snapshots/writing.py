@@ -23,7 +23,7 @@ from divisible import __version__
 from divisible.planning.retained_arrays import FULL
 from divisible.schedules import Schedule
 from divisible.streaming.mapped import mapped_array, parts_of
-from pipeline.pipeline import Pipeline
+from pipeline.between_steps import BetweenSteps
 from pipeline.snapshots.arrays import of_range, write_arrays
 from pipeline.snapshots.directories import Draft
 from pipeline.snapshots.files import Snapshot
@@ -37,9 +37,9 @@ from pipeline.snapshots.product_dtypes import version_of_products
 #: Arrays by key, by file.
 Contents = dict[str, dict[str, np.ndarray]]
 # The schedule that each pipeline saved last, with its fields in the manifest.
-_schedules: weakref.WeakKeyDictionary[Pipeline, tuple[Schedule, Mapping[str, Any]]] = (
-    weakref.WeakKeyDictionary()
-)
+_schedules: weakref.WeakKeyDictionary[
+    BetweenSteps, tuple[Schedule, Mapping[str, Any]]
+] = weakref.WeakKeyDictionary()
 
 
 class SaveAnnouncement(NamedTuple):
@@ -67,7 +67,7 @@ class SaveAnnouncement(NamedTuple):
 
 
 def collect(
-    pipeline: Pipeline,
+    pipeline: BetweenSteps,
     optimizers: Any,
     state: Mapping[str, Any],
     values: Mapping[str, Any],
@@ -100,7 +100,7 @@ def collect(
     return contents, mine
 
 
-def _layer_contents(pipeline: Pipeline, optimizers: OptimizersOfStages) -> Contents:
+def _layer_contents(pipeline: BetweenSteps, optimizers: OptimizersOfStages) -> Contents:
     """Returns the arrays of this rank's stages and loss, by file."""
     contents = {}
     of_stages = optimizers.of_stages
@@ -216,7 +216,7 @@ class Writing:
     @classmethod
     def of(
         cls,
-        pipeline: Pipeline,
+        pipeline: BetweenSteps,
         announcements: Sequence[SaveAnnouncement],
         contents: Contents,
         values: Mapping[str, Any],
@@ -292,7 +292,7 @@ class Writing:
             self.series.remove_old(path, remarks)
 
 
-def _schedule_of(pipeline: Pipeline) -> Mapping[str, Any]:
+def _schedule_of(pipeline: BetweenSteps) -> Mapping[str, Any]:
     """Returns the manifest's fields of the schedule, which seldom changes."""
     schedule, fields = _schedules.get(pipeline, (None, {}))
     if schedule is not pipeline.schedule:

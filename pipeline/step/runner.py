@@ -110,6 +110,10 @@ class Runner:
         """The most bytes that a microbatch held for its W, in all stages."""
         return sum(self._pending.values())
 
+    def poll_for(self, most_bytes: int) -> None:
+        """Polls for messages during steps, if there are others that are as large."""
+        self._transport.note_size(most_bytes)
+
     def program(self, schedule: Schedule) -> RankProgram:
         """Returns this rank's part of a schedule, for :meth:`run`."""
         rendezvous = self._transport.rendezvous

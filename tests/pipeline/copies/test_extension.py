@@ -1,0 +1,106 @@
+"""Copies of a trainer's run, one process: the newest state is resumed from."""
+
+import os
+
+import pytest
+from mpi4py import MPI
+
+from pipeline import SnapshotError, memory_copies, snapshot
+from tests.support.snapshot_training import small_trainer, state_of
+
+
+class Stopped(Exception):
+    """Stands for the end of a process in the midst of a run."""
+
+
+def stop(trainer):
+    raise Stopped
+
+
+def trained(folder, n_iterations, *, stop_at=None, saves=(1, "iteration"), **options):
+    """Trains with copies in a folder; returns the trainer, its state and copies.
+
+    A stopped run leaves its copies, as a killed one does.
+    """
+    trainer, stage = small_trainer(
+        MPI.COMM_SELF, str(folder / "out"), (n_iterations, "iteration")
+    )
+    memory = folder / "memory"
+    memory.mkdir(parents=True, exist_ok=True)
+    extension = memory_copies(directory=memory, **options)
+    trainer.extend(extension)
+    disk = snapshot(resume="auto")
+    trainer.extend(disk, trigger=saves)
+    if stop_at is not None:
+        trainer.extend(stop, trigger=stop_at, priority=-1000)
+    try:
+        trainer.run(show_loop_exception_msg=False)
+    except Stopped:
+        # A process that has ended holds no lock.
+        trainer.updater.pipeline.copies.keep()
+    found = {key: str(value) for key, value in state_of(stage).items()}
+    return found, extension, disk
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    found, *_ = trained(tmp_path_factory.mktemp("undisturbed"), 6)
+    return found
+
+
+def once_at(iteration):
+    return lambda trainer: trainer.updater.iteration == iteration
+
+
+def test_the_newest_of_memory_and_disk_is_resumed_from(tmp_path, undisturbed, capsys):
+    # Memory has a newer one.
+    trained(tmp_path, 6, stop_at=once_at(3), saves=(2, "iteration"))
+    assert os.listdir(tmp_path / "memory")
+    found, extension, disk = trained(
+        tmp_path, 6, stop_at=once_at(4), saves=once_at(4), every=2
+    )
+    assert extension.resumed_from.n_steps == 3 and disk.resumed_from is None
+    printed = capsys.readouterr().out
+    assert "resumed from the memory of hosts: iteration 3, saved" in printed
+    # The snapshot was saved after the copy of the same minibatch.
+    found, extension, disk = trained(tmp_path, 6, every=10)
+    assert extension.resumed_from is None
+    assert disk.resumed_from.name == "snapshot_iter_4"
+    assert found == undisturbed
+    assert os.listdir(tmp_path / "memory") == []
+
+
+def test_a_run_without_resume_begins_anew(tmp_path, undisturbed):
+    never = {"saves": lambda trainer: False}
+    trained(tmp_path, 6, stop_at=once_at(3), **never)
+    found, extension, _ = trained(tmp_path, 6, resume=None, **never)
+    assert extension.resumed_from is None and found == undisturbed
+    assert os.listdir(tmp_path / "memory") == []
+
+
+def test_a_failed_copy_warns_if_wanted(tmp_path, undisturbed, monkeypatch):
+    def fail(*_):
+        raise SnapshotError("no room today")
+
+    monkeypatch.setattr("pipeline.copies.copies.claim", fail)
+    with pytest.raises(SnapshotError, match="no room today"):
+        trained(tmp_path, 6)
+    with pytest.warns(UserWarning, match="training goes on, but no room today"):
+        found, *_ = trained(tmp_path / "again", 6, on_error="warn")
+    assert found == undisturbed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"every": 0}, ValueError),
+        ({"every": True}, TypeError),
+        ({"every": 1.5}, TypeError),
+        ({"on_error": "ignore"}, ValueError),
+        ({"resume": "result/snapshot_iter_3"}, ValueError),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, error):
+    (name,) = arguments
+    with pytest.raises(error, match=name):
+        memory_copies(**arguments)
