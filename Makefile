@@ -104,11 +104,13 @@ test-all: install
 test-faults: install
 	$(BIN)/python -m pytest -m matrix -rP \
 	  tests/pipeline/snapshots/test_injected_faults.py \
-	  tests/mpi/pipeline/snapshots/test_injected_faults.py
+	  tests/mpi/pipeline/snapshots/test_injected_faults.py \
+	  tests/mpi/pipeline/copies/test_copy_faults.py
 
 test-kills: install
 	KILLS=$(or $(KILLS),200) SEED=$(SEED) $(BIN)/python -m pytest -m matrix -s \
-	  tests/mpi/pipeline/snapshots/test_kills.py
+	  tests/mpi/pipeline/snapshots/test_kills.py \
+	  tests/mpi/pipeline/copies/test_losses.py
 
 test-composition: install
 	$(BIN)/python -m tests.composition -n $(or $(N),1000) --seed $(or $(SEED),1) \

@@ -32,7 +32,7 @@ from pipeline.copies import places, room
 from pipeline.copies.gathering import Found, gathered, newest
 from pipeline.copies.partners import partners
 from pipeline.copies.room import claim
-from pipeline.copies.sending import Sending, Transfer, allocate
+from pipeline.copies.sending import Sending, Transfer
 from pipeline.copies.writing import begin, finish, refuse_large_weights
 from pipeline.snapshots.background import settle
 from pipeline.snapshots.directories import Draft, remove_whole
@@ -91,7 +91,7 @@ class Copies:
         self._under_way: tuple[Sending, Path] | None = None
         self._number, self._time = 0, 0.0
         # Folders of the copy that the run goes on from.
-        self._loaded: set[str] = set()
+        self._loaded: set[Path] = set()
 
     @property
     def n_bytes(self) -> int:
@@ -204,7 +204,7 @@ class Copies:
         state: Mapping[str, Any],
         values: Mapping[str, Any],
     ) -> None:
-        pipeline, home = self._pipeline, self._home
+        pipeline = self._pipeline
         ranks = pipeline.internals.ranks
         writing, n_bytes = begin(pipeline, optimizer, state, values, draft, _SAVE)
         self._claim(n_bytes)
@@ -221,13 +221,13 @@ class Copies:
             for name, entry in written[rank].items()
         ]
 
-        def name_it() -> None:
+        def prepare() -> Sending:
             finish(writing, written, self._time)
-            allocate(draft.path, transfers, home.rank)
+            return Sending(ranks, transfers, draft.path.joinpath, draft.path)
 
-        on_all_ranks(pipeline, "save", _SAVE, name_it)
+        sending = on_all_ranks(pipeline, "save", _SAVE, prepare)
         with ranks.calls.guarded():
-            sending = Sending(ranks, transfers, draft.path.joinpath, draft.path)
+            sending.start()
             pipeline.internals.step.runner.poll_for(sending.most_bytes)
         self._under_way = sending, draft.path
 
@@ -262,8 +262,9 @@ class Copies:
             remove_whole(folder)
             raise
         self._whole.append(folder)
-        while len(self._whole) > room.N_KEPT:
-            remove_whole(self._whole.pop(0))
+        del self._whole[: -room.N_KEPT]
+        # Also what could not be removed before.
+        self._home.remove_all_but(self._whole)
         if len(self._whole) == room.N_KEPT and self._home.is_first:
             self._home.remove_earlier()
 
@@ -340,7 +341,7 @@ class Copies:
         with gathered(pipeline, home, found, needed, _LOAD) as folder:
             loaded = load(folder, pipeline, optimizer, state, strict, is_part=True)
         self._time, here = loaded.time, found.folders.get(home.places[home.rank], {})
-        self._loaded = {folder for folders in here.values() for folder in folders}
+        self._loaded = {Path(each) for folders in here.values() for each in folders}
         self.resumed_from = replace(loaded, path=home.run_folder)
         return self.resumed_from
 

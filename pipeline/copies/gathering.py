@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from typing import Callable
 
 from pipeline.between_steps import BetweenSteps
 from pipeline.copies.places import LOADED, Home, copies_in
-from pipeline.copies.sending import Sending, Transfer, allocate
+from pipeline.copies.sending import Sending, Transfer
 from pipeline.snapshots.errors import SnapshotError, naming, on_all_ranks
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.finding import age
@@ -65,7 +66,9 @@ def newest(
     """
     what = f"cannot look for copies in {home.run_folder}"
     mine = on_all_ranks(pipeline, "load", what, _look, home)
-    everyone = pipeline.internals.gather(mine, "load")
+    everyone, remarks = zip(*pipeline.internals.gather(mine, "load"))
+    for each in [each for theirs in remarks for each in theirs]:
+        warn(f"a part of a copy in memory is passed over: {each}")
     for found in _candidates(home.places, everyone):
         if found.lost:
             warn(_skipped(found, "on no host", found.lost))
@@ -87,23 +90,26 @@ def _skipped(
     )
 
 
-def _look(home: Home) -> list[tuple[Snapshot, dict[str, str]]]:
+def _look(home: Home) -> tuple[list[tuple[Snapshot, dict[str, str]]], list[str]]:
     """Returns the parts of copies in this rank's place, if it is the first there.
 
-    Each part is a manifest, and the folders of its files with the right sizes.
+    Each part is a manifest, and the folders of its files with the right sizes. There is
+    a sentence for each part whose manifest cannot be read.
     """
-    parts = []
+    parts, remarks = [], []
     for folder in copies_in(home.run_folder) if home.is_first else ():
-        # A damaged manifest is as good as none: the partner has it, too.
-        with contextlib.suppress(SnapshotError):
+        try:
             snapshot = Snapshot.open(folder)
-            here = {
-                name: str(folder)
-                for name, entry in snapshot.files.items()
-                if _size(folder / name) == entry["bytes"]
-            }
-            parts.append((snapshot, here))
-    return parts
+        except SnapshotError as error:
+            remarks.append(str(error))
+            continue
+        here = {
+            name: str(folder)
+            for name, entry in snapshot.files.items()
+            if _size(folder / name) == entry["bytes"]
+        }
+        parts.append((snapshot, here))
+    return parts, remarks
 
 
 def _size(path: Path) -> int:
@@ -203,27 +209,28 @@ def gathered(
     """
     needs = pipeline.internals.gather(list(names), "load")
     transfers = transfers_to(needs, home.places, found)
-    folder, here = home.folder / LOADED, found.folders.get(home.places[home.rank], {})
+    # The folder of a load before is still there if it could not be removed.
+    folder = home.folder / f"{LOADED}{secrets.token_hex(4)}"
+    here = found.folders.get(home.places[home.rank], {})
     linked = {name: Path(here[name][0], name) for name in names if name in here}
 
-    def prepare() -> None:
+    def prepare() -> Sending:
         with naming(folder, "make"):
             folder.mkdir()
         replace(found.snapshot, path=folder).write_manifest()
         for name, path in linked.items():
-            with naming(path, "link"):
+            with naming(folder / name, "make"):
                 os.link(path, folder / name)
-        allocate(folder, transfers, home.rank)
+        return Sending(ranks, transfers, lambda name: Path(here[name][0], name), folder)
 
+    ranks = pipeline.internals.ranks
     try:
-        on_all_ranks(pipeline, "load", what, prepare)
-        ranks = pipeline.internals.ranks
+        sending = on_all_ranks(pipeline, "load", what, prepare)
         with ranks.calls.guarded():
-            sending = Sending(
-                ranks, transfers, lambda name: Path(here[name][0], name), folder
-            )
+            sending.start()
             sending.wait()
         on_all_ranks(pipeline, "load", what, sending.name_files)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder)

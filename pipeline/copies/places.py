@@ -45,8 +45,8 @@ _SECONDS_TO_END = 10
 _living: weakref.WeakValueDictionary[Path, Lock] = weakref.WeakValueDictionary()
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _COPY = "copy_"
-#: Name of the folder for the files that a rank is about to load.
-LOADED = "loaded"
+#: Beginning of the names of folders for the files that a rank is about to load.
+LOADED = "loaded-"
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,22 @@ class Home:
         folders = _folders_of_ranks(self.run_folder)
         return [each for each in folders if not each.name.startswith(self.start)]
 
-    def remove_earlier(self, kept: Collection[str] = ()) -> None:
-        """Removes the copies of earlier starts of the run, but those in ``kept``."""
-        for folder in self.earlier:
-            inside = [folder / name for name in names_in(folder)]
-            if not any(str(each) in kept for each in inside):
-                remove_whole(folder)
-                continue
-            for each in inside:
-                if is_folder(each) and str(each) not in kept:
-                    remove_whole(each)
+    def remove_all_but(self, kept: Collection[Path]) -> None:
+        """Removes this rank's copies that are not in ``kept``, as far as possible."""
+        with contextlib.suppress(SnapshotError):
+            _remove_copies(self.folder, kept)
+
+    def remove_earlier(self, kept: Collection[Path] = ()) -> None:
+        """Removes copies of earlier starts of the run, but those in ``kept``.
+
+        Those that cannot be removed stay.
+        """
+        with contextlib.suppress(SnapshotError):
+            for folder in self.earlier:
+                if any(folder in each.parents for each in kept):
+                    _remove_copies(folder, kept)
+                else:
+                    remove_whole(folder)
 
     def remove(self) -> None:
         """Removes this rank's copies; with the last ones on the host, all."""
@@ -101,6 +107,12 @@ class Home:
         # Ranks that are not as far still have folders in it.
         with contextlib.suppress(OSError):
             self.run_folder.rmdir()
+
+
+def _remove_copies(folder: Path, kept: Collection[Path]) -> None:
+    for each in [folder / name for name in names_in(folder)]:
+        if each.name.startswith((_COPY, LOADED)) and each not in kept:
+            remove_whole(each)
 
 
 def place_of(directory: Path) -> str:

@@ -46,28 +46,20 @@ class Transfer(NamedTuple):
     target: int
 
 
-def allocate(folder: Path, transfers: Sequence[Transfer], rank: int) -> None:
-    """Makes the files that a rank will receive, with all of their memory.
-
-    Raises:
-        SnapshotError: If there is no room for a file.
-    """
-    for each in transfers:
-        if each.target == rank:
-            path = folder / (each.name + _RECEIVING)
-            with naming(path, "make"), open(path, "xb") as file:
-                # A full memory is an error now, and not a signal at a write.
-                os.posix_fallocate(file.fileno(), 0, each.n_bytes)
-
-
 class Sending:
-    """Files that are under way, from the moment when it is made.
+    """Files that are under way, from :meth:`start` until :meth:`wait` has ended.
+
+    What may fail on one rank alone is done when it is made: files to receive get all of
+    their memory, and all files are mapped.
 
     Args:
         ranks: All ranks of the pipeline.
         transfers: The files of all ranks, in the same order on each of them.
         path_of: Returns the path of a file that this rank sends, by its name.
-        folder: Directory of the files that this rank receives, which were allocated.
+        folder: Directory for the files that this rank receives.
+
+    Raises:
+        SnapshotError: If there is no room for a file, or a file cannot be read.
     """
 
     def __init__(
@@ -78,20 +70,31 @@ class Sending:
         folder: Path,
     ) -> None:
         self._ranks, self._folder = ranks, folder
-        comm = ranks.world
-        self._received = [each for each in transfers if each.target == comm.rank]
-        sent = [each for each in transfers if each.source == comm.rank]
-        self._requests: dict[int, list[MPI.Request]] = {}
-        for each in self._received:
-            path = folder / (each.name + _RECEIVING)
-            for piece in _pieces(path, "r+"):
-                request = comm.Irecv([piece, MPI.BYTE], each.source, FILE_TAG)
-                self._requests.setdefault(each.source, []).append(request)
-        for each in sent:
-            for piece in _pieces(path_of(each.name), "r"):
-                request = comm.Isend([piece, MPI.BYTE], each.target, FILE_TAG)
-                self._requests.setdefault(each.target, []).append(request)
+        rank = ranks.world.rank
+        self._received = [each for each in transfers if each.target == rank]
         self.most_bytes = max((each.n_bytes for each in transfers), default=0)
+        # Pieces of files, each with the rank that sends or takes it.
+        self._incoming = [
+            (each.source, _pieces(_allocated(self._aside(each), each.n_bytes), "r+"))
+            for each in self._received
+        ]
+        self._outgoing = [
+            (each.target, _pieces(path_of(each.name), "r"))
+            for each in transfers
+            if each.source == rank
+        ]
+        self._requests: dict[int, list[MPI.Request]] = {}
+
+    def start(self) -> None:
+        """Begins to send and to receive."""
+        comm = self._ranks.world
+        for post, files in (
+            (comm.Irecv, self._incoming),
+            (comm.Isend, self._outgoing),
+        ):
+            for peer, pieces in files:
+                requests = [post([each, MPI.BYTE], peer, FILE_TAG) for each in pieces]
+                self._requests.setdefault(peer, []).extend(requests)
         if self._requests:
             mark_busy(comm)
             _under_way.add(self)
@@ -114,6 +117,7 @@ class Sending:
         if self._requests:
             mark_idle(ranks.world)
             _under_way.discard(self)
+        self._incoming, self._outgoing = [], []
 
     def name_files(self) -> None:
         """Gives the received files their names.
@@ -124,15 +128,27 @@ class Sending:
         for each in self._received:
             path = self._folder / each.name
             with naming(path, "name"):
-                os.replace(self._folder / (each.name + _RECEIVING), path)
+                os.replace(self._aside(each), path)
+
+    def _aside(self, transfer: Transfer) -> Path:
+        return self._folder / (transfer.name + _RECEIVING)
 
 
 # MPI uses the memory of their files, also if their pipeline is dropped.
 _under_way: set[Sending] = set()
 
 
+def _allocated(path: Path, n_bytes: int) -> Path:
+    """Makes a file with all of its memory, and returns its path."""
+    with naming(path, "make"), open(path, "xb") as file:
+        # A full memory is an error now, and not a signal at a write.
+        os.posix_fallocate(file.fileno(), 0, n_bytes)
+    return path
+
+
 def _pieces(path: Path, mode: str) -> list[np.ndarray]:
-    content = np.memmap(path, np.uint8, mode)
+    with naming(path, "map"):
+        content = np.memmap(path, np.uint8, mode)
     return [
         content[start : start + _PIECE_BYTES]
         for start in range(0, len(content), _PIECE_BYTES)

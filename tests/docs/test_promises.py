@@ -5,7 +5,10 @@ import re
 from tests.support.processes import ROOT
 
 PAGE = (ROOT / "docs" / "explanation" / "promises.rst").read_text()
-FOLDERS = ("tests/pipeline/snapshots", "tests/mpi/pipeline/snapshots")
+FOLDERS = (
+    *("tests/pipeline/snapshots", "tests/mpi/pipeline/snapshots"),
+    *("tests/pipeline/copies", "tests/mpi/pipeline/copies"),
+)
 
 
 def test_the_tests_of_promises_are_there():

@@ -209,6 +209,83 @@ def _goes_on(run: SmallRun, out: Path) -> Iterator[str]:
     run.comm.Barrier()
 
 
+def copies(comm: Any, folder: Path, every: int = 1) -> Count:
+    """Lets each call of the operating system fail that a copy in memory makes.
+
+    Each rank has a host of its own.
+    """
+    run, count = SmallRun(comm), Count()
+    memory = folder / f"host{comm.rank}"
+    memory.mkdir()
+    run.pipe.copies.open("a run", memory)
+    for _ in range(3):
+        run.copy("old")
+    for rank in range(comm.size):
+        for fault in _faults_of(comm, folder, rank, lambda: run.copy("old"), every):
+            outcome = _outcome(comm, folder, fault, rank, lambda: run.copy("new"))
+            found = list(outcome.check())
+            tag, expected = _newest_copy(run), "old" if outcome.has_failed else "new"
+            if tag != expected:
+                found.append(f"the newest is {tag}: {outcome.errors[0]}")
+            run.step()
+            try:
+                run.copy("old")
+                run.copy("old")
+            except SnapshotError as error:
+                found.append(f"the next one cannot be made: {error}")
+            left = len(list(run.pipe.copies.folder.iterdir())) - 1
+            if left > 2:
+                found.append(f"{left} copies are left")
+            what = f"copying, rank {rank}, {fault}, {outcome.injected[:1]}"
+            count += _said(comm, what, found, bool(outcome.injected))
+    run.pipe.close()
+    comm.Barrier()
+    left = os.listdir(memory)
+    return count + _said(comm, "ending", [f"{left} are left"] if left else [], False)
+
+
+def _newest_copy(run: SmallRun) -> str | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = run.pipe.copies.newest()
+    return None if found is None else found.snapshot.values["tag"]
+
+
+def loads_of_copies(comm: Any, folder: Path, every: int = 1) -> Count:
+    """Lets each call of the operating system fail that a load from memory makes.
+
+    Rank 0's host has lost its copies, so that rank gets its files from the other one.
+    """
+    run, count = SmallRun(comm), Count()
+    memory = folder / f"host{comm.rank}"
+    memory.mkdir()
+    run.pipe.copies.open("a run", memory)
+    run.copy("old")
+    run.step()
+    run.copy("new")
+    whole = run.arrays()
+    if comm.rank == 0 and comm.size > 1:
+        for path in run.pipe.copies.folder.glob("copy_*"):
+            shutil.rmtree(path)
+    for rank in range(comm.size):
+        for fault in _faults_of(comm, folder, rank, run.load_copy, every):
+            run.change()
+            before = run.arrays()
+            outcome = _outcome(comm, folder, fault, rank, run.load_copy)
+            found = list(outcome.check())
+            if outcome.has_failed:
+                found += _untouched_or_refused(run, before)
+            elif outcome.result != "new" and not outcome.warned:
+                found.append(f"{outcome.result} is loaded in silence")
+            tag = run.load_copy()
+            if tag != "new" or run.arrays() != whole:
+                found.append(f"afterwards {tag} is loaded")
+            what = f"loading a copy, rank {rank}, {fault}, {outcome.injected[:1]}"
+            count += _said(comm, what, found, bool(outcome.injected))
+    run.pipe.close()
+    return count
+
+
 def loads(comm: Any, folder: Path, every: int = 1) -> Count:
     """Lets each call of the operating system fail that a load makes."""
     run, count = SmallRun(comm), Count()

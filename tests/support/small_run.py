@@ -62,6 +62,18 @@ class SmallRun:
     def load(self, path: Path) -> None:
         load_snapshot(path, self.pipe, self.optimizer, state={"trainer": self.trainer})
 
+    def copy(self, tag: str) -> None:
+        """Copies the run to memory, and waits until the copy is whole."""
+        copies, state = self.pipe.copies, {"trainer": self.trainer}
+        copies.save(self.optimizer, state=state, values={"tag": tag})
+        copies.wait()
+
+    def load_copy(self) -> str | None:
+        """Loads the newest copy in memory, and returns its tag, if there is one."""
+        state = {"trainer": self.trainer}
+        found = self.pipe.copies.load(self.optimizer, state=state)
+        return None if found is None else found.values["tag"]
+
     def resume(self, out: Path) -> str | None:
         """Returns the name of the snapshot that resume='auto' has chosen."""
         extension = snapshot("s_{.updater.iteration}", resume="auto")

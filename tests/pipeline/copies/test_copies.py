@@ -167,12 +167,11 @@ def test_a_run_that_goes_on_removes_what_it_does_not_need(run):
 
 def test_a_failed_copy_leaves_nothing(run, monkeypatch):
     save(run, "old")
-    monkeypatch.setattr(os, "posix_fallocate", None)
 
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pipeline.copies.copies.allocate", fail)
+    monkeypatch.setattr("pipeline.copies.copies.Sending", fail)
     with pytest.raises(SnapshotError, match="No space left"):
         save(run, "new")
     monkeypatch.undo()

@@ -1,6 +1,7 @@
 """Copies of a trainer's run, one process: the newest state is resumed from."""
 
 import os
+import shutil
 
 import pytest
 from mpi4py import MPI
@@ -68,6 +69,14 @@ def test_the_newest_of_memory_and_disk_is_resumed_from(tmp_path, undisturbed, ca
     assert disk.resumed_from.name == "snapshot_iter_4"
     assert found == undisturbed
     assert os.listdir(tmp_path / "memory") == []
+
+
+def test_a_lost_disk_is_not_needed(tmp_path, undisturbed):
+    trained(tmp_path, 6, stop_at=once_at(3))
+    shutil.rmtree(tmp_path / "out")
+    found, extension, disk = trained(tmp_path, 6)
+    assert extension.resumed_from.n_steps == 3 and disk.resumed_from is None
+    assert found == undisturbed
 
 
 def test_a_run_without_resume_begins_anew(tmp_path, undisturbed):

@@ -114,7 +114,7 @@ def test_the_last_rank_removes_the_folder_of_the_run(tmp_path):
     for name in ("copy_3-1", "copy_4-2"):
         (earlier / name).mkdir(parents=True)
     assert homes[0].is_first and not homes[1].is_first
-    homes[0].remove_earlier([str(earlier / "copy_4-2")])
+    homes[0].remove_earlier([earlier / "copy_4-2"])
     assert [each.name for each in copies_in(run_folder)] == ["copy_4-2"]
     homes[0].remove()
     assert run_folder.exists() and not earlier.exists()
