@@ -9,6 +9,7 @@ on another host while the next minibatch is computed::
     host c   rank 2: its files   '----> the files of rank 1
 
     extension   copies and resumes, as an extension of Chainer's trainer
+    pace        the number of minibatches between copies, chosen by their cost
     copies      the copies of a pipeline: save, load, free
     gathering   finds the newest whole copy, and sends hosts the files that they lack
     writing     this rank's part of a copy

@@ -81,6 +81,7 @@ class Copies:
         self.resumed_from: Snapshot | None = None
         self._home: places.Home | None = None
         self._partners: list[int | None] = []
+        self._process = os.getpid()
         self._reset()
 
     def _reset(self) -> None:
@@ -371,7 +372,8 @@ class Copies:
     def end(self) -> None:
         """Removes this rank's copies when Python ends, unless an error has ended it."""
         pipeline = self._of()
-        if self._home is None or pipeline is None:
+        # A forked process has the copies of its parent.
+        if self._home is None or pipeline is None or os.getpid() != self._process:
             return
         ranks = pipeline.internals.ranks
         if ranks.calls.has_failed or getattr(sys, "last_value", None) is not None:

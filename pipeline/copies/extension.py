@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from chainer import training
 from divisible.keywords import names_keywords
 from pipeline.between_steps import BetweenSteps
 from pipeline.copies.gathering import Found
+from pipeline.copies.pace import Pace
 from pipeline.snapshots.errors import SnapshotError, on_all_ranks
 from pipeline.snapshots.extension import SnapshotExtension
 from pipeline.snapshots.files import Snapshot
@@ -31,7 +33,7 @@ from pipeline.trainer_lines import say
 
 @names_keywords
 def memory_copies(
-    every: int = 1,
+    every: int | str = 1,
     *,
     pipeline: BetweenSteps | None = None,
     directory: str | os.PathLike | None = None,
@@ -53,7 +55,9 @@ def memory_copies(
     by another run of the same user after an hour.
 
     Args:
-        every (int): Number of minibatches from one copy to the next.
+        every (int or 'auto'): Number of minibatches from one copy to the next.
+            ``'auto'`` measures copies and minibatches, and makes as many copies as take
+            3 % of the time, at most.
         pipeline (Pipeline): The pipeline; by default the updater's ``pipeline``.
         directory: Directory in memory; by default ``/dev/shm``. Each rank may have
             another. Ranks of a host with the same one share a place, which is lost as a
@@ -74,7 +78,7 @@ def memory_copies(
         CopiesExtension: The extension. Calling it with the trainer makes a copy.
 
     Raises:
-        TypeError: If ``every`` is not an integer.
+        TypeError: If ``every`` is neither an integer nor a text.
         ValueError: If ``every`` is less than 1, or ``on_error`` or ``resume`` is
             something else.
 
@@ -83,10 +87,10 @@ def memory_copies(
         >>> extension.trigger
         (10, 'iteration')
     """
-    if not isinstance(every, int) or isinstance(every, bool):
-        raise TypeError(f"every must be an integer, not {every!r}")
-    if every < 1:
-        raise ValueError(f"every must be at least 1, not {every}")
+    if not isinstance(every, (int, str)) or isinstance(every, bool):
+        raise TypeError(f"every must be an integer or 'auto', not {every!r}")
+    if every != "auto" and (isinstance(every, str) or every < 1):
+        raise ValueError(f"every must be 'auto' or at least 1, not {every!r}")
     if on_error not in ("raise", "warn"):
         raise ValueError(f"on_error must be 'raise' or 'warn', not {on_error!r}")
     if resume not in ("auto", None):
@@ -94,7 +98,10 @@ def memory_copies(
             f"resume must be 'auto' or None, not {resume!r}: a path is for snapshot()"
         )
     extension = CopiesExtension(pipeline, directory, resume, on_error, strict)
-    extension.trigger = every, "iteration"
+    if every == "auto":
+        extension.pace = Pace()
+    else:
+        extension.trigger = every, "iteration"
     return extension
 
 
@@ -104,6 +111,7 @@ class CopiesExtension(training.Extension):
 
     Attributes:
         resumed_from (Snapshot or None): Copy that the run was resumed from, if any.
+        pace (Pace or None): The choice of minibatches to copy, with ``every='auto'``.
     """
 
     pipeline: BetweenSteps | None
@@ -113,6 +121,9 @@ class CopiesExtension(training.Extension):
     when_failed: str
     strict: bool
     resumed_from: Snapshot | None = field(default=None, init=False)
+    pace: Pace | None = field(default=None, init=False)
+    # End of the last copy, and the minibatch after which it was made.
+    _last: tuple[float, int] | None = field(default=None, init=False)
     # The pipeline and the trainer that started, and the exception that was being
     # handled then.
     _pipe: BetweenSteps | None = field(default=None, init=False)
@@ -153,22 +164,38 @@ class CopiesExtension(training.Extension):
             say(trainer, resumed(loaded, trainer, pipe, "the memory of hosts"))
 
     def __call__(self, trainer: Any) -> None:
-        """Makes a copy."""
+        """Makes a copy, unless the pace leaves this minibatch out."""
+        if self.pace is not None and not self.pace.is_due():
+            return
+        begin = time.perf_counter()
         pipe = pipeline_of(trainer, self.pipeline, "memory_copies")
         pipe.copies.open(os.path.abspath(trainer.out), self.directory)
         try:
-            pipe.copies.save(optimizers_of(trainer), state={"trainer": trainer})
+            self._save(trainer, pipe)
         except SnapshotError as error:
             if self.when_failed == "raise":
                 raise
             if pipe.is_chief:
                 warnings.warn(f"training goes on, but {error}", stacklevel=2)
+        if self.pace is not None:
+            self._choose(self.pace, pipe, begin)
+
+    def _save(self, trainer: Any, pipe: BetweenSteps) -> None:
+        pipe.copies.save(optimizers_of(trainer), state={"trainer": trainer})
+
+    def _choose(self, pace: Pace, pipe: BetweenSteps, begin: float) -> None:
+        """Chooses the minibatch to copy next, from the times of this copy."""
+        end, step = time.perf_counter(), 0.0
+        if self._last is not None and pipe.n_steps > self._last[1]:
+            step = (begin - self._last[0]) / (pipe.n_steps - self._last[1])
+        self._last = end, pipe.n_steps
+        pace.note(pipe.internals.gather((end - begin, step), "save"))
 
     def finalize(self) -> None:
         """Removes the copies, if training has ended well.
 
-        After a signal they stay if there is no snapshot, so that the same command can
-        go on from them.
+        After a signal, a last copy stays if there is no snapshot, so that the same
+        command can go on from it.
         """
         # After an error, the other ranks are elsewhere, and the copies are needed.
         if self._pipe is None or sys.exc_info()[1] is not self._handled:
@@ -177,6 +204,7 @@ class CopiesExtension(training.Extension):
         with calling_others(self, trainer):
             is_stopped = getattr(trainer.updater, "stop_code", 0) > 0
             if is_stopped and not any(each.saved_to for each in _snapshots(trainer)):
+                self._save(trainer, self._pipe)
                 self._pipe.copies.keep()
             else:
                 self._pipe.copies.free()

@@ -87,6 +87,12 @@ def test_a_run_without_resume_begins_anew(tmp_path, undisturbed):
     assert os.listdir(tmp_path / "memory") == []
 
 
+def test_auto_copies_less_often_if_copies_are_slow(tmp_path, undisturbed):
+    found, extension, _ = trained(tmp_path, 6, every="auto")
+    # A step of the little model takes less time than a copy.
+    assert extension.pace.every > 6 and found == undisturbed
+
+
 def test_a_failed_copy_warns_if_wanted(tmp_path, undisturbed, monkeypatch):
     def fail(*_):
         raise SnapshotError("no room today")
@@ -105,6 +111,7 @@ def test_a_failed_copy_warns_if_wanted(tmp_path, undisturbed, monkeypatch):
         ({"every": 0}, ValueError),
         ({"every": True}, TypeError),
         ({"every": 1.5}, TypeError),
+        ({"every": "often"}, ValueError),
         ({"on_error": "ignore"}, ValueError),
         ({"resume": "result/snapshot_iter_3"}, ValueError),
     ],

@@ -13,6 +13,12 @@ from mpi4py import MPI
 from divisible.free_memory import Claim
 from pipeline import SnapshotError
 from pipeline.copies.room import held_bytes
+from tests.mpi.pipeline.snapshots.test_replicas import (
+    FED_BACK,
+    losses_of,
+    run_on,
+    state_of,
+)
 from tests.support.fault_injection import folder_in_memory
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.snapshot_training import Run
@@ -177,9 +183,35 @@ def share_one_host(comm, folder):
     go_on(comm, folder, "2", [0, 0], N_STEPS)
 
 
+def lose_replica(comm, folder):
+    """Two replicas of two stages; what later replicas alone have is copied as well."""
+    folder = Path(folder)
+    _, pipe, optimizer, updater = run_on(comm, 2, FED_BACK)
+    pipe.copies.open("a run", host(folder / "base", comm.rank))
+    losses_of(updater, 2)
+    pipe.copies.save(optimizer, state={"updater": updater})
+    expected, state = losses_of(updater, 3), state_of(pipe)
+    pipe.copies.keep()
+    lose(comm, folder, 3)
+    _, other, optimizer, updater = run_on(comm, 2, FED_BACK)
+    other.copies.open("a run", host(folder / "trial", comm.rank))
+    found = other.copies.load(optimizer, state={"updater": updater})
+    assert any(name.startswith("replica-1") for name in found.files), found.files
+    assert losses_of(updater, 3) == expected
+    now = state_of(other)
+    assert all(np.array_equal(now[key], state[key]) for key in state)
+    other.close()
+
+
 @pytest.mark.parametrize(
     ("n", "function"),
-    [(4, lose_hosts), (3, lose_files), (4, share_hosts), (3, share_one_host)],
+    [
+        (4, lose_hosts),
+        (3, lose_files),
+        (4, share_hosts),
+        (3, share_one_host),
+        (4, lose_replica),
+    ],
 )
 def test_lost(n, function):
     with folder_in_memory() as folder:
