@@ -62,7 +62,7 @@ MODELS = ("mlp", "vgg16")
 DEADLINE = 7200
 #: Seconds that a rank may wait for another.
 TIMEOUT = 600.0
-#: By how much the inputs are larger in minibatches whose gradients are clipped.
+#: Factor of the inputs in minibatches whose gradients are clipped.
 LARGER = 8.0
 #: The kinds of runs, and whether their minibatches overlap.
 KINDS = {"all wait": False, "waits": False, "overlaps": True}

@@ -98,7 +98,7 @@ def by_panels(rows, channels, panels):
     Args:
         rows: To be read.
         channels: A multiple of 8.
-        panels: Written, but for numbers of rows that there are not.
+        panels: Written. Places behind the last row stay as they are.
     """
     n_rows = rows.size // channels
     for first in range(0, n_rows, SIDE):
