@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import chainer
 
 from divisible import Divisible
 from divisible.schedules import Action
+from pipeline.rebalancing import common_layer
+from pipeline.rebalancing.layer_costs import LayerCosts
 
 #: What a layer's part of an action takes, and a message.
 SECONDS = 0.001
@@ -50,3 +54,30 @@ class Clock(chainer.training.Extension):
             times += [now, now + took]
             now += took
         pipe.internals.step.record = pipe.internals.record._replace(times=times)
+
+
+@contextlib.contextmanager
+def told_layers(seconds: Callable[[int], float]) -> Iterator[None]:
+    """Lets layers have taken known times, in training and where ranks are compared.
+
+    What is measured is computed nevertheless.
+
+    Args:
+        seconds: Returns the seconds of a layer on this rank, by its position.
+    """
+    said, compared = LayerCosts.said, common_layer.seconds_of
+
+    def told(costs: LayerCosts) -> Any:
+        found = said(costs)
+        return found._replace(forwards={i: seconds(i) for i in found.forwards})
+
+    def of_common_layer(model: Divisible, chosen: common_layer.CommonLayer) -> float:
+        compared(model, chosen)
+        return seconds(chosen.position)
+
+    with (
+        mock.patch.object(LayerCosts, "said", told),
+        mock.patch.object(common_layer, "seconds_of", of_common_layer),
+        mock.patch.object(common_layer, "_PART", 0.0),
+    ):
+        yield

@@ -1,7 +1,6 @@
 """Layers leave a rank that becomes slow, and come back, while a trainer trains."""
 
 import json
-from unittest import mock
 
 import chainer
 import chainer.functions as F
@@ -19,12 +18,11 @@ from pipeline import (
     load_snapshot,
     snapshot,
 )
-from pipeline.rebalancing.layer_costs import LayerCosts
 from pipeline.rebalancing.log import read_log, slow_ranks, stragglers
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.snapshot_training import state_of
-from tests.support.told_times import SECONDS, Clock
+from tests.support.told_times import SECONDS, Clock, told_layers
 
 N_LAYERS, EVERY = 12, 5
 SLOW_FROM, SLOW_TO, END = 16, 31, 45
@@ -126,28 +124,10 @@ def goes_on(comm, out):
         assert np.isfinite(pipe.step(x, t)["loss"])
 
 
-def alike_by_a_layer():
-    """Lets all ranks compute a common layer in the same time, as their clocks do."""
-    return mock.patch(
-        "pipeline.rebalancing.common_layer.seconds_of", lambda model, layer: 0.01
-    )
-
-
-def forwards_alike():
-    """Lets the forwards of all layers have taken the same time in training."""
-    measured = LayerCosts.said
-
-    def said(costs):
-        found = measured(costs)
-        return found._replace(forwards=dict.fromkeys(found.forwards, SECONDS))
-
-    return mock.patch.object(LayerCosts, "said", said)
-
-
 def slow_in_what_no_layer_shows(comm, out):
     """The clock is slow, and a layer that is computed by itself is not."""
     watch = Rebalance(build, every=EVERY)
-    with alike_by_a_layer(), forwards_alike():
+    with told_layers(lambda position: SECONDS):
         _, pipe, _ = train(comm, out, Clock(1, 0, END), watch, end=25)
     pipe.close()
     assert watch.moves
@@ -167,7 +147,7 @@ def test_a_move_shows_that_it_was_no_layer_and_nobody_else_is_named(tmp_path):
 
 def alike(comm, out, log):
     watch = Rebalance(build, every=4, log=log)
-    with alike_by_a_layer():
+    with told_layers(lambda position: SECONDS):
         _, pipe, _ = train(comm, out, Clock(0, 0, 0), watch, end=20)
     pipe.close()
     assert watch.moves == []

@@ -1,7 +1,6 @@
 """Layers move in all replicas of a pipeline alike."""
 
 import socket
-import time
 from unittest import mock
 
 import chainer
@@ -18,6 +17,7 @@ from pipeline.rebalancing.log import read_log
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.snapshot_training import state_of
+from tests.support.told_times import SECONDS, Clock, told_layers
 
 BATCHES = make_batches([16] * 6)
 # Nobody waits in vain here. On a busy machine, where others load or compile something,
@@ -123,24 +123,23 @@ def test_what_error_feedback_keeps_moves():
     assert_on_ranks(4, residuals_move)
 
 
-class Slow(chainer.Chain):
-    """A layer that takes a time for each sample, another one in each replica."""
+class Counting(chainer.Chain):
+    """A layer that remembers the samples of its last call."""
 
-    seconds = 0.0
+    n_samples = 0
 
     def __init__(self):
         super().__init__(linear=L.Linear(6, 4))
 
     def forward(self, x):
-        time.sleep(Slow.seconds * len(x))
+        Counting.n_samples = len(x)
         return self.linear(x)
 
 
 def replicas_are_measured(comm, out, is_watched):
     with Grid(comm, n_pipeline=1) as grid:
-        Slow.seconds = 0.005 * (1 + 2 * grid.replica)
         np.random.seed(2)
-        stage = Divisible(Slow()).divide()
+        stage = Divisible(Counting()).divide()
         pipe = Pipeline(stage, grid, n_microbatches=2, timeout=PATIENCE)
         optimizer = create_multi_node_optimizer(
             chainer.optimizers.SGD(0.1), grid.data, pipeline=pipe
@@ -158,14 +157,18 @@ def replicas_are_measured(comm, out, is_watched):
             with pytest.raises(RuntimeError, match="shares are to be measured"):
                 updater.update()
             return
-        trainer.extend(Rebalance(lambda: Divisible(Slow()), every=5))
-        trainer.run()
+        # The second replica is three times as slow; a sample takes as long as another.
+        slow_rank, slowness = (0, 3) if grid.replica == 1 else (None, 1)
+        trainer.extend(Clock(slow_rank, 0, 17, lambda _: Counting.n_samples))
+        trainer.extend(Rebalance(lambda: Divisible(Counting()), every=5))
+        with told_layers(lambda position: SECONDS * slowness):
+            trainer.run()
         assert sum(iterator.shares) == pytest.approx(1)
-        assert 0.6 < iterator.shares[0] < 0.9
+        assert 0.7 < iterator.shares[0] < 0.8
         assert (len(next(iterator)) > 8) == (grid.replica == 0)
         # The gradient is that of the whole minibatch, however it is divided.
         np.random.seed(2)
-        model = Slow().linear
+        model = Counting().linear
         sgd = chainer.optimizers.SGD(0.1).setup(model)
         for i in range(16):
             part = slice(16 * (i % 3), 16 * (i % 3) + 16)
