@@ -1,6 +1,5 @@
 """The smallest bucket that is coded, as measured between these ranks."""
 
-import time
 import warnings
 
 import chainer
@@ -73,16 +72,21 @@ def test_the_measurement_itself():
 
 
 def waiting(comm):
-    """Rank 1 takes longer to measure than others wait."""
+    """Rank 1 measures until rank 0 has waited in vain."""
+    measures = [comm.rank == 1]
 
     def seconds(exchanges, n):
-        time.sleep(4 * comm.rank)
+        if measures.pop():
+            comm.recv(source=0)
+        measures.append(False)
         return [2e-3, 1e-3]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(break_even, "seconds", seconds)
         with pytest.raises(StallError, match="waited 1 s for .* to measure"):
             Exchange(comm, exchange_dtype="int8", local_size=1, timeout=1)
+    if comm.rank == 0:
+        comm.send("has waited", 1)
     comm.Barrier()
 
 
