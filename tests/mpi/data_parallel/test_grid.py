@@ -178,6 +178,8 @@ def no_communicator(comm):
 
 def one_is_late(comm, for_what):
     """Lets the last rank come to nothing, or agree and leave before the split."""
+    # One that starts late is not one that does not come.
+    comm.Barrier()
     if comm.rank < N_RANKS - 1:
         Grid(comm, 2, timeout=1)
     if for_what == "the split":

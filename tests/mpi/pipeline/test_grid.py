@@ -573,7 +573,7 @@ def differs(comm, what):
         if what == "one refuses" and comm.rank == 3:
             options["recompute"] = "seldom"
         where = comm if what == "no grid" and comm.rank == 2 else grid
-        Pipeline(stage, where, n_microbatches=2, timeout=5, **options)
+        Pipeline(stage, where, n_microbatches=2, timeout=60, **options)
 
 
 @pytest.mark.parametrize(
@@ -599,7 +599,7 @@ def wrong_parts(comm, shares, replica_of_others):
     with Grid(comm, 2) as grid:
         given = shares if grid.replica == 0 else replica_of_others
         samples = chainer.iterators.SerialIterator(SAMPLES, 4)
-        next(ReplicaIterator(samples, grid, shares=given, timeout=5))
+        next(ReplicaIterator(samples, grid, shares=given, timeout=60))
 
 
 @pytest.mark.parametrize(

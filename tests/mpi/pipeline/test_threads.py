@@ -137,14 +137,14 @@ def is_missing(comm):
     if comm.rank == 1:
         threading.Event().wait()
     stage = model.divide(*Plan.uniform(2, 2).range(min(comm.rank, 1)))
-    Pipeline(stage, comm, n_microbatches=2, timeout=1)
+    Pipeline(stage, comm, n_microbatches=2, timeout=3)
 
 
 def test_who_waits_names_the_rank_that_is_missing():
     argv = worker(is_missing)
     result = mpiexec(3, argv, timeout=DEADLINE)
     assert result.returncode == 1, result.stdout
-    message = "waited 1 s for rank 1 to start (ranks 0 and 2 are here)"
+    message = "waited 3 s for rank 1 to start (ranks 0 and 2 are here)"
     assert message in result.stdout
 
 

@@ -20,7 +20,7 @@ def array(n, seed=0):
     return np.random.RandomState(seed).normal(size=(n, 5)).astype("f")
 
 
-def channel(comm, n_slots=2, n_samples=4, timeout=10, has_window=True):
+def channel(comm, n_slots=2, n_samples=4, timeout=60, has_window=True):
     """Returns a transport and this rank's end, with a window."""
     channels = OneSidedTransport(comm.Dup(), timeout)
     end = channels.sender(0, 1) if comm.rank == 0 else channels.receiver(0, 0)
@@ -148,16 +148,16 @@ def late_credits(comm):
         for i in range(4):
             end.send(i, [Tensor(array(4, i), True)])
         assert end._waiting
-        all_gather(comm, None, 10)
+        all_gather(comm, None, 60)
         while channels.late:
             channels.look()
     else:
-        all_gather(comm, None, 10)
+        all_gather(comm, None, 60)
         for i in range(4):
             end.post(i)
             (tensor,) = end.receive(i, "the test")
             np.testing.assert_array_equal(tensor.array, array(4, i))
-    all_gather(comm, None, 10)
+    all_gather(comm, None, 60)
 
 
 def test_messages_wait_for_credits():
@@ -171,7 +171,7 @@ def stalls(comm):
         with pytest.raises(StallError, match="rank 1 to take what was sent to it"):
             channels.flush()
     else:
-        all_gather(comm, None, 10)
+        all_gather(comm, None, 60)
         end.post(0)
         end.receive(0, "the test")
         end.post(1)
@@ -179,7 +179,7 @@ def stalls(comm):
             end.receive(1, "1F0")
         return
     channels.go_on()
-    all_gather(comm, None, 10)
+    all_gather(comm, None, 60)
     while channels.late:
         channels.go_on()
 

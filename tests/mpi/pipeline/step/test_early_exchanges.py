@@ -341,7 +341,7 @@ def fails_in_a_step(comm):
     """Lets a layer fail when the exchange of others has begun."""
     with Grid(comm, 2) as grid:
         (stage,) = stages_of(gated(), grid, 2, None)
-        pipe = Pipeline(stage, grid, n_microbatches=2, timeout=5)
+        pipe = Pipeline(stage, grid, n_microbatches=2, timeout=60)
         optimizer = optimizer_on(grid, pipe).setup(stage)
         x, t = np.ones((4, 6), "f"), np.zeros(4, "i")
         n_backwards = 0
@@ -414,7 +414,7 @@ def forgets_later(comm):
     """Writes to a gradient that is under way already."""
     with Grid(comm, 2) as grid:
         (stage,) = stages_of(gated(), grid, 2, None)
-        pipe = Pipeline(stage, grid, n_microbatches=2, timeout=5)
+        pipe = Pipeline(stage, grid, n_microbatches=2, timeout=60)
         optimizer = optimizer_on(grid, pipe).setup(stage)
         for i in range(3):
             if i == 2 and pipe.is_last:
