@@ -9,8 +9,9 @@ import pytest
 
 from benchmarks.cluster import Cluster, ClusterError, cluster
 from benchmarks.cluster.starting import as_hosts
+from tests.support.processes import LOAD
 
-DEADLINE = 30
+DEADLINE = 30 * LOAD
 #: Seconds for which the CPU time of a process is looked at.
 WINDOW = 0.8
 
@@ -70,15 +71,17 @@ if comm.rank == 0:
 
 
 def test_links_have_their_rates(hosts):
-    seconds = []
     # What a host sends is limited, and what it is sent.
     for rates in [("unlimited", "8mbit"), ("8mbit", "unlimited"), ("1gbit", "1gbit")]:
         for host, rate in enumerate(rates):
             hosts.set(host, rate=rate)
-        seconds.append(float(output(hosts, 2, MESSAGE)))
-    # 1 MiB at 1 MB/s, of which 256 kB pass at once.
-    assert seconds[0] > 0.7 and seconds[1] > 0.7
-    assert seconds[2] < min(seconds[:2]) / 2
+        is_limited = "8mbit" in rates
+        # 1 MiB at 1 MB/s, of which 256 kB pass at once. A busy machine may take long
+        # for what is not limited, but not each time.
+        seconds = (
+            float(output(hosts, 2, MESSAGE)) for _ in range(1 if is_limited else 9)
+        )
+        assert any((each > 0.7) == is_limited for each in seconds), rates
 
 
 NEIGHBOURS = """
@@ -105,12 +108,18 @@ if comm.rank == 0:
 
 def test_ranks_share_memory_on_one_host_only(hosts):
     hosts.set(1, rate="8mbit")
-    try:
+
+    def within_a_host():
         names, within, between = output(hosts, 4, NEIGHBOURS).split("; ")
+        assert names == str([("host0", 2)] * 2 + [("host1", 2)] * 2)
+        assert float(between) > 0.7
+        return float(within)
+
+    try:
+        # A busy machine may take long within a host as well, but not each time.
+        assert any(within_a_host() < 0.35 for _ in range(9))
     finally:
         hosts.set(1, rate="1gbit")
-    assert names == str([("host0", 2)] * 2 + [("host1", 2)] * 2)
-    assert float(between) > 0.7 > 2 * float(within)
 
 
 SPIN = """
