@@ -92,6 +92,7 @@ def start(sources: Sources) -> dict[str, Any]:
         ],
         "colors": COLORS,
         "labels": {each: LABELS.get(each, each) for each in CATEGORIES},
+        "note": sources.left_out,
         "layers": None,
         "measured": None,
     }

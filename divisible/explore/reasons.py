@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from divisible.explore.simulation import Simulation
-from divisible.planning.units import format_seconds
+from divisible.planning.units import count, format_seconds
 from divisible.schedules.dependencies import NONE, other_rank_suppliers
 from divisible.schedules.simulator import results_sent
 
-# The longest answer, in steps back.
-_MOST_STEPS = 12
+# The longest answer, in waits from one rank to another.
+_MOST_HOPS = 8
 # Sums of the same seconds in another order differ by this part of the makespan.
 _ROUNDING = 1e-9
 
@@ -109,15 +109,49 @@ class _Answer:
     def about(self, action: int) -> Reason:
         """Goes back from an action to what it waited for."""
         sentences = [self._waiting(action)]
-        chain, at = [action], action
-        for _ in range(_MOST_STEPS):
-            at, sentence = self._before(at)
-            if sentence:
+        chain: list[int] = []
+        at: int | None = action
+        for hop in range(_MOST_HOPS):
+            busy = self._busy(at)
+            chain += busy
+            sentence = self._from(busy)
+            # The first sentence already names what the action itself waits for.
+            if hop or len(busy) > 1:
                 sentences.append(sentence)
+            at = self._supplier(busy[-1])
             if at is None:
                 break
-            chain.append(at)
         return Reason(" ".join(sentences), self._events[chain].tolist())
+
+    def _busy(self, action: int) -> list[int]:
+        """Returns an action, and those before it that its rank ran without a wait."""
+        first = int(self._run.offsets[self._rank(action)])
+        busy = [action]
+        while busy[-1] > first and self._supplier(busy[-1]) is None:
+            busy.append(busy[-1] - 1)
+        return busy
+
+    def _supplier(self, action: int) -> int | None:
+        """Returns the action on another rank that one waited for, if it did."""
+        need = int(self._needed[action])
+        return need if need != NONE and self._waits(action) else None
+
+    def _from(self, busy: list[int]) -> str:
+        """Returns the sentence about actions that a rank ran without a wait."""
+        name, first = (self._run.action(each) for each in (busy[0], busy[-1]))
+        need = self._supplier(busy[-1])
+        rank = self._rank(busy[0])
+        if need is None and len(busy) == 1:
+            return f"{name} is the first action of rank {rank}."
+        words = f"{name} follows {first} on rank {rank}"
+        if len(busy) > 2:
+            between = count(len(busy) - 2, "action")
+            words = f"{name} follows {first} and {between} on rank {rank}"
+        if len(busy) == 1:
+            return f"{name} waits for {self._run.action(need)}."
+        if need is None:
+            return f"{words}, from its first action on."
+        return f"{words}, and {first} waits for {self._run.action(need)}."
 
     def _waits(self, action: int) -> bool:
         return bool(self._start[action] > self._free[action] + self._slack)
@@ -151,21 +185,6 @@ class _Answer:
                     f" link or a rank is busy."
                 )
         return words
-
-    def _before(self, action: int) -> tuple[int | None, str]:
-        """Returns what decided when an action began, and a sentence about it."""
-        name, rank = self._run.action(action), self._rank(action)
-        if self._waits(action) and self._needed[action] != NONE:
-            need = int(self._needed[action])
-            return need, ""
-        if action == self._run.offsets[rank]:
-            return None, f"{name} is the first action of rank {rank}."
-        before = action - 1
-        other = self._run.action(before)
-        if self._waits(before) and self._needed[before] != NONE:
-            need = self._run.action(self._needed[before])
-            return before, f"{name} follows {other}, which waits for {need}."
-        return before, f"{name} follows {other} on rank {rank}."
 
     def _rank(self, action: int) -> int:
         return int(self._run.action_ranks[action])

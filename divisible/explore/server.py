@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 import traceback
 from collections.abc import Callable
 from http import HTTPStatus
@@ -132,6 +133,11 @@ class Server(ThreadingHTTPServer):
         super().__init__((HOST, port), _Handler)
         self.answers = Answers(sources)
         self.url = f"http://{HOST}:{self.server_port}/"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints errors, unless a browser has left before its answer."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def page_file(name: str) -> bytes:

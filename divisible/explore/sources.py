@@ -17,6 +17,18 @@ from divisible.planning.stage_costs import stage_model
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
 
+# Parts of a plan that the page has no controls for.
+_NOT_SIMULATED = (
+    "replicas",
+    "recompute",
+    "recomputed",
+    "stage_groups",
+    "hold_in",
+    "hold_dtype",
+    "streamed",
+    "messages",
+)
+
 
 @dataclass(frozen=True, eq=False)
 class Sources:
@@ -51,6 +63,27 @@ class Sources:
                 f"the timeline is of {self.measured.n_minibatches} minibatches: give"
                 f" one of a single minibatch"
             )
+
+    @property
+    def left_out(self) -> str:
+        """A sentence about what the plan has and the page does not simulate, or none.
+
+        Example:
+            >>> Sources().left_out
+            ''
+        """
+        plan = self.plan
+        if plan is None:
+            return ""
+        plain = Plan(plan.cuts, stages_per_rank=plan.stages_per_rank)
+        used = [
+            f"{name}={getattr(plan, name)!r}"
+            for name in _NOT_SIMULATED
+            if getattr(plan, name) != getattr(plain, name)
+        ]
+        if not used:
+            return ""
+        return f"The page does not simulate what the plan has of {', '.join(used)}."
 
     def model(self, schedule: Schedule) -> CostModel:
         """Returns the costs of the layers in a schedule's stages.

@@ -58,6 +58,8 @@ def explore_command(files, port, no_browser, output) -> None:
     server answers on this machine alone, until Ctrl-C ends it.
     """
     sources = _sources(files)
+    if sources.left_out:
+        console.say_wrapped(sources.left_out)
     if output is not None:
         write_page(output, sources)
         console.say(f"written to {output}")

@@ -19,6 +19,9 @@ document.body.classList.toggle("stored", isStored);
 document.body.classList.toggle("with-layers", start.layers !== null);
 document.body.classList.toggle("with-measured", start.measured !== null);
 showLegend();
+const note = document.querySelector(".note");
+note.textContent = start.note;
+note.hidden = !start.note;
 build();
 
 function say(words) {

@@ -11,7 +11,8 @@ export function drawMemory(svg, answer, view) {
   const row = answer.ranks > 24 ? 18 : 32;
   const bottom = MEMORY_TOP + answer.ranks * row;
   const scale = (width - LEFT - RIGHT) / (span || 1);
-  const highest = Math.max(memory.limit ?? 0, ...memory.levels.flat().map((each) => each[1]), 1e-12);
+  const most = memory.levels.map((levels) => Math.max(...levels.map((each) => each[1])));
+  const highest = Math.max(memory.limit ?? 0, ...most, 1e-12);
   const parts = [`<rect width="${width}" height="${bottom + 20}" fill="#fff"/>`];
   parts.push(timeAxis(span, width, MEMORY_TOP, bottom));
   memory.levels.forEach((levels, rank) => {

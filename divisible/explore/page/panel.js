@@ -1,6 +1,7 @@
 // One schedule: its controls, its pictures, and what one does with them.
 
 import { drawCut } from "./cut.js";
+import { inWords } from "./drawing.js";
 import { fileName, saveFile, svgFile } from "./exporting.js";
 import { actionAt, besideAction, drawGrid } from "./grid.js";
 import { drawMemory } from "./memory.js";
@@ -239,7 +240,7 @@ export class Panel {
         event.preventDefault();
         const at = (this.selectedEvent = neighbour(events, this.selectedEvent, event.key, ranks));
         if (at === null) return;
-        this.said(`rank ${events.rank[at]}, ${events.text[at]}, from ${events.start[at]} s`);
+        this.said(`rank ${events.rank[at]}, ${events.text[at]}, from ${inWords(events.start[at])}`);
         this.showTimeline();
       } else if ((event.key === "Enter" || event.key === " ") && this.selectedEvent !== null) {
         event.preventDefault();

@@ -92,3 +92,12 @@ def test_a_plan_needs_profiles_of_its_layers():
         ValueError, match="of 10 layers, but the profile is of one of 4"
     ):
         Sources(plan_of(), [uneven_profile(4)])
+
+
+def test_features_of_a_plan_without_a_control_are_named():
+    profiles = [uneven_profile()]
+    assert Sources(plan_of(), profiles).left_out == ""
+    plan = plan_of(recompute="always", hold_in=("disk", "memory"), streamed=(1,))
+    words = Sources(plan, profiles).left_out
+    for each in ("recompute='always'", "hold_in=('disk', 'memory')", "streamed=(1,)"):
+        assert each in words
