@@ -64,7 +64,7 @@ def newest(
         home: The folders of the run's copies.
         warn: Called on rank 0 with a sentence about each copy that is skipped.
     """
-    what = f"cannot look for copies in {home.run_folder}"
+    what = "cannot look for copies in memory"
     mine = on_all_ranks(pipeline, "load", what, _look, home)
     everyone, remarks = zip(*pipeline.internals.gather(mine, "load"))
     for each in [each for theirs in remarks for each in theirs]:

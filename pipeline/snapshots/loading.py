@@ -121,7 +121,9 @@ def load(
     """
     settle(pipeline)
     state = dict(state or {})
-    what = f"cannot load the snapshot {path}"
+    # The errors of all ranks are alike, also if their directories are not.
+    name = "the copy in memory" if is_part else f"the snapshot {path}"
+    what = f"cannot load {name}"
     snapshot, found = on_all_ranks(
         pipeline, "load", what, _open, path, pipeline, optimizer, state, is_part
     )
@@ -129,7 +131,7 @@ def load(
     for rank, checksum in enumerate(checksums):
         if checksum != checksums[0]:
             raise SnapshotError(f"{what}: ranks 0 and {rank} see different ones there")
-    loading = _Loading(snapshot, pipeline, found, state, what)
+    loading = _Loading(snapshot, pipeline, found, state, name)
     set_back = loading.fit()
     try:
         loading.check(strict)
@@ -157,14 +159,14 @@ class _Loading(NamedTuple):
         pipeline: The pipeline to load it into.
         optimizers: Optimizers of this rank's stages.
         state: Other objects to load, by name.
-        what: Beginning of errors.
+        name: Name of the snapshot, for errors.
     """
 
     snapshot: Snapshot
     pipeline: BetweenSteps
     optimizers: OptimizersOfStages
     state: Mapping[str, Any]
-    what: str
+    name: str
 
     def fit(self) -> Callable[[], None]:
         """Gives layers without some of their channels the sizes that they had.
@@ -242,10 +244,14 @@ class _Loading(NamedTuple):
     @property
     def _refusal(self) -> str:
         return (
-            f"the run was changed in part when the snapshot {self.snapshot.path} could"
-            f" not be loaded: load a whole snapshot before the model is used, or make"
-            f" a new model, new optimizers and a new Pipeline"
+            f"the run was changed in part when {self.name} could not be loaded: load a"
+            f" whole snapshot before the model is used, or make a new model, new"
+            f" optimizers and a new Pipeline"
         )
+
+    @property
+    def _what(self) -> str:
+        return f"cannot load {self.name}"
 
     @property
     def _objects(self) -> dict[str, Any]:
@@ -257,14 +263,14 @@ class _Loading(NamedTuple):
         return self.snapshot.n_replicas != self.pipeline.n_replicas
 
     def _attempt(self, load: Callable[..., Any], *arguments: Any) -> Any:
-        return on_all_ranks(self.pipeline, "load", self.what, load, *arguments)
+        return on_all_ranks(self.pipeline, "load", self._what, load, *arguments)
 
     def _compared(self, ledger: Ledger, strict: bool) -> Differences:
         if self.pipeline.n_replicas == 1 < self.snapshot.n_replicas:
             # A single pipeline does not need the replicas' state of their exchange.
             ledger.read |= set(filter(_is_of_exchange, ledger.found))
         ledgers = self.pipeline.internals.gather(ledger, "load")
-        return compare(ledgers, self.what, strict, _OF_ANOTHER_RUN)
+        return compare(ledgers, self._what, strict, _OF_ANOTHER_RUN)
 
     def _saved_shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns the saved shapes of this rank's layers, by path."""

@@ -19,8 +19,8 @@ def inject(comm, folder, name, every):
 @pytest.mark.parametrize(
     ("name", "every"),
     [
-        ("copies", 53),
-        ("loads_of_copies", 53),
+        ("copies", 79),
+        ("loads_of_copies", 97),
         pytest.param("copies", 1, marks=pytest.mark.matrix),
         pytest.param("loads_of_copies", 1, marks=pytest.mark.matrix),
     ],

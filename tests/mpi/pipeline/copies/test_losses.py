@@ -27,11 +27,14 @@ from tests.support.mpiexec import worker
 from tests.support.processes import Running, launcher, running
 from tests.support.snapshot_training import saved_arrays, small_trainer
 
-N_ITERATIONS, EVERY_ON_DISK = 80, 20
+N_ITERATIONS, EVERY_ON_DISK = 40, 10
 SECONDS_TO_START, SECONDS_TO_END = 60, 30
 #: Copies that a start has made when a host is lost. Before that, the loss is one of
 #: two: the copies of the start before are not on new partners yet.
 N_COPIES = 3
+#: Most copies that a start makes before it is killed, and most seconds after them. A
+#: start, a resume and a copy take parts of a second, on an idle machine.
+MOST_COPIES, MOST_SECONDS = 12, 0.4
 
 
 def memory_of(folder, host):
@@ -76,6 +79,8 @@ class Training:
     Attributes:
         hosts: Hosts that the next start has, one for each rank.
         least: Iteration from which the next start must go on, or a later one.
+        n_from_disk: Number of starts that went on from a snapshot on disk.
+        is_done: Whether the last start has ended by itself.
         log: What was done to it.
     """
 
@@ -84,17 +89,15 @@ class Training:
         self.hosts = list(range(n_hosts))
         self._n_hosts = n_hosts
         self.least = self.n_from_disk = 0
+        self.is_done = False
         self.log: list[str] = []
 
-    def run(self, chance: random.Random, seconds: float | None) -> float:
+    def run(self, chance: random.Random, is_killed: bool) -> None:
         """Starts it on its hosts, and waits until it has ended.
 
         Args:
-            chance: Chooses what is killed.
-            seconds: Time within which it is killed; ``None`` to leave it alone.
-
-        Returns:
-            How many seconds it trained.
+            chance: Chooses what is killed, and when.
+            is_killed: Whether something is killed.
         """
         arguments = str(self.out), str(self.memory), self.hosts
         n = len(self.hosts)
@@ -108,15 +111,24 @@ class Training:
                 return {int(r): int(p) for r, p in found} if len(found) == n else {}
 
             processes = program.wait_for(pids, SECONDS_TO_START)
-            begin = time.monotonic()
-            if seconds is not None:
-                time.sleep(chance.uniform(0, seconds))
+            if is_killed:
+                self._await_moment(chance, program)
                 loss = self._kill(chance, program, processes)
             code = program.wait(SECONDS_TO_END)
-            taken, output = time.monotonic() - begin, program.output
+            output = program.output
         self._note(loss, code, output)
         self._choose_hosts(chance, loss)
-        return taken
+
+    def _await_moment(self, chance: random.Random, program: Running) -> None:
+        """Waits for a random moment of the start, the resume or the training."""
+        n_copies = chance.randint(0, MOST_COPIES)
+
+        def has_come() -> bool:
+            has_ended = program.process.poll() is not None
+            return has_ended or program.output.count("copied") >= n_copies
+
+        program.wait_for(has_come, SECONDS_TO_START)
+        time.sleep(chance.uniform(0, MOST_SECONDS))
 
     def _kill(
         self, chance: random.Random, program: Running, ranks: dict[int, int]
@@ -155,7 +167,9 @@ class Training:
         print(self.log[-1], flush=True)
         words = "\n".join([*self.log, output])
         assert "Traceback" not in output, words
-        assert code != 0 or self.is_done, words
+        assert code != 0 or self._on_disk() == N_ITERATIONS, words
+        # Killed after its last snapshot, it has not removed its copies yet.
+        self.is_done = code == 0
         # Killed before it has resumed, it has changed nothing.
         if resumed or copied:
             assert begun >= self.least, words
@@ -186,10 +200,6 @@ class Training:
         path = latest_snapshot(self.out)
         return 0 if path is None else Snapshot.open(path).n_steps
 
-    @property
-    def is_done(self) -> bool:
-        return self._on_disk() == N_ITERATIONS
-
     def result(self) -> dict[str, bytes]:
         """Returns all that was trained, by key."""
         arrays = saved_arrays(latest_snapshot(self.out))
@@ -209,7 +219,7 @@ def test_lost_ranks_and_hosts(tmp_path, n_kills):
     chance = random.Random(seed)
     with folder_in_memory() as folder:
         undisturbed = Training(folder / "undisturbed", 3)
-        seconds = undisturbed.run(chance, None)
+        undisturbed.run(chance, is_killed=False)
         assert undisturbed.is_done and undisturbed.left_over() == []
         expected, n_killed, n_done, n_from_disk = undisturbed.result(), 0, 0, 0
         training = Training(folder / "0", 3)
@@ -218,7 +228,7 @@ def test_lost_ranks_and_hosts(tmp_path, n_kills):
                 check(training, expected)
                 n_done, n_from_disk = n_done + 1, n_from_disk + training.n_from_disk
                 training = Training(folder / str(n_done), chance.choice([3, 4]))
-            training.run(chance, seconds / 2 if n_killed < n_kills else None)
+            training.run(chance, is_killed=n_killed < n_kills)
             n_killed += not training.is_done
         check(training, expected)
     n_from_disk += training.n_from_disk
