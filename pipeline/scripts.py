@@ -7,8 +7,9 @@ Arguments after the script's name belong to the script. On every rank it runs as
 
 * An uncaught exception in any thread ends all ranks, and its traceback is printed once.
 * ``sys.exit`` with a code other than 0 ends all ranks with that code.
-* After :class:`~pipeline.StopOnSignal` has stopped the training, the exit code is 75,
-  even if the script ends with ``sys.exit()`` or ``sys.exit(0)``.
+* After :class:`~pipeline.StopOnSignal` or ``divisible control`` has stopped the
+  training, the exit code is 75, even if the script ends with ``sys.exit()`` or
+  ``sys.exit(0)``.
 * SIGUSR1 ends all ranks, as it ends any program, unless the script has a handler. MPICH
   would ignore it.
 * A file beside the script with the name of one of our packages does not hide the
@@ -41,7 +42,7 @@ from divisible.communication.aborting import (
 )
 from divisible.communication.errors import StallError
 from divisible.communication.waiting import wait
-from pipeline.training.signals import STOPPED, has_stopped
+from pipeline.training.signals import STOPPED, has_stopped, stopped_by
 
 # Longest wait of a rank that a signal stopped for the others, in seconds.
 _SECONDS_FOR_OTHERS = 60.0
@@ -72,7 +73,9 @@ def run_script(
     if has_stopped():
         _wait_for_others()
         if not is_world_up() or MPI.COMM_WORLD.rank == 0:
-            print(f"exit code {STOPPED}: a signal stopped the training", flush=True)
+            print(
+                f"exit code {STOPPED}: {stopped_by()} stopped the training", flush=True
+            )
         sys.exit(STOPPED)
 
 

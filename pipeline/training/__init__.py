@@ -16,4 +16,6 @@
     timeline_report pictures of training steps
     logger_report   the log for other loggers
     signals         stopping from outside, all ranks at the same minibatch
+    obey_orders     snapshots and stops on the orders of "divisible control"
+    control_files   the files of these orders and of their answers
 """

@@ -16,13 +16,29 @@ from pipeline.training.one_trainer import TriggerAround
 #: order: EX_TEMPFAIL of ``sysexits.h``, "try again later".
 STOPPED = 75
 
-# Whether a signal has stopped a training run in this process.
+# Whether a signal or an order has stopped a training run in this process.
 _has_stopped = False
+_stopped_by = "a signal"
 
 
 def has_stopped() -> bool:
-    """Returns whether a signal has stopped a training run in this process."""
+    """Returns whether a signal or an order has stopped a run in this process."""
     return _has_stopped
+
+
+def stopped_by() -> str:
+    """Returns words for what has stopped a run in this process."""
+    return _stopped_by
+
+
+def record_stop(by: str = "a signal") -> None:
+    """Records that a training run in this process was stopped from outside.
+
+    Args:
+        by: Words for what stopped it.
+    """
+    global _has_stopped, _stopped_by
+    _has_stopped, _stopped_by = True, by
 
 
 class StopOnSignal(Extension):
@@ -99,10 +115,9 @@ class StopOnSignal(Extension):
 
     def __call__(self, trainer: Trainer) -> None:
         """Records whether a signal came; called after every minibatch."""
-        global _has_stopped
         if trainer.updater.stop_code in self._signals:
             self.signal = trainer.updater.stop_code
-            _has_stopped = True
+            record_stop()
             self._stopped = trainer
 
     def finalize(self) -> None:
@@ -118,29 +133,39 @@ class StopOnSignal(Extension):
     def _words(self, trainer: Trainer) -> str:
         """Returns a line about where a run was saved, and how to go on."""
         name = signal.Signals(self.signal).name
-        begin = f"stopped by {name} after iteration {trainer.updater.iteration}: "
-        extensions = [
-            (name, entry.extension) for name, entry in trainer._extensions.items()
-        ]
-        for _, extension in extensions:
-            path = getattr(extension, "saved_to", None)
-            if path is not None:
-                words = f"start with snapshot(resume={str(path)!r})"
-                if extension.resume == "auto":
-                    words = "start the same command again"
-                return f"{begin}saved in {path}; to go on, {words}"
-        ran = [n for n, _ in extensions if any(w in n.lower() for w in self._run)]
-        if ran:
-            return f"{begin}the extension {ran[0]} has run"
-        return (
-            f"{begin}nothing was saved. Extend the trainer with"
-            f" pipeline.snapshot(resume='auto') to go on next time"
-        )
+        begin = f"stopped by {name} after iteration {trainer.updater.iteration}"
+        return f"{begin}: {saved_words(trainer, self._run)}"
 
     def _restore(self) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
+
+
+def saved_words(trainer: Trainer, run: Sequence[str]) -> str:
+    """Returns words about where a stopped run was saved, and how to go on.
+
+    Args:
+        trainer: The trainer.
+        run: Words in the names of the extensions that have run before the end.
+    """
+    extensions = [
+        (name, entry.extension) for name, entry in trainer._extensions.items()
+    ]
+    for _, extension in extensions:
+        path = getattr(extension, "saved_to", None)
+        if path is not None:
+            words = f"start with snapshot(resume={str(path)!r})"
+            if extension.resume == "auto":
+                words = "start the same command again"
+            return f"saved in {path}; to go on, {words}"
+    ran = [n for n, _ in extensions if any(w in n.lower() for w in run)]
+    if ran:
+        return f"the extension {ran[0]} has run"
+    return (
+        "nothing was saved. Extend the trainer with pipeline.snapshot(resume='auto')"
+        " to go on next time"
+    )
 
 
 class _AlsoAtStop(TriggerAround):

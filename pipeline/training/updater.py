@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 import weakref
 from collections.abc import Sequence
@@ -19,8 +20,10 @@ from pipeline.stages.reports import named, observed_name
 from pipeline.step.late_dict import LateDict, LateValue
 from pipeline.training.arguments import by_name, check_samples, check_targets
 from pipeline.training.confirmed_updates import ConfirmedUpdates
+from pipeline.training.control_files import VARIABLE
 from pipeline.training.measures import NAMES, StepCost, measure, observations
 from pipeline.training.minibatches import Key, MinibatchReader, iterators_of_rank
+from pipeline.training.obey_orders import ObeyOrders
 from pipeline.training.one_trainer import OneTrainer
 from pipeline.training.shared_reports import SharedReports
 
@@ -91,6 +94,8 @@ class PipelineUpdater(StandardUpdater):
         pipeline (Pipeline): The pipeline given.
         stop_code (int): The largest number that a rank has given to
             :meth:`request_stop`; the same on every rank after an update.
+        n_snapshots_requested (int): Number of calls of :meth:`request_snapshot`, on the
+            rank that has the most; the same on every rank after an update.
 
     Raises:
         ValueError: If a stage of this rank has no optimizer. If an optimizer would skip
@@ -146,8 +151,8 @@ class PipelineUpdater(StandardUpdater):
         )
         self.pipeline = pipeline
         self._device_of_stages = next(iter(pipeline.stages.values())).device
-        self.stop_code = 0
-        self._requested = 0
+        self.stop_code = self.n_snapshots_requested = 0
+        self._requested = self._snapshots_wanted = 0
         #: Names of reported values that are equal on all ranks.
         self.reported_alike: set[str] = set()
         #: Whether a rank reported values under other names in the last update.
@@ -173,6 +178,8 @@ class PipelineUpdater(StandardUpdater):
         trainer.extend(SharedReports())
         if self.pipeline.internals.step.confirming is not None:
             trainer.extend(ConfirmedUpdates(self.pipeline))
+        if VARIABLE in os.environ:
+            trainer.extend(ObeyOrders(os.environ[VARIABLE]))
         if self.pipeline.internals.ranks.world.size > 1:
             # Python prints the traceback, so the trainer need not print it before.
             trainer.run = functools.partial(trainer.run, show_loop_exception_msg=False)
@@ -197,6 +204,14 @@ class PipelineUpdater(StandardUpdater):
         """
         self._requested = max(self._requested, code)
 
+    def request_snapshot(self) -> None:
+        """Asks all ranks for a snapshot, after this update or one of the next two.
+
+        All ranks get the number of requests; under ``divisible run --keep-going``,
+        extensions with ``snapshot`` in their names then run.
+        """
+        self._snapshots_wanted += 1
+
     def update(self) -> None:
         """Updates the parameters with one minibatch, and reports its costs.
 
@@ -212,7 +227,8 @@ class PipelineUpdater(StandardUpdater):
         cost = measure(self.pipeline.internals.record, seconds, self._device_of_stages)
         ranks = self.pipeline.internals.ranks
         reports_more = not _observation().keys() <= self.reported_alike
-        mine = np.array([*cost, self._requested, reports_more])
+        wishes = self._requested, self._snapshots_wanted, reports_more
+        mine = np.array([*cost, *wishes])
         told, n_samples = ranks.gather(mine), self._n_samples
 
         def observed() -> dict[str, float]:
@@ -238,8 +254,9 @@ class PipelineUpdater(StandardUpdater):
 
     def _learn(self, told: LateNumbers) -> None:
         """Learns what the ranks wanted after a minibatch."""
-        *_, stop_code, reports_more = told.read().max(axis=0)
-        self.stop_code, self.somebody_reports_more = int(stop_code), bool(reports_more)
+        *_, stop_code, n_snapshots, reports_more = told.read().max(axis=0)
+        self.stop_code, self.n_snapshots_requested = int(stop_code), int(n_snapshots)
+        self.somebody_reports_more = bool(reports_more)
         self._waits |= self.somebody_reports_more
 
     def update_core(self) -> None:
