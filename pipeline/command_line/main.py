@@ -15,6 +15,7 @@ from pipeline.command_line.report import report_command
 from pipeline.command_line.run import run_command
 from pipeline.command_line.schedule import schedule_command
 from pipeline.command_line.simulate import simulate_command, timeline_command
+from pipeline.command_line.smoke import smoke_command
 from pipeline.command_line.snapshots import (
     export_command,
     import_command,
@@ -48,6 +49,7 @@ def main() -> None:
     $ divisible timeline result
     $ divisible watch result
     $ divisible report result
+    $ divisible smoke -n 4 --hosts a,b,c,d
     """  # noqa: D301
 
 
@@ -68,5 +70,6 @@ for command in (
     stragglers_command,
     watch_command,
     report_command,
+    smoke_command,
 ):
     main.add_command(command)

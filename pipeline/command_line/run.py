@@ -140,7 +140,7 @@ def _keep_going(
     if n_ranks is None:
         raise click.UsageError("--keep-going needs the number of ranks: give -n")
     command = [
-        *(shlex.split(launcher) if launcher else [_mpiexec()]),
+        *(shlex.split(launcher) if launcher else [mpiexec()]),
         *("-n", str(n_ranks), sys.executable),
         *("-c", "import divisible_command; divisible_command.main()", "run", *on_ranks),
     ]
@@ -148,7 +148,7 @@ def _keep_going(
     return Supervisor(command, n_ranks, budget, log).run()
 
 
-def _mpiexec() -> str:
+def mpiexec() -> str:
     """Returns the launcher beside this Python, or else that of the system."""
     beside = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
     return beside or "mpiexec"

@@ -33,7 +33,9 @@ _SHARE = 0.9
 _SIDE, _SECONDS = 384, 0.3
 # Ranks, and links, are equally fast if the ratio of their seconds is above this.
 _ALIKE = 0.75
-_SMALL, _LARGE, _REPEATS = 1, 4 * 2**20, 5
+_SMALL, _REPEATS = 1, 5
+#: Bytes of a large message.
+LARGE = 4 * 2**20
 
 
 def find_machine(comm: MPI.Comm, timeout: float) -> Machine:
@@ -123,7 +125,7 @@ def network_of(links: Sequence[tuple[float, float]]) -> Network:
     if not links:
         return Network()
     small, large = np.array(links).T
-    rates = _LARGE / np.maximum(large - small, 1e-9)
+    rates = LARGE / np.maximum(large - small, 1e-9)
     if rates.min() / rates.max() >= _ALIKE:
         return Network(_rounded(rates.min()), _rounded(small.max()))
     return Network([*map(_rounded, rates)], [*map(_rounded, small)])
@@ -156,25 +158,42 @@ def _links(comm: MPI.Comm, timeout: float) -> tuple[float, float]:
         peer = comm.rank + 1 if is_first else comm.rank - 1
         if 0 <= peer < comm.size:
             small, large = (
-                _to_and_fro(comm, peer, is_first, n_bytes, timeout)
-                for n_bytes in (_SMALL, _LARGE)
+                to_and_fro(comm, peer, is_first, n_bytes, timeout)
+                for n_bytes in (_SMALL, LARGE)
             )
             if is_first:
                 found = small, large
     return found
 
 
-def _to_and_fro(
-    comm: MPI.Comm, peer: int, is_first: bool, n_bytes: int, timeout: float
+def to_and_fro(
+    comm: MPI.Comm,
+    peer: int,
+    is_first: bool,
+    n_bytes: int,
+    timeout: float,
+    repeats: int = _REPEATS,
 ) -> float:
-    """Returns the seconds of a message one way, the shortest of several."""
+    """Returns the seconds of a message one way, the shortest of several.
+
+    Args:
+        comm: Communicator of the ranks.
+        peer: The other rank, which calls this with this rank.
+        is_first: Whether this rank sends first; the other one does not.
+        n_bytes: Bytes of the message.
+        timeout: Seconds to wait for the other rank.
+        repeats: Number of messages to and fro.
+
+    Raises:
+        StallError: If the other rank does not answer in time.
+    """
     message, place, seconds = np.zeros(n_bytes, np.uint8), WaitPlace(comm, peer), []
 
     def finish(request: Any) -> None:
         words = f"rank {peer} {_PURPOSE}"
         wait(request.Test, timeout, lambda: words, place=place)
 
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         start = time.perf_counter()
         if is_first:
             finish(comm.Isend(message, peer, PROBE_TAG))
