@@ -1,8 +1,9 @@
-"""The environment variables of launchers, which this module reads without MPI."""
+"""Launchers of ranks, and their environment variables; without MPI."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from typing import NamedTuple
 
@@ -72,3 +73,9 @@ def _first(variables: tuple[tuple[str, str], ...]) -> Launch | None:
             rank = os.environ.get(of_rank, "")
             return Launch(int(rank) if rank.isdigit() else 0, int(size), of_size)
     return None
+
+
+def mpiexec() -> str:
+    """Returns the launcher beside this Python, or else that of the system."""
+    beside = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
+    return beside or "mpiexec"

@@ -6,6 +6,7 @@ import click
 
 from divisible import __version__
 from pipeline.command_line.compress import compress_command
+from pipeline.command_line.control import control_command
 from pipeline.command_line.explore import explore_command
 from pipeline.command_line.flight_record import flight_record_command
 from pipeline.command_line.plan import plan_command
@@ -44,6 +45,7 @@ def main() -> None:
     $ divisible export result/snapshot_epoch_3 --to safetensors
     $ divisible import result/snapshot_iter_1000
     $ divisible compress train.py --budget accuracy=-0.5 --bytes 0.2
+    $ divisible control 4711 save
     $ divisible flight-record /tmp/divisible-1000/3f2a9c1b70de
     $ divisible stragglers result
     $ divisible timeline result
@@ -66,6 +68,7 @@ for command in (
     export_command,
     import_command,
     compress_command,
+    control_command,
     flight_record_command,
     stragglers_command,
     watch_command,

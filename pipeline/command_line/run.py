@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -28,7 +26,8 @@ from pipeline.supervision.budget import Budget
 @click.option(
     "--plan",
     type=click.Path(dir_okay=False),
-    help="File of a plan, for a script that says plan='auto'; rank 0 reads it.",
+    help="File of a plan, for a script that says plan='auto'; rank 0 reads it. {ranks}"
+    " in its name stands for the number of ranks, as in 'plan-{ranks}.json'.",
 )
 @click.option(
     "--compat",
@@ -66,6 +65,38 @@ from pipeline.supervision.budget import Budget
     type=click.Path(dir_okay=False, path_type=Path),
     help="File for a line of JSON about each start and end, with --keep-going.",
 )
+@click.option(
+    "--hosts",
+    metavar="HOSTS",
+    help="Hosts for the ranks, with --keep-going: a list such as node1:4,node2:4, or a"
+    " file with a host on each line. Hosts that the ranks do not need are spare."
+    "  [default: with --spares, --shrink or --grow those of a job of Slurm or PBS]",
+)
+@click.option(
+    "--spares",
+    metavar="HOSTS",
+    help="Hosts that take the place of lost ones, with --keep-going.",
+)
+@click.option(
+    "--shrink",
+    is_flag=True,
+    help="Start fewer ranks if too few hosts are left, with --keep-going. SCRIPT says"
+    " plan='auto', or can train on several numbers of ranks.",
+)
+@click.option(
+    "--grow",
+    is_flag=True,
+    help="Look once a minute, and on SIGUSR2, whether lost hosts are back, with"
+    " --keep-going. If so, the ranks stop with a snapshot, and more of them start.",
+)
+@click.option(
+    "--control",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="RUN",
+    help="Directory for 'divisible control RUN', with --keep-going. Rank 0 must see it."
+    "  [default: one in the directory for temporary files]",
+)
+@click.option("--controlled-by", type=click.Path(), hidden=True)
 @click.argument("script", type=click.Path())
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @options.speaking
@@ -77,8 +108,10 @@ def run_command(
     launcher: str | None,
     restarts: int | None,
     log: Path | None,
+    controlled_by: str | None,
     script: str,
     arguments: tuple[str, ...],
+    **of_hosts: Any,
 ) -> None:
     """Runs a training script so that all ranks end when one does.
 
@@ -98,7 +131,8 @@ def run_command(
     With --keep-going, no launcher stands before "divisible". SCRIPT saves snapshots,
     and resumes from the newest one (resume='auto'). If a rank is killed or does not
     answer, the ranks start again, and a line says why. An error of the program that
-    comes twice at the same step ends the run, and so does a signal.
+    comes twice at the same step ends the run, and so does a signal. The line at the
+    start names the directory for "divisible control".
     """  # noqa: D301
     try:
         _modes.enable(compat)
@@ -107,48 +141,32 @@ def run_command(
     except RuntimeError as error:
         raise click.ClickException(str(error)) from None
     if keep_going:
+        if is_one_of_several():
+            raise click.UsageError(
+                "a launcher has started this process with others, but --keep-going"
+                " starts the ranks itself: leave out mpiexec before it"
+            )
+        if n_ranks is None:
+            raise click.UsageError("--keep-going needs the number of ranks: give -n")
+        from pipeline.command_line.keep_going import Wish, keep_going_with
+
         options_of_ranks = ["--compat", compat, *(["--plan", plan] if plan else [])]
-        on_ranks = [*options_of_ranks, script, *arguments]
-        sys.exit(_keep_going(launcher, n_ranks, restarts, log, on_ranks))
-    if any(given is not None for given in (n_ranks, launcher, restarts, log)):
-        raise click.UsageError("-n, --launcher, --restarts and --log need --keep-going")
+        wish = Wish(n_ranks, launcher, restarts, log, plan, **of_hosts)
+        sys.exit(keep_going_with(wish, options_of_ranks, [script, *arguments]))
+    given = [n_ranks, launcher, restarts, log, *of_hosts.values()]
+    if any(each not in (None, False) for each in given):
+        raise click.UsageError(
+            "-n, --launcher, --restarts, --log, --hosts, --spares, --shrink, --grow and"
+            " --control need --keep-going"
+        )
     # These modules start MPI, which the other commands do not need.
     from pipeline.scripts import run_script
     from pipeline.start.plan_choice import VARIABLE
+    from pipeline.training import control_files
 
+    if controlled_by is not None:
+        os.environ[control_files.VARIABLE] = controlled_by
     if plan is not None:
         # The script may change its directory.
         os.environ[VARIABLE] = os.path.abspath(plan)
     run_script([script, *arguments])
-
-
-def _keep_going(
-    launcher: str | None,
-    n_ranks: int | None,
-    restarts: int | None,
-    log: Path | None,
-    on_ranks: Sequence[str],
-) -> int:
-    """Runs a supervisor, and returns its exit code."""
-    from pipeline.supervision.supervisor import Supervisor
-
-    if is_one_of_several():
-        raise click.UsageError(
-            "a launcher has started this process with others, but --keep-going starts"
-            " the ranks itself: leave out mpiexec before it"
-        )
-    if n_ranks is None:
-        raise click.UsageError("--keep-going needs the number of ranks: give -n")
-    command = [
-        *(shlex.split(launcher) if launcher else [mpiexec()]),
-        *("-n", str(n_ranks), sys.executable),
-        *("-c", "import divisible_command; divisible_command.main()", "run", *on_ranks),
-    ]
-    budget = Budget() if restarts is None else Budget(restarts)
-    return Supervisor(command, n_ranks, budget, log).run()
-
-
-def mpiexec() -> str:
-    """Returns the launcher beside this Python, or else that of the system."""
-    beside = shutil.which("mpiexec", path=os.path.dirname(sys.executable))
-    return beside or "mpiexec"

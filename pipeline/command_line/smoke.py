@@ -9,10 +9,9 @@ from pathlib import Path
 
 import click
 
-from divisible.communication.launchers import is_one_of_several
+from divisible.communication.launchers import is_one_of_several, mpiexec
 from divisible.files import written_aside
 from pipeline.command_line import console, options
-from pipeline.command_line.run import mpiexec
 
 # Seconds of a measurement, beside those that a rank may wait for another one.
 _SECONDS = 60.0

@@ -54,6 +54,8 @@ from pipeline.start.plans import Given
 AUTO = "auto"
 #: Environment variable with the file of a plan, which ``divisible run --plan`` sets.
 VARIABLE = "DIVISIBLE_PLAN"
+#: Mark for the number of ranks in the name of such a file.
+RANKS = "{ranks}"
 #: Name of a plan's file in a directory of snapshots.
 PLAN_NAME = "plan.json"
 # Numbers of parts of the minibatch that is measured.
@@ -95,6 +97,7 @@ def known_plan(
         ValueError: If a new plan could not be saved in the directory.
     """
     if path := environ.get(VARIABLE):
+        path = path.replace(RANKS, str(n_ranks))
         plan = Plan.load(path)
         plan.check(model, n_ranks)
         return Known(plan, f"{path}, by divisible run --plan")

@@ -17,7 +17,15 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from divisible.communication.flight_record import CALL, END, FAILURE, Log
+from divisible.communication.flight_record import (
+    BEGIN,
+    CALL,
+    END,
+    FAILURE,
+    RECEIVE,
+    WAIT,
+    Log,
+)
 from pipeline.training.signals import STOPPED
 
 _KILLED = re.compile(r"killed by signal \d+")
@@ -47,6 +55,7 @@ class Ending(NamedTuple):
         n_steps: Number of calls of the pipeline, nearly all of them steps, that all
             ranks had finished.
         n_saved: Number of those calls that a snapshot of this start has.
+        rank: Rank that was lost or did not answer; ``None`` if it is not known.
     """
 
     kind: Kind
@@ -54,6 +63,7 @@ class Ending(NamedTuple):
     error: str
     n_steps: int
     n_saved: int = 0
+    rank: int | None = None
 
 
 def ending(code: int, logs: Sequence[Log]) -> Ending:
@@ -73,31 +83,38 @@ def ending(code: int, logs: Sequence[Log]) -> Ending:
         <Kind.STOPPED: 'stopped'>
         >>> ending(3, [])
         Ending(kind=<Kind.ERROR: 'error'>, reason='exit code 3', error='exit code 3', \
-n_steps=0, n_saved=0)
+n_steps=0, n_saved=0, rank=None)
     """
     n_steps = min((_finished_calls(log) for log in logs), default=0)
     n_saved = min(max((log.saved for log in logs), default=0), n_steps)
-    return Ending(*_cause(code, logs), n_steps, n_saved)
+    kind, reason, error, rank = _cause(code, logs)
+    return Ending(kind, reason, error, n_steps, n_saved, rank)
 
 
-def _cause(code: int, logs: Sequence[Log]) -> tuple[Kind, str, str]:
-    """Returns the kind of an end, the words for it, and the text of its error."""
+def _cause(code: int, logs: Sequence[Log]) -> tuple[Kind, str, str, int | None]:
+    """Returns the kind, the words, the text of an error, and the rank of a cause."""
     if code == 0:
-        return Kind.FINISHED, "all ranks have finished", ""
+        return Kind.FINISHED, "all ranks have finished", "", None
     if code == STOPPED:
-        return Kind.STOPPED, "a signal stopped the training", ""
+        return Kind.STOPPED, "a signal or an order stopped the training", "", None
     failures = sorted(
         (_order(text), log.rank, text, log) for log in logs for text in _failures(log)
     )
     if failures:
-        order, _, text, log = failures[0]
-        where = f"rank {log.rank} on {log.host}: {text}"
-        return (Kind.ERROR, where, text) if order == _ERROR else (Kind.LOST, where, "")
+        order, rank, text, log = failures[0]
+        where = f"{_named(log)}: {text}"
+        if order == _ERROR:
+            return Kind.ERROR, where, text, rank
+        if order == _SILENT and (silent := _silent_rank(log, logs)) is not None:
+            rank = silent
+            names = [_named(each) for each in logs if each.rank == rank]
+            where = f"{(names or [f'rank {rank}'])[0]} did not answer: {where}"
+        return Kind.LOST, where, "", rank
     number = -code if code < 0 else code - _SIGNALS
     if number in set(signal.Signals):
-        return Kind.LOST, f"{signal.Signals(number).name} ended the ranks", ""
+        return Kind.LOST, f"{signal.Signals(number).name} ended the ranks", "", None
     text = f"exit code {code}"
-    return Kind.ERROR, text, text
+    return Kind.ERROR, text, text, None
 
 
 _LOST, _ERROR, _SILENT = range(3)
@@ -108,6 +125,44 @@ def _order(text: str) -> int:
     if _KILLED.match(text):
         return _LOST
     return _SILENT if text.startswith(_OF_OTHERS) else _ERROR
+
+
+def _named(log: Log) -> str:
+    return f"rank {log.rank} on {log.host}"
+
+
+def _silent_rank(log: Log, logs: Sequence[Log]) -> int | None:
+    """Returns the rank that a stalled rank waited for, directly or through others.
+
+    ::
+
+        rank 0: waits for rank 1, stalled
+        rank 1: waits for rank 2
+        rank 2: computes                     the silent one
+    """
+    others, known = {each.rank: each for each in logs}, {log.rank}
+    while (awaited := _awaited(log)) is not None:
+        if awaited in known:
+            # Ranks that wait for each other have all answered.
+            return None
+        known.add(awaited)
+        if awaited not in others:
+            return awaited
+        log = others[awaited]
+    return log.rank if len(known) > 1 else None
+
+
+def _awaited(log: Log) -> int | None:
+    """Returns the rank for which a rank was waiting at the end of its record."""
+    for entry in reversed(log.entries):
+        if entry.kind == FAILURE:
+            continue
+        if entry.kind not in (RECEIVE, WAIT) or entry.phase != BEGIN:
+            return None
+        # A wait within a wait need not know the rank.
+        if entry.peer >= 0:
+            return entry.peer
+    return None
 
 
 def _failures(log: Log) -> list[str]:

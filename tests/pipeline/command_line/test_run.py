@@ -6,7 +6,10 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from divisible.communication import flight_files
+from pipeline.command_line.keep_going import Wish, _fleet
 from pipeline.command_line.main import main
+from pipeline.supervision.launching import Job
 
 SCRIPT = "import numpy as np\nprint(np.float is float)\n"
 
@@ -54,3 +57,48 @@ def test_a_supervisor_is_refused_below_a_launcher(tmp_path, monkeypatch):
     options = ["--keep-going", "-n", "2", str(tmp_path / "script.py")]
     result = CliRunner().invoke(main, ["run", *options])
     assert result.exit_code == 2 and "leave out mpiexec" in result.output
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--hosts", "a,b", "--spares", "b"], "b is a host and a spare one"),
+        (["--spares", "c"], "give --hosts"),
+        (["--hosts", "a:1,b:1"], "-n 3 are more ranks than"),
+        (["--hosts", "a,b", "--launcher", "mine"], "'mine' is not known"),
+        (["--hosts", "a b,c"], "'a b' is no host"),
+        (["--plan", "plan-{ranks}.json"], "there is no plan plan-3.json"),
+    ],
+)
+def test_hosts_and_plans_that_do_not_go_together_are_refused(
+    tmp_path, monkeypatch, options, words
+):
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    monkeypatch.delenv("PBS_NODEFILE", raising=False)
+    monkeypatch.setenv(flight_files.VARIABLE, str(tmp_path / "records"))
+    script = tmp_path / "script.py"
+    given = ["run", "--keep-going", "-n", "3", *options, str(script)]
+    result = CliRunner().invoke(main, given)
+    assert result.exit_code in (1, 2) and words in result.output, result.output
+
+
+def test_fewer_ranks_need_a_plan_of_their_own(tmp_path):
+    for n_ranks in (2, 4):
+        (tmp_path / f"plan-{n_ranks}.json").touch()
+    plan = str(tmp_path / "plan-{ranks}.json")
+    wish = Wish(4, plan=plan, hosts="a:2,b:1,c:1", shrink=True)
+    fleet = _fleet(wish, Job(["mpiexec", "{hosts}"], []))
+    fleet.out_of_reach = {"c"}
+    assert str(fleet.place()) == "2 ranks (a:2)"
+    fleet = _fleet(wish._replace(plan=None), Job(["mpiexec", "{hosts}"], []))
+    fleet.out_of_reach = {"c"}
+    assert str(fleet.place()) == "3 ranks (a:2, b:1)"
+
+
+def test_hosts_of_a_job_are_taken_where_the_run_is_to_outlive_some(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2(x3)")
+    job = Job(["srun"], [])
+    assert str(_fleet(Wish(4, shrink=True), job).place()) == "4 ranks (n1:2, n2:2)"
+    # The launcher knows them as well.
+    assert str(_fleet(Wish(4), job).place()) == "4 ranks"

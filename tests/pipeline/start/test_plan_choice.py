@@ -143,6 +143,14 @@ def test_a_plan_of_the_command_line(tmp_path):
     environ = {VARIABLE: str(tmp_path / "own.json")}
     found = known_plan(model(), 2, None, environ)
     assert found.plan == plan and "by divisible run --plan" in found.words
+    # A name may stand for several numbers of ranks.
+    environ = {VARIABLE: str(tmp_path / "plan-{ranks}.json")}
+    plan.save(tmp_path / "plan-2.json")
+    found = known_plan(model(), 2, None, environ)
+    assert found.plan == plan and "plan-2.json, by divisible run" in found.words
+    with pytest.raises(FileNotFoundError, match=r"plan-3\.json"):
+        known_plan(model(), 3, None, environ)
+    environ = {VARIABLE: str(tmp_path / "own.json")}
     # It was asked for, so it is not replaced.
     with pytest.raises(ValueError, match="is for 2 ranks"):
         known_plan(model(), 3, None, environ)

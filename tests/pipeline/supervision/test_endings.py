@@ -8,6 +8,8 @@ from divisible.communication.flight_record import (
     CALL,
     END,
     N_ENTRIES,
+    RECEIVE,
+    WAIT,
     FlightRecord,
     read,
     with_end,
@@ -56,7 +58,7 @@ def test_the_cause_counts_and_not_what_follows_from_it():
     "code, kind, words",
     [
         (0, Kind.FINISHED, "finished"),
-        (75, Kind.STOPPED, "signal stopped"),
+        (75, Kind.STOPPED, "stopped the training"),
         (-signal.SIGKILL, Kind.LOST, "SIGKILL"),
         (128 + signal.SIGTERM, Kind.LOST, "SIGTERM"),
         (3, Kind.ERROR, "exit code 3"),
@@ -88,3 +90,36 @@ def test_steps_that_a_snapshot_has_are_those_before_it():
     found = ending(-signal.SIGKILL, [log(1, 3), record.log()])
     assert (found.n_steps, found.n_saved) == (3, 2)
     assert ending(-signal.SIGKILL, [log(1, 3)]).n_saved == 0
+
+
+def test_a_stall_names_the_rank_that_does_not_answer():
+    """Rank 0 waits for rank 1, which waits for rank 2, which computes."""
+    records = [FlightRecord() for _ in range(3)]
+    for rank, record in enumerate(records):
+        record.name_rank(rank, 3)
+        record.begin_call(1, 1, "step")
+    for rank in (0, 1):
+        records[rank].write(RECEIVE, BEGIN, f"0B0<{rank + 1}", peer=rank + 1)
+        records[rank].write(WAIT, BEGIN, "a message")
+    records[0].fail(StallError("waited 5 s for 0B0<1"))
+    records[2].write(ACTION, BEGIN, "2F0")
+    logs = [record.log() for record in records]
+    found = ending(1, logs)
+    assert found.kind is Kind.LOST and found.rank == 2
+    assert found.reason.startswith("rank 2 on ") and "did not answer: rank 0" in (
+        found.reason
+    )
+    # The records of other hosts may be missing.
+    assert ending(1, logs[:2]).rank == 2
+    assert ending(1, logs[:1]).reason.startswith("rank 1 did not answer: rank 0 on ")
+    # Ranks that wait for each other have both answered.
+    records[2].write(RECEIVE, BEGIN, "0B0<0", peer=0)
+    logs[2] = records[2].log()
+    found = ending(1, logs)
+    assert found.rank == 0 and found.reason.startswith("rank 0 on ")
+
+
+def test_the_rank_of_a_loss_is_known():
+    assert ending(1, [log(0, 2), log(1, 2, killed="killed by signal 9")]).rank == 1
+    assert ending(1, [log(0, 2), log(1, 2, TypeError("no loss"))]).rank == 1
+    assert ending(-signal.SIGKILL, []).rank is None

@@ -29,6 +29,23 @@ def test_a_signal_before_the_start_or_within_it_ends_the_ranks(monkeypatch):
         assert signals.run(LONG, os.environ) == -signal.SIGUSR1
 
 
+def test_a_launcher_that_ignores_its_end_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(ranks, "_SECONDS_TO_END", 0.2)
+    ready = tmp_path / "ready"
+    command = ["sh", "-c", f"trap '' TERM; touch {ready}; sleep 60; sleep 60"]
+    code = Signals().run(command, os.environ, ready.exists)
+    assert code == -signal.SIGKILL
+
+
+def test_a_signal_may_be_for_the_supervisor_alone():
+    got = []
+    signals = Signals({signal.SIGUSR2: lambda: got.append(1)})
+    with signals.passed_on():
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert signals.run([sys.executable, "-c", ""], os.environ) == 0
+    assert got == [1] and signals.got is None
+
+
 def test_a_signal_that_was_ignored_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -7,13 +7,19 @@ import signal
 import sys
 
 import pytest
+from click.testing import CliRunner
 
 from pipeline import latest_snapshot
+from pipeline.command_line.main import main
 from pipeline.supervision.budget import Budget
+from pipeline.supervision.fleet import Fleet
+from pipeline.supervision.hosts import Host
+from pipeline.supervision.launching import Job
 from pipeline.supervision.supervisor import Supervisor
 from tests.support.loaded_python import loaded_python
 from tests.support.processes import launcher, running
 from tests.support.snapshot_training import saved_arrays
+from tests.support.supervisors import launcher_of_hosts
 
 N_ITERATIONS = 12
 PROGRAM = "import divisible_command as it; it.main()"
@@ -43,9 +49,12 @@ def disturb(trainer):
         open(left[0], "w").close()
         if fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "host":
+            open(os.path.join(os.path.dirname(out), "down-b"), "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
         if fault == "error":
             raise TypeError("no loss today")
-    if fault == "slow":
+    if fault == "slow" or (fault == "host" and comm.size == 1):
         time.sleep(0.2)
     if fault == "always" and at >= 2:
         raise TypeError("no loss ever")
@@ -64,11 +73,15 @@ def arguments(folder, fault, times):
     return [str(each) for each in (folder / "train.py", folder / fault, fault, times)]
 
 
-def supervised(folder, capfd, fault, times=0, **options):
+def supervised(folder, capfd, fault, times=0, hosts="", **options):
     """Runs a supervisor here, and returns its exit code, lines and the output."""
     run = [*loaded_python(), "-c", PROGRAM, "run", *arguments(folder, fault, times)]
-    command = [launcher(), "-n", "2", *run]
-    code = Supervisor(command, 2, **{"budget": Budget(), **options}).run()
+    job, found = Job([launcher()], run), [Host("", 2)]
+    if hosts:
+        job = Job([launcher_of_hosts(folder, launcher())], run)
+        found = [Host(name, 1) for name in hosts.split(",")]
+    fleet = Fleet(found, 2, answering=job.answering)
+    code = Supervisor(job, fleet, **{"budget": Budget(), **options}).run()
     output = "".join(capfd.readouterr())
     return code, told(output), output
 
@@ -94,6 +107,10 @@ def test_killed_ranks_and_errors_cost_a_restart_and_change_nothing(tmp_path, cap
     assert [each["event"] for each in entries] == ["start", "end"] * 3
     assert [each.get("kind") for each in entries[1::2]] == ["lost"] * 2 + ["finished"]
 
+    code, (line,), output = supervised(tmp_path, capfd, "host", 1, hosts="a,b,c")
+    assert code == 0 and "Starts 2 ranks (a:1, c:1) again" in line, output
+    assert result(tmp_path, "host") == result(tmp_path, "none")
+
     code, (line,), output = supervised(tmp_path, capfd, "error", 1)
     assert code == 0 and "TypeError: no loss today" in line, output
     assert result(tmp_path, "error") == result(tmp_path, "none")
@@ -116,12 +133,61 @@ def test_a_signal_ends_supervisor_and_ranks(tmp_path, number):
     command = [sys.executable, "-c", PROGRAM, *given, *arguments(tmp_path, "slow", 0)]
     with running(command) as program:
         program.wait_for(lambda: "iteration 2\n" in program.output, 60)
+        (line,) = told(program.output)
+        assert line == f"'divisible control {program.process.pid}' reaches this run"
         os.kill(program.process.pid, number)
         code = program.wait(30)
-        assert told(program.output) == [], program.output
+        assert told(program.output) == [line], program.output
         program.wait_for(lambda: not program.processes(), 30)
         output = program.output
     if number == signal.SIGTERM:
         assert code == 75 and "a signal stopped the training" in output
     # What was saved is whole.
     assert latest_snapshot(tmp_path / "slow") is not None
+
+
+def commanded(*words):
+    """Returns the code and the output of ``divisible control``."""
+    done = CliRunner().invoke(main, ["control", *map(str, words)])
+    return done.exit_code, done.output
+
+
+def test_a_lost_host_is_left_out_and_used_again_and_orders_are_obeyed(tmp_path):
+    run, log = tmp_path / "run", tmp_path / "log"
+    mpiexec = launcher_of_hosts(tmp_path, launcher())
+    options = "--hosts", "a,b", "--shrink", "--control", run, "--log", log
+    given = "run", "--keep-going", "-n", "2", "--launcher", mpiexec, *options
+    script = arguments(tmp_path, "host", 1)
+    # It saves for orders only, and has no end of its own.
+    text = SCRIPT.replace("trigger=(1,", "trigger=(10**9,", 1)
+    (tmp_path / "train.py").write_text(text.replace("(12,", "(10**9,"))
+    command = [sys.executable, "-c", PROGRAM, *given, *script]
+    with running([*map(str, command)]) as program:
+        program.wait_for(lambda: program.output.count("iteration 1\n") == 2, 60)
+        (line,) = told(program.output)[1:]
+        assert "rank 1 on " in line and "killed by signal 9" in line
+        assert "Starts 1 rank (a:1) again (b is out of reach); 4 more" in line
+        assert "b is out of reach" in commanded(run, "grow")[1]
+        (tmp_path / "down-b").unlink()
+        code, output = commanded(run, "grow")
+        assert code == 0 and "start again as 2 ranks (a:1, b:1)" in output, output
+        program.wait_for(lambda: "goes on with 2 ranks\n" in program.output, 60)
+
+        code, output = commanded(run, "save")
+        assert code == 0, output
+        (at,) = map(int, re.findall(r"saved in .*, at iteration (\d+)\n", output))
+        assert latest_snapshot(tmp_path / "host").name == f"snapshot_iter_{at}"
+        code, output = commanded(run, "status")
+        words = "runs, on 2 ranks (a:1, b:1); start 3, 4 restarts left"
+        assert code == 0 and words in output, output
+        assert re.search(r"iteration \d+, epoch \d", output), output
+        code, output = commanded(run, "stop")
+        assert code == 0 and "stopped the training; saved in" in output, output
+        assert program.wait(60) == 75
+        assert program.output.count("stopped by divisible control after") == 2
+    last = latest_snapshot(tmp_path / "host").name
+    assert int(last.removeprefix("snapshot_iter_")) > at
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [entry["kind"] for entry in entries[1::2]] == ["lost", "stopped", "stopped"]
+    code, output = commanded(run, "save")
+    assert code == 1 and "it has ended" in output
