@@ -90,7 +90,7 @@ def read_plan(args: argparse.Namespace, n_layers: int) -> Plan:
     if args.plan is None:
         plan = Plan(Plan.uniform(n_layers, comm.size).cuts, 4, "1f1b")
     else:
-        plan = Plan.load(args.plan)
+        plan = Plan.load(args.plan.replace("{ranks}", str(comm.size)))
     args.batchsize = args.batchsize or plan.batch or 64
     if comm.rank == 0 and plan.conditions is not None:
         print(f"{args.plan} is for {plan.conditions}", flush=True)
@@ -110,7 +110,7 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--plan", help="the file of divisible plan")
+    add("--plan", help="file of divisible plan; {ranks} is the number of ranks")
     add("--width", type=int, default=16, help="channels of the first block")
     add("--epoch", type=int, default=5, help="number of epochs")
     add("--batchsize", type=int, help="samples; default: the plan's, or 64")
