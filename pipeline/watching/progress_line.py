@@ -56,7 +56,7 @@ class ProgressLine(training.Extension):
         pipe = trainer.updater.pipeline
         self._status = RunStatus(pipe, trainer.out, line=self._wants_line)
         for entry in trainer._extensions.values():
-            # The line keeps the stream, and is first written over what is there.
+            # PrintReport keeps its stream, and its first line erases nothing.
             if isinstance(entry.extension, training.extensions.PrintReport):
                 entry.extension._out = self._status.above(entry.extension._out)
 
