@@ -76,20 +76,23 @@ def _snapshots(run: Path) -> Iterator[RunEvent]:
 
 
 def _ends(run: Path) -> Iterator[RunEvent]:
-    """Yields the ends of starts that a supervisor has logged."""
+    """Yields the ends of starts, and waits, that a supervisor has logged."""
     for path in sorted(run.glob("*.jsonl")):
         if path.name != LOG_NAME:
             with contextlib.suppress(OSError, ValueError), _quiet():
-                yield from filter(None, read_lines(path, "an end", _end))
+                yield from filter(None, read_lines(path, "an end or a wait", _end))
 
 
 def _end(fields: dict[str, Any]) -> RunEvent | None:
-    if plain_text("event", fields.get("event")) != "end":
+    if plain_text("event", fields.get("event")) not in ("end", "wait"):
         return None
-    reason = printable(plain_text("reason", fields.get("reason")))
     when = plain_number("time", fields.get("time"), _REMEDY)
-    kind = printable(plain_text("kind", fields.get("kind")))
-    return RunEvent(when, "supervisor", f"the ranks have ended, {kind}: {reason}")
+    # The line for people is missing at the last end.
+    text = fields.get("line")
+    if text is None:
+        kind, reason = (plain_text(n, fields.get(n)) for n in ("kind", "reason"))
+        text = f"the ranks have ended, {kind}: {reason}"
+    return RunEvent(when, "supervisor", printable(plain_text("line", text)))
 
 
 @contextlib.contextmanager

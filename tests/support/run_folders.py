@@ -11,7 +11,7 @@ from pipeline.watching.status_files import RankStatus, make_folder
 from pipeline.watching.step_seconds import StepSeconds
 
 #: Seconds since 1970.
-BEGIN = 1_700_000_000.0
+STARTED = 1_700_000_000.0
 USUAL = StepSeconds(
     computing=0.5,
     sending=0.01,
@@ -34,7 +34,7 @@ def status(rank: int, n_ranks: int, **changes) -> RankStatus:
         "replica": 0,
         "host": f"node{rank}",
         "process": 4711 + rank,
-        "time": BEGIN + 90.0,
+        "time": STARTED + 90.0,
         "n_steps": 100,
         "stages": {str(rank): [3 * rank, 3 * rank + 3]},
         "epoch": 1.5,
@@ -59,16 +59,21 @@ def make_run(run: Path, n_ranks: int = 3, **changes) -> Path:
         status(rank, n_ranks, **changes).write(folder)
     about = {"cuts": [0, 3, 6, 9], "versions": "divisible 0", "n_ranks": n_ranks}
     text = "9 layers in 3 stages on 3 ranks\nstage  rank"
-    add_to_journal(folder, "start", text, BEGIN - 100.0, step=0, **about)
+    add_to_journal(folder, "start", text, STARTED - 100.0, step=0, **about)
     lost = [{"name": "zb_h1", "seconds": 1.5, "reason": "slower <than> 1f1b"}]
     more = {"plan": "the plan's table", "alternatives": lost}
-    add_to_journal(folder, "start", text, BEGIN, step=40, **about, **more)
+    add_to_journal(folder, "start", text, STARTED, step=40, **about, **more)
     entries = [
         {"main/loss": 1.0 / i, "validation/main/loss": 1.1 / i, "iteration": 10 * i}
         for i in range(1, 5)
     ]
     (run / "log").write_text(json.dumps(entries), encoding="utf-8")
-    line = {"time": BEGIN - 1, "event": "end", "kind": "lost", "reason": "rank 1 died"}
+    line = {
+        "time": STARTED - 1,
+        "event": "end",
+        "kind": "lost",
+        "reason": "rank 1 died",
+    }
     (run / "supervisor.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
     Timeline(
         [(0, "0F0", 0, 1), (1, "1F0", 1, 2), (1, "1B0", 2, 4), (0, "0B0", 4, 6)]

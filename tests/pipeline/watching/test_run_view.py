@@ -14,7 +14,7 @@ from divisible.communication.flight_record import (
 )
 from pipeline.watching.events import events_of
 from pipeline.watching.run_view import RunWatch, doing_of
-from tests.support.run_folders import make_run, status
+from tests.support.run_folders import STARTED, make_run, status
 
 HERE = FlightRecord().host
 
@@ -23,12 +23,16 @@ def test_events_come_from_all_logs_in_the_order_of_time(tmp_path):
     run = make_run(tmp_path)
     # Files of other kinds, and damaged ones, are no events.
     (run / "other.jsonl").write_text('{"a": 1}\nnonsense\n', encoding="utf-8")
+    wait = {"time": STARTED + 1, "event": "wait", "line": "waits for hosts"}
+    with open(run / "supervisor.jsonl", "a", encoding="utf-8") as file:
+        file.write(json.dumps(wait) + "\n")
     texts = [(each.kind, each.text) for each in events_of(run)]
     begins = "begins: 9 layers in 3 stages on 3 ranks"
     assert texts == [
         ("start", begins),
         ("supervisor", "the ranks have ended, lost: rank 1 died"),
         ("start", f"step 40: {begins}"),
+        ("supervisor", "waits for hosts"),
     ]
     assert events_of(tmp_path / "nowhere") == []
 
