@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 from data_parallel import Grid
-from divisible import Divisible, Plan
+from divisible import Divisible, ModelMemory, Plan
 from divisible.planning.message_plan import as_plans
 from divisible.schedules.events import CATEGORIES, UPDATE
 from divisible.schedules.rank_program import Span
@@ -21,7 +21,7 @@ from pipeline.calls.replicas import part_of
 from pipeline.hooks.setting_up import set_up
 from pipeline.internals import Internals
 from pipeline.start.agreement import Start
-from pipeline.start.description import Description, describe
+from pipeline.start.description import Description, describe, ranks_of_stages
 from pipeline.start.opening import Opening
 from pipeline.start.plans import plan_of_stages, with_new_cuts
 from pipeline.step.fused_layers import FusedLayers
@@ -37,10 +37,13 @@ class BetweenSteps:
     Attributes:
         cuts (list of int): Cuts of the model.
         fusion (FusedLayers): The chains that run as one function.
+        memory (ModelMemory or None): Memory that ``print(pipe)`` shows, where it was
+            set: the result of :func:`~divisible.trace_memory` for a microbatch.
     """
 
     cuts: Sequence[int]
     fusion: FusedLayers
+    memory: ModelMemory | None = None
     _ranks: Ranks
     _step: Step
     _own_grid: Grid | None = None
@@ -384,16 +387,11 @@ class BetweenSteps:
         return self._describe().to_html()
 
     def _describe(self) -> Description:
-        grid, owners = self._ranks.grid, self.schedule.stage_ranks
-        ranks = [
-            [owner]
-            if grid is None
-            else [grid.rank_of(replica, owner) for replica in range(grid.n_replicas)]
-            for owner in owners
-        ]
+        ranks = ranks_of_stages(self._ranks.grid, self.schedule.stage_ranks)
         layers = next(iter(self.stages.values())).model_layers
         plan, changes = self.plan, self._changes
         waits_for, confirming = self._step.overlap.feature, self._step.confirming
         confirmed = "" if confirming is None else str(confirming.late)
         place = plan, self.cuts, self.schedule, layers, ranks, changes
-        return describe(*place, waits_for, confirmed, self.message_shapes.varying)
+        varying = self.message_shapes.varying
+        return describe(*place, waits_for, confirmed, varying, self.memory)

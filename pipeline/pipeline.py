@@ -147,9 +147,9 @@ class Pipeline(WithCopies):
         is_first (bool): Whether this rank has the first stage, and reads ``x``.
         is_last (bool): Whether this rank has the last stage, and reads ``t``.
         grid (Grid or None): The grid that was given, or made for the plan.
-        fusion (FusedLayers): The chains that run as one function; ``str()`` returns a
-            table.
+        fusion (FusedLayers): Chains that run as one function; ``str()`` is a table.
         cuts (list of int): Cuts of the model, as in a :class:`~divisible.Plan`.
+        memory (ModelMemory or None): Memory that ``print(pipe)`` shows, once it is set.
 
     Raises:
         DisagreementError: On every rank, if the stages of the ranks do not make up one

@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from chainer_kernels.text_table import text_table
+from data_parallel import Grid
+from divisible import ModelMemory
 from divisible.layer_texts import title
+from divisible.planning.layer_memory import rank_rows
 from divisible.planning.message_plan import message_lines
 from divisible.planning.plan import Plan
+from divisible.planning.profile import check_layers
 from divisible.planning.retained_arrays import FULL
 from divisible.planning.units import (
     count,
@@ -68,6 +72,7 @@ def describe(
     waits_for: str = "",
     confirmed: str = "",
     varying: Sequence[tuple[str, str, str]] = (),
+    memory: ModelMemory | None = None,
 ) -> Description:
     """Returns the description of a pipeline.
 
@@ -82,6 +87,7 @@ def describe(
         confirmed: A text about updates that were confirmed late; empty without them.
         varying: Channels whose messages have shapes that are not static: a title, an
             empty text, and a reason.
+        memory: The memory of the model's layers from shapes; ``None`` if it is unknown.
 
     Example:
         >>> from divisible.schedules import one_f_one_b
@@ -132,7 +138,48 @@ def describe(
         besides.append(confirmed)
     for channel, _, reason in varying:
         besides.append(f"shapes of messages are not static, {channel}: {reason}")
+    if memory is not None:
+        besides += _memory_lines(memory, cuts, schedule, model_layers)
     return Description([head, *besides], columns, rows)
+
+
+def ranks_of_stages(
+    grid: Grid | None, stage_ranks: Sequence[int]
+) -> Sequence[Sequence[int]]:
+    """Returns the ranks of each stage, one of each replica.
+
+    Args:
+        grid: The grid; ``None`` without replicas.
+        stage_ranks: The rank of each stage in its pipeline.
+    """
+    if grid is None:
+        return [[rank] for rank in stage_ranks]
+    replicas = range(grid.n_replicas)
+    return [[grid.rank_of(each, rank) for each in replicas] for rank in stage_ranks]
+
+
+def _memory_lines(
+    memory: ModelMemory,
+    cuts: Sequence[int],
+    schedule: Schedule,
+    model_layers: Sequence[str],
+) -> list[str]:
+    """Returns a line for each rank of a pipeline about its memory."""
+    try:
+        names = [layer.name for layer in memory.layers]
+        check_layers("the memory", names, "the pipeline", model_layers)
+        rows = rank_rows(memory, cuts, schedule)
+    except ValueError as error:
+        return [f"memory is not shown: {error}"]
+    size = count(memory.n_samples, "sample")
+    lines = [f"memory from shapes, for microbatches of {size}:"]
+    for rank, _, *sizes, _ in rows:
+        parameters, gradients, optimizer, activations, whole = sizes
+        lines.append(
+            f"  rank {rank}: {whole}: parameters {parameters}, gradients {gradients},"
+            f" optimizer {optimizer}, activations and messages {activations}"
+        )
+    return lines
 
 
 def _names(layers: Sequence[str]) -> str:

@@ -1,12 +1,17 @@
 """A pipeline in words."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
-from divisible import Machine, Plan
+import chainer
+import chainer.links as L
+import numpy as np
+
+from divisible import Divisible, Machine, Plan, trace_memory
 from divisible.planning.conditions import Conditions
 from divisible.planning.expected_costs import StagePlan
 from divisible.schedules import create
-from pipeline.start.description import describe
+from pipeline.start.description import describe, ranks_of_stages
 
 PLAN = Plan(
     [0, 6, 7],
@@ -80,3 +85,45 @@ def test_steps_that_wait_though_the_plan_says_otherwise():
         if plan is not PLAN:
             line += ". The predicted step is of minibatches that do"
         assert line in text.splitlines()
+
+
+def with_memory(model, memory, n_microbatches=4):
+    schedule = create("1f1b", 2, n_microbatches)
+    place = None, [0, 2, 4], schedule, model.model_layers, [[0], [1]]
+    return str(describe(*place, memory=memory))
+
+
+def test_memory_from_shapes_of_each_rank():
+    model = Divisible(*(L.Linear(64, 64) for _ in range(4)))
+    x, adam = np.ones((8, 64), np.float32), chainer.optimizers.Adam()
+    text = with_memory(model, trace_memory(model, x, optimizer=adam))
+    *_, head, first, second = text.splitlines()
+    assert head == "memory from shapes, for microbatches of 8 samples:"
+    # Two layers of 64 * 65 float32, and twice as much for Adam. The first stage holds
+    # two microbatches of an input, the array between the layers and an output; and a
+    # message from either side.
+    fixed = "parameters 32.5 KiB, gradients 32.5 KiB, optimizer 65.0 KiB"
+    assert fixed in first and fixed in second
+    assert first.startswith("  rank 0: 146.0 KiB: ")
+    assert first.endswith("activations and messages 16.0 KiB")
+    assert second.startswith("  rank 1: ")
+
+
+def test_memory_of_another_model_or_of_unknown_shapes_is_not_shown():
+    model = Divisible(*(L.Linear(64, 64) for _ in range(4)))
+    x = np.ones((8, 64), np.float32)
+    other = trace_memory(Divisible(L.Linear(64, 64)), x)
+    assert "memory is not shown: the memory is of a model of 1 layers" in with_memory(
+        model, other
+    )
+    unknown = trace_memory(Divisible(*model[:3], L.Linear(5, 5)), x)
+    unknown = with_memory(Divisible(*model[:3], L.Linear(5, 5)), unknown)
+    assert "memory is not shown: the memory of ranks is unknown: shapes" in unknown
+
+
+def test_ranks_of_stages_with_and_without_replicas():
+    assert ranks_of_stages(None, (0, 1, 1, 0)) == [[0], [1], [1], [0]]
+    grid = SimpleNamespace(
+        n_replicas=2, rank_of=lambda replica, rank: 2 * replica + rank
+    )
+    assert ranks_of_stages(grid, (0, 1)) == [[0, 2], [1, 3]]
