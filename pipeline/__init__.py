@@ -20,6 +20,7 @@
     rebalancing      layers that move to other ranks while a pipeline trains
     supervision      runs that are started again when a rank is lost
     watching         the state of a run in files, for a terminal and a report
+    smoke            hosts and links, measured and judged before a run
     porting          training scripts rewritten for a pipeline
     command_line     the command line
 
