@@ -210,7 +210,7 @@ class Training:
         return [each for host in self.memory.iterdir() for each in host.iterdir()]
 
 
-@pytest.mark.parametrize("n_kills", [3, pytest.param(0, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("n_kills", [2, pytest.param(0, marks=pytest.mark.matrix)])
 @pytest.mark.filterwarnings("ignore:a snapshot is passed over")
 def test_lost_ranks_and_hosts(tmp_path, n_kills):
     n_kills = n_kills or int(os.environ.get("KILLS") or 5)
