@@ -191,9 +191,11 @@ class Copies:
         draft = Draft(self._home.folder / name)
         try:
             self._save(draft, optimizer, dict(state or {}), dict(values or {}))
-        except SnapshotError:
+        except BaseException as error:
             draft.discard()
-            remove_whole(draft.path)
+            # After other errors, other ranks may count on a copy that has its name.
+            if isinstance(error, SnapshotError):
+                remove_whole(draft.path)
             raise
         finally:
             draft.release()

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 
 import pytest
 from mpi4py import MPI
@@ -18,8 +19,20 @@ def stop(trainer):
     raise Stopped
 
 
-def trained(folder, n_iterations, *, stop_at=None, saves=(1, "iteration"), **options):
-    """Trains with copies in a folder; returns the trainer, its state and copies.
+def ask_to_stop(trainer):
+    trainer.updater.request_stop(signal.SIGTERM)
+
+
+def trained(
+    folder,
+    n_iterations,
+    *,
+    stop_at=None,
+    how=stop,
+    saves=(1, "iteration"),
+    **options,
+):
+    """Trains with copies in a folder; returns the state and both extensions.
 
     A stopped run leaves its copies, as a killed one does.
     """
@@ -33,7 +46,7 @@ def trained(folder, n_iterations, *, stop_at=None, saves=(1, "iteration"), **opt
     disk = snapshot(resume="auto")
     trainer.extend(disk, trigger=saves)
     if stop_at is not None:
-        trainer.extend(stop, trigger=stop_at, priority=-1000)
+        trainer.extend(how, name="how", trigger=stop_at, priority=-1000)
     try:
         trainer.run(show_loop_exception_msg=False)
     except Stopped:
@@ -79,10 +92,28 @@ def test_a_lost_disk_is_not_needed(tmp_path, undisturbed):
     assert found == undisturbed
 
 
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_a_run_that_a_signal_stops_keeps_a_copy_if_it_has_no_snapshot(
+    tmp_path, undisturbed, is_saved
+):
+    options = {"saves": (1, "iteration") if is_saved else never, "every": 3}
+    stopped = {"stop_at": once_at(3), "how": ask_to_stop}
+    trained(tmp_path, 6, **stopped, **options)
+    assert bool(os.listdir(tmp_path / "memory")) != is_saved
+    found, extension, disk = trained(tmp_path, 6, **options)
+    assert (extension.resumed_from is None) == is_saved
+    # The last minibatch before the stop is in the copy.
+    assert is_saved or extension.resumed_from.n_steps == 4
+    assert found == undisturbed and os.listdir(tmp_path / "memory") == []
+
+
+def never(trainer):
+    return False
+
+
 def test_a_run_without_resume_begins_anew(tmp_path, undisturbed):
-    never = {"saves": lambda trainer: False}
-    trained(tmp_path, 6, stop_at=once_at(3), **never)
-    found, extension, _ = trained(tmp_path, 6, resume=None, **never)
+    trained(tmp_path, 6, stop_at=once_at(3), saves=never)
+    found, extension, _ = trained(tmp_path, 6, resume=None, saves=never)
     assert extension.resumed_from is None and found == undisturbed
     assert os.listdir(tmp_path / "memory") == []
 
