@@ -255,7 +255,8 @@ class Divisible(Fusible):
 
         Raises:
             TypeError: If this is a stage. Tie first, then divide.
-            ValueError: If there is no such parameter, or the shapes do not fit.
+            ValueError: If there is no such parameter, or the shapes do not fit, or a
+                module of PyTorch would get the transpose.
 
         Example:
             >>> import chainer.links as L
@@ -270,6 +271,8 @@ class Divisible(Fusible):
         ties.check_tie(params, first, second, transpose)
         first, second = sorted((first, second), key=list(params).index)
         kept, dropped = params[first], params[second]
+        if transpose:
+            ties.check_transposable(self.links(), dropped, second)
         replaced = {
             position: ties.replace_parameter(link, dropped, kept)
             for link, position in self._positions.items()

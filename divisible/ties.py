@@ -227,3 +227,29 @@ def check_tie(
             f"{what}: {first} is {a.shape} of {a.dtype}, and {second}{turned} is"
             f" {b.shape[::-1] if transpose else b.shape} of {b.dtype}"
         )
+
+
+def check_transposable(
+    links: Iterable[chainer.Link], dropped: chainer.Parameter, path: str
+) -> None:
+    """Refuses a link that cannot use the transpose of a parameter as its own.
+
+    Args:
+        links: The links of the model. Those of another library have an attribute
+            ``takes_transposes``, which is false.
+        dropped: The parameter that is replaced by a transpose.
+        path: Its path in the model.
+
+    Raises:
+        ValueError: If such a link has the parameter.
+    """
+    for link in links:
+        if getattr(link, "takes_transposes", True):
+            continue
+        if any(param is dropped for param in link.params()):
+            raise ValueError(
+                f"tie(..., transpose=True): {path} is a parameter of a"
+                f" {type(link).__name__}, whose module has it in its own memory, and"
+                f" not transposed. Tie parameters of one shape, and compute with the"
+                f" transpose in the module"
+            )

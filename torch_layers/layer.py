@@ -70,6 +70,9 @@ class TorchLayer(chainer.Link):
         [5.0, 5.0]
     """
 
+    #: The module has its parameters as they are.
+    takes_transposes = False
+
     def __init__(self, module: nn.Module, autocast: torch.dtype | None = None) -> None:
         super().__init__()
         if not isinstance(module, nn.Module):

@@ -194,6 +194,14 @@ def test_modules_that_share_a_parameter_are_tied_layers():
     )
 
 
+def test_a_transposed_tie_of_a_module_is_refused():
+    model = Divisible(chainer.links.Linear(6, 6), TorchLayer(nn.Linear(6, 6)))
+    with pytest.raises(ValueError, match="/1/weight is a parameter of a TorchLayer"):
+        model.tie("/0/W", "/1/weight", transpose=True)
+    model.tie("/0/W", "/1/weight")
+    assert model[1].weight is model[0].W
+
+
 def test_evaluation_and_training_follow_chainer():
     frozen = nn.BatchNorm1d(6).eval()
     layer = TorchLayer(nn.Sequential(nn.Dropout(0.5), frozen))
