@@ -205,6 +205,10 @@ class Room:
         return self._told[n_bytes]
 
     def _n_by_bytes(self, n_bytes: int) -> int:
+        # In 4 bits, two numbers of samples may have the same bytes. With the bytes of
+        # the whole place, the message fills it.
+        if n_bytes == self.n_bytes:
+            return self._n_most
         low, high = 1, self._n_most
         while low < high:
             middle = (low + high) // 2

@@ -1,9 +1,9 @@
-"""What follows from the number of samples is found, and told by bytes."""
+"""Shapes that follow from the number of samples, which bytes tell."""
 
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from divisible.communication.narrowing import n_bytes
@@ -57,6 +57,13 @@ def test_shapes_for_any_number_of_samples(message, n):
     assert shapes.n_samples(at(message, n)) == (n if grows(message) else None)
 
 
+#: A number for each sample: in 4 bits, one sample has the bytes of two.
+NUMBERS = [{"axes": [(0, 1)], "dtype": "<f4", "requires_grad": True, "wire": "int4"}]
+
+
+@example(NUMBERS, 2, 1)
+@example(NUMBERS, 4, 3)
+@example(NUMBERS, 4, 2)
 @given(messages, st.integers(1, 20), st.integers(0, 25))
 def test_bytes_tell_the_number_of_samples(message, most, n):
     """A message either fits and is told from all others, or is described."""
@@ -72,7 +79,7 @@ def test_bytes_tell_the_number_of_samples(message, most, n):
     sizes = [n_bytes(spec) for spec in specs if spec.shape is not None]
     whole = [n_bytes(spec) for spec in agreed if spec.shape is not None]
     told = [size for size, most in zip(sizes, whole) if most] if n else [1]
-    # As a receiver tells them apart: a byte for none, no byte for a new signature.
+    # A receiver tells them apart so: a byte for none, no byte for a new signature.
     assert told[0] and (told[0] == 1) == (n == 0)
     if n:
         assert room.n_samples(told[room.piece]) == n
