@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from divisible import pop, stash
@@ -36,6 +37,7 @@ class Block(NamedTuple):
     weight: str = ""
 
 
+# Normalizations have a large eps: of a single sample they would be ill-conditioned.
 BLOCKS = {
     "linear": Block("L.Linear(6, 6)", "Linear", "vectors", weight="W"),
     "each word": Block("EachWord(6, 6)", "Linear", "words", weight="W"),
@@ -53,19 +55,19 @@ BLOCKS = {
     "pool": Block("pool", "relu and max pooling", "images", is_kinked=True),
     "average": Block("average", "average pooling", "images"),
     "batch normalization": Block(
-        "L.BatchNormalization(6)",
+        "L.BatchNormalization(6, eps=0.1)",
         "batch normalization",
         "vectors images",
         sees_microbatches=True,
     ),
     "layer normalization": Block(
-        "L.LayerNormalization(6)", "layer normalization", "vectors"
+        "L.LayerNormalization(6, eps=0.1)", "layer normalization", "vectors"
     ),
     "layer normalization of words": Block(
-        "NormalizedWords(6)", "layer normalization", "words"
+        "NormalizedWords(6, eps=0.1)", "layer normalization", "words"
     ),
     "group normalization": Block(
-        "L.GroupNormalization(2, 6)", "group normalization", "images"
+        "L.GroupNormalization(2, 6, eps=0.1)", "group normalization", "images"
     ),
     "dropout": Block("F.dropout", "dropout", sees_microbatches=True),
     "noise": Block("Noise()", "random layers", sees_microbatches=True),
@@ -82,6 +84,7 @@ BLOCKS = {
     "tuples": Block("Split(), Merge()", "tuples between layers", "vectors images"),
     "dictionary": Block("Name(), Use()", "dictionaries between layers"),
     "split": Block("SplitScaled(6)", "register_split", "vectors"),
+    "varying": Block("Pad(), Crop()", "shapes that depend on the data", "vectors"),
     "sometimes": Block(
         "Sometimes(6)",
         "layers that some microbatches use",
@@ -104,7 +107,7 @@ BLOCKS = {
     "reader": Block("Reader(6)", "recurrent layers", "words"),
     "n-step": Block("NStep(6)", "recurrent layers", "words"),
 }
-#: What a pop does, by its name.
+#: Functions that pops join their inputs by, by name.
 JOINS = {"add": "F.add", "multiply": "gated"}
 #: Names in the code of layers.
 NAMES = {**vars(own_layers), "Streamed": Streamed, "pop": pop, "stash": stash}
@@ -119,12 +122,23 @@ def code_of(name: str, is_resident: bool = False) -> str:
     """
     if name.startswith("stash "):
         return f"stash({name.split()[1]!r})"
+    if name.startswith("auxiliary "):
+        own = name.split()[1]
+        return (
+            f"stash('input_{own}'), Auxiliary(), stash({own!r}),"
+            f" pop('input_{own}', kept)"
+        )
     if name.startswith("pop "):
         _, skip, join = name.split()
         if join == "concat":
             return f"pop({skip!r}), joined, L.Linear(12, 6)"
         return f"pop({skip!r}, {JOINS[join]})"
     return BLOCKS["linear" if is_resident and name == "streamed" else name].code
+
+
+def auxiliaries(blocks: Iterable[str]) -> list[str]:
+    """Returns the names of the outputs that blocks compute for the loss."""
+    return [name.split()[1] for name in blocks if name.startswith("auxiliary ")]
 
 
 def first_and_last(domain: str, n_inputs: int, n_outputs: int) -> tuple[str, str]:

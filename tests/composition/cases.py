@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Model:
-    """What is trained.
+    """A model that is trained.
 
     Attributes:
         domain: 'vectors', 'images' or 'words'.
-        blocks: Names of blocks of layers between the first and the last one, see
-            :mod:`tests.composition.blocks`. ``'stash a'`` and ``'pop a add'`` are the
-            ends of a skip connection.
+        blocks: Names of blocks of layers between the first and the last one; see
+            :mod:`tests.composition.blocks`. The names ``'stash a'`` and ``'pop a add'``
+            are ends of a skip connection. The layer of ``'auxiliary p'`` gives the loss
+            another term.
         dtype: 'float64', 'float32' or 'float16'.
         ties: Pairs of blocks that share a weight, and whether one has the transpose.
         frozen: Blocks whose parameters are not updated.
@@ -56,6 +57,7 @@ class Way:
         options: Other arguments of a pipeline, sorted by name.
         exchange: Options of the exchange between replicas, sorted by name.
         has_kernels: Whether ``chainer_kernels`` are on.
+        products: Dtype of their products; '' for that of the operands.
     """
 
     n_ranks: int = 1
@@ -68,11 +70,27 @@ class Way:
     options: tuple[tuple[str, object], ...] = ()
     exchange: tuple[tuple[str, object], ...] = ()
     has_kernels: bool = True
+    products: str = ""
 
     @property
     def n_pipeline(self) -> int:
         """Number of ranks of a replica."""
         return self.n_ranks // self.n_replicas
+
+    @property
+    def has_two_versions(self) -> bool:
+        """Whether stages have two weight versions."""
+        return self.schedule == "pipedream_2bw"
+
+    @property
+    def is_double_buffered(self) -> bool:
+        """Whether replicas exchange gradients during the next minibatch."""
+        return bool(dict(self.exchange).get("double_buffering"))
+
+    @property
+    def is_late(self) -> bool:
+        """Whether each update applies the gradients of the minibatch before."""
+        return self.has_two_versions or self.is_double_buffered
 
     def get(self, name: str, default: object = None) -> object:
         """Returns an argument of the pipeline."""
@@ -88,7 +106,7 @@ class Update:
         hooks: Names of hooks of the optimizer.
         loss_scale: 0 for no mixed precision; -1 for a dynamic scale; or the scale.
         rates: Blocks that learn at half of the rate.
-        compression: 'prune', 'quantize' or ''.
+        compression: 'prune', 'channels', 'quantize' or ''.
     """
 
     rule: str = "SGD"
@@ -100,7 +118,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Event:
-    """What happens before a minibatch.
+    """An event before a minibatch.
 
     Attributes:
         before: Number of the minibatch.
@@ -117,7 +135,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Life:
-    """What happens to a run.
+    """The minibatches of a run, and the events between them.
 
     Attributes:
         sizes: Number of samples of each minibatch.

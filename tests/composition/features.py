@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from divisible.schedules.catalogue import CATALOGUE
-from tests.composition.blocks import BLOCKS
+from tests.composition.blocks import BLOCKS, auxiliaries
 from tests.composition.cases import Case, Way
 
 #: Features of models, of ways to run them, and of lives, in the order of the table.
@@ -31,6 +31,8 @@ OF_MODELS = (
     "skips with several users",
     "dictionaries between layers",
     "register_split",
+    "auxiliary losses",
+    "shapes that depend on the data",
     "ties",
     "transposed ties",
     "tuples between layers",
@@ -54,15 +56,18 @@ OF_UPDATES = (
     "GradientClipping",
     "WeightDecay",
     "Lasso",
+    "GradientNoise",
     "GradientHardClipping",
     "rates of layers",
     "loss_scale",
     "dynamic loss scale",
     "Prune",
+    "Prune of channels",
     "Quantize",
 )
 OF_WAYS = (
-    *(name for name, each in CATALOGUE.items() if each.weight_versions == 1),
+    *CATALOGUE,
+    "schedule='auto'",
     "list_schedule",
     "several microbatches",
     "recompute",
@@ -75,12 +80,16 @@ OF_WAYS = (
     "overlap_minibatches",
     "message_dtype",
     "deferred_batch_norm=False",
+    "transport='rma'",
+    "transport='chainermn'",
     "kernels",
+    "products in bfloat16",
     "replicas",
     "shares of replicas",
     "exchange in 16 bits",
     "exchange in 8 or 4 bits",
     "error_feedback",
+    "double_buffering",
 )
 OF_LIVES = (
     "evaluate",
@@ -93,6 +102,7 @@ OF_LIVES = (
     "a snapshot on other replicas",
     "a move of layers",
     "a refused call",
+    "shrink",
     "accumulated gradients",
 )
 FEATURES = (*OF_MODELS, *OF_UPDATES, *OF_WAYS, *OF_LIVES)
@@ -125,6 +135,8 @@ def _of_model(case: Case) -> Iterator[str]:
             ]
             if len(users) > 1:
                 yield "skips with several users"
+    if auxiliaries(model.blocks):
+        yield "auxiliary losses"
     if model.domain == "words":
         yield "embeddings"
     elif model.domain == "images":
@@ -153,13 +165,18 @@ def _of_update(case: Case) -> Iterator[str]:
         yield "rates of layers"
     if update.loss_scale:
         yield "loss_scale" if update.loss_scale > 0 else "dynamic loss scale"
-    if update.compression:
+    if update.compression == "channels":
+        yield "Prune of channels"
+    elif update.compression:
         yield update.compression.capitalize()
 
 
 def _of_way(case: Case, way: Way) -> Iterator[str]:
     options = dict(way.options)
-    yield "list_schedule" if way.schedule.startswith("list") else way.schedule
+    if way.schedule == "auto":
+        yield "schedule='auto'"
+    else:
+        yield "list_schedule" if way.schedule.startswith("list") else way.schedule
     if way.n_microbatches > 1:
         yield "several microbatches"
     if "recompute" in options:
@@ -176,8 +193,12 @@ def _of_way(case: Case, way: Way) -> Iterator[str]:
         yield "overlap_minibatches"
     if options.get("deferred_batch_norm") is False:
         yield "deferred_batch_norm=False"
+    if "transport" in options:
+        yield f"transport={options['transport']!r}"
     if way.has_kernels:
         yield "kernels"
+    if way.products:
+        yield "products in bfloat16"
     if way.n_replicas > 1:
         yield "replicas"
         if len({*way.shares}) > 1:
@@ -188,6 +209,8 @@ def _of_way(case: Case, way: Way) -> Iterator[str]:
             yield "exchange in 16 bits" if bits == 16 else "exchange in 8 or 4 bits"
         if exchange.get("error_feedback"):
             yield "error_feedback"
+        if way.is_double_buffered:
+            yield "double_buffering"
 
 
 def _of_life(case: Case) -> Iterator[str]:
@@ -212,6 +235,7 @@ def _of_life(case: Case) -> Iterator[str]:
         "reset": "reset_states",
         "move": "a move of layers",
         "caught": "a refused call",
+        "shrink": "shrink",
     }
     for event in life.events:
         if event.name in names:

@@ -21,11 +21,11 @@ RIGHT, REFUSED, FAULT = "right", "refused", "fault"
 
 
 class Verdict(NamedTuple):
-    """What came of a case.
+    """A verdict on a case.
 
     Attributes:
         kind: RIGHT, REFUSED or FAULT.
-        words: What differs, or the reason.
+        words: Differences, or the reason.
         is_exact: Whether all values have the bits of the serial script.
         refusal: Number of the known refusal, or -1.
     """
@@ -42,8 +42,8 @@ def judge(case: Case, folder: Path, outcome: Sequence[str], output: str) -> Verd
     Args:
         case: The case.
         folder: Folder with the files of its ranks.
-        outcome: What the ranks said at the end: 'done' for each.
-        output: What they printed.
+        outcome: Answers of the ranks at the end: 'done' for each.
+        output: Output of the ranks.
     """
     n_ranks = max(way.n_ranks for way in case.ways)
     files = [folder / f"{rank}.pkl" for rank in range(n_ranks)]
@@ -75,13 +75,15 @@ def judge(case: Case, folder: Path, outcome: Sequence[str], output: str) -> Verd
 
 def _of_errors(case: Case, errors: Sequence[tuple[int, Ended]], n: int) -> Verdict:
     own = [(rank, each) for rank, each in errors if each.kind != "LeftError"]
+    last = case.ways[-1].n_ranks
     texts = [
         f"rank {rank}: {each.kind}: {each.words}"
         + (" (arrays were sent before)" if each.has_sent else "")
         for rank, each in own
     ]
     whole = "\n".join([*texts, own[0][1].trace if own else ""])
-    if len(errors) < n:
+    # Other ranks than those of the last way have ended before it began.
+    if len(errors) < n and [rank for rank, _ in errors] != [*range(last)]:
         return Verdict(FAULT, f"not all ranks refuse:\n{whole}")
     numbers = {refusal_of(case, each.words) for _, each in own}
     if None in numbers or not numbers:

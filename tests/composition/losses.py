@@ -35,8 +35,8 @@ def counted_loss(y: Any, t: Any) -> tuple[Any, int]:
 
 
 def of_outputs(y: Any) -> Any:
-    """A loss without targets."""
-    return F.mean(F.square(y - 0.5))
+    """A loss without targets. Its gradient is bounded, so that training converges."""
+    return F.mean(F.sqrt(1 + F.square(y - 0.5)))
 
 
 def of_two(y: Any, z: Any, t: Any) -> Any:
@@ -45,6 +45,19 @@ def of_two(y: Any, z: Any, t: Any) -> Any:
 
 
 def accuracy_of_two(y: Any, z: Any, t: Any) -> Any:
+    return F.accuracy(y, t)
+
+
+def with_auxiliary(y: Any, a: Any, t: Any) -> Any:
+    """The loss of a model whose inner layer gives another term."""
+    return F.softmax_cross_entropy(y, t) + 0.5 * F.mean(a)
+
+
+def with_two_auxiliaries(y: Any, a: Any, b: Any, t: Any) -> Any:
+    return F.softmax_cross_entropy(y, t) + 0.5 * F.mean(a) + F.mean(F.square(b))
+
+
+def accuracy_of_three(y: Any, a: Any, b: Any, t: Any) -> Any:
     return F.accuracy(y, t)
 
 
@@ -65,4 +78,10 @@ LOSSES = {
     "counted": Measure(counted_loss, None, _n_labelled, ignores=True),
     "outputs alone": Measure(of_outputs, None, len, has_targets=False),
     "two outputs": Measure(of_two, accuracy_of_two, len),
+    "auxiliary": Measure(with_auxiliary, accuracy_of_two, len),
+    "two auxiliaries": Measure(with_two_auxiliaries, accuracy_of_three, len),
 }
+#: Losses that are drawn for models with one output of the last layer alone.
+OF_ONE_OUTPUT = ("cross entropy", "ignored labels", "counted", "outputs alone")
+#: Losses of models with as many auxiliary outputs.
+OF_AUXILIARIES = ("cross entropy", "auxiliary", "two auxiliaries")

@@ -16,6 +16,7 @@ from tests.composition.blocks import (
     N_WORDS,
     SIDE,
     WIDTH,
+    auxiliaries,
     code_of,
     first_and_last,
     layers_of,
@@ -58,7 +59,8 @@ def made(case: Case) -> Iterator[None]:
 def codes_of(model: Model, is_resident: bool = False) -> list[str]:
     """Returns the layers of a model as expressions, one for each block."""
     first, last = first_and_last(model.domain, model.n_inputs, model.n_outputs)
-    return [first, *(code_of(name, is_resident) for name in model.blocks), last]
+    ends = [f"pop({name!r})" for name in auxiliaries(model.blocks)]
+    return [first, *(code_of(name, is_resident) for name in model.blocks), last, *ends]
 
 
 def starts_of(model: Model) -> list[int]:
@@ -71,19 +73,39 @@ def starts_of(model: Model) -> list[int]:
 
 def n_layers_of(name: str) -> int:
     """Returns the number of layers of a block."""
+    if name.startswith("auxiliary "):
+        return 4
     if name.startswith(("stash ", "pop ")):
         return 3 if name.endswith("concat") else 1
-    return 2 if name in ("tuples", "dictionary") else 1
+    return 2 if name in ("tuples", "dictionary", "varying") else 1
 
 
 def n_layers(model: Model) -> int:
     """Returns the number of layers of a model."""
-    return starts_of(model)[-1] + 1
+    return starts_of(model)[-1] + 1 + len(auxiliaries(model.blocks))
 
 
 def weight_of(model: Model, block: int) -> str:
     """Returns the path of the square matrix of a block."""
     return f"/{starts_of(model)[block]}/{BLOCKS[model.blocks[block]].weight}"
+
+
+def layer_of_channels(model: Model) -> str | None:
+    """Returns the path of a layer whose channels only the next one reads, if any."""
+    if model.domain != "vectors" or model.n_outputs > 1:
+        return None
+    tied = {block for one, other, _ in model.ties for block in (one, other)}
+    last = len(model.blocks)
+    for i, name in enumerate(model.blocks):
+        if name != "linear" or i in tied:
+            continue
+        end = i + 1
+        # Other functions make another number of a zero.
+        while end < last and model.blocks[end] == "tanh":
+            end += 1
+        if end == last or (model.blocks[end] == "linear" and end not in tied):
+            return f"/{starts_of(model)[i]}"
+    return None
 
 
 def paths_below(model: Model, blocks: tuple[int, ...]) -> tuple[str, ...]:
@@ -106,6 +128,11 @@ def sees_microbatches(model: Model) -> bool:
 def is_kinked(model: Model) -> bool:
     """Whether a rounding error may change gradients by more."""
     return any(BLOCKS[name].is_kinked for name in model.blocks if name in BLOCKS)
+
+
+def carries(model: Model) -> bool:
+    """Whether some layer goes on from the minibatch before."""
+    return bool({"lstm", "gru"} & {*model.blocks})
 
 
 def minibatch(case: Case, number: int) -> tuple[Any, Any]:

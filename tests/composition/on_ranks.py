@@ -18,19 +18,16 @@ from data_parallel import Grid, create_multi_node_optimizer
 from divisible import Divisible, Plan
 from divisible.carried_state import carrying, declared, place_of
 from divisible.communication.flight_record import BEGIN, CALL, SEND, own_flight_record
-from divisible.schedules import Costs, Schedule, create, list_schedule
-from divisible.schedules.groups import group_weights
-from divisible.schedules.stage_groups import group_stages
 from mixed_precision import to_float16
 from pipeline import Pipeline, load_snapshot, rebalance, save_snapshot
 from tests.composition import faults, models
+from tests.composition.arguments import arguments_of, use_kernels
 from tests.composition.cases import Case, Event, Way, parse
 from tests.composition.losses import LOSSES
 from tests.composition.record import Record
 from tests.composition.updating import (
     add_hooks,
     compression_of,
-    compression_plan,
     mixed,
     optimizer_of,
     set_rates,
@@ -41,10 +38,10 @@ TIMEOUT = 20
 
 
 class Ended(NamedTuple):
-    """What came of a case on a rank.
+    """The end of a case on a rank.
 
     Attributes:
-        record: What its calls returned, and its state; ``None`` after an error.
+        record: Results of its calls, and its state; ``None`` after an error.
         place: Rank in the pipeline and number of the replica at the end.
         kind: Type of the error, or ''.
         words: Its message.
@@ -94,9 +91,10 @@ def _has_sent() -> bool:
     return sent
 
 
-def _kept(way: Way) -> tuple[bool, bool]:
+def _kept(way: Way) -> tuple[bool, ...]:
     """Returns what the replicas of a way keep between steps."""
-    return way.n_replicas > 1, bool(dict(way.exchange).get("error_feedback"))
+    has_feedback = bool(dict(way.exchange).get("error_feedback"))
+    return way.n_replicas > 1, has_feedback, way.is_double_buffered
 
 
 class LeftError(Exception):
@@ -119,6 +117,8 @@ class _Run:
         self._n_snapshots = 0
         self._resources = contextlib.ExitStack()
         self._pipe: Pipeline | None = None
+        # Whether a step has left gradients to the next one.
+        self._awaits = False
         # All ranks meet before and after each change of their number.
         self._n_meetings = 2 * (len(case.ways) - 1)
 
@@ -148,7 +148,7 @@ class _Run:
                     self._meet(error)
                 raise
             finally:
-                (chainer_kernels.enable if is_on else chainer_kernels.disable)()
+                use_kernels(is_on)
         return self._record
 
     def _meet(self, error: Exception | None = None) -> None:
@@ -162,13 +162,13 @@ class _Run:
         # A refusal of what follows is one before messages if none is sent from here on.
         own_flight_record.write(CALL, BEGIN, "start")
         before, self._way, self._pipe = getattr(self, "_way", way), way, None
-        # What replicas keep is not there without them: the documentation says so.
+        # Replicas alone keep some values, as the documentation says.
         self._is_strict = _kept(before) == _kept(way)
         comm = self._all.Split(0 if self._all.rank < way.n_ranks else 1)
         self._resources.callback(comm.Free)
         if self._all.rank >= way.n_ranks:
             return
-        (chainer_kernels.enable if way.has_kernels else chainer_kernels.disable)()
+        use_kernels(way.has_kernels, way.products)
         case = self._case
         grid = None
         if way.n_replicas > 1:
@@ -211,9 +211,7 @@ class _Run:
 
     def _rebuild(self) -> Divisible:
         model = self._build()
-        if self._case.update.compression == "quantize":
-            return compression_plan(self._case).prepare(model)
-        return model
+        return model if self._compress is None else self._compress.prepare(model)
 
     def _train(self, number: int) -> None:
         pipe = self._pipe
@@ -234,7 +232,8 @@ class _Run:
             self._record.skipped.append(number)
         self._record.add("step", dict(result))
         gradients = {}
-        if self._has_plain_gradients:
+        is_late, self._awaits = self._awaits, self._way.has_two_versions
+        if self._has_plain_gradients and is_late == self._awaits:
             gradients = {
                 path: param.grad
                 for stage in pipe.stages.values()
@@ -248,6 +247,7 @@ class _Run:
         # Otherwise they are scaled, or corrected late.
         return not (
             self._case.update.loss_scale
+            or self._way.is_double_buffered
             or dict(self._way.options).get("overlap_minibatches") is True
         )
 
@@ -270,7 +270,10 @@ class _Run:
         elif event.name == "reset":
             pipe.reset_states()
         elif event.name == "move":
+            self._flush()
             rebalance(pipe, self._optimizer, list(event.cuts), self._rebuild)
+        elif event.name == "shrink":
+            self._compress.shrink()
         elif event.name == "caught":
             self._catch()
         else:
@@ -294,6 +297,7 @@ class _Run:
         self._n_snapshots += 1
         path = f"{self._folder}/snapshot_{self._n_snapshots}"
         if self._pipe is not None:
+            self._flush()
             self._pipe.confirm_update()
             save_snapshot(path, self._pipe, self._optimizer, state=self._saved())
             self._end()
@@ -308,6 +312,13 @@ class _Run:
         names = self._all.bcast([entry.name for entry in self._record.entries], root=0)
         for name in names[len(self._record.entries) :]:
             self._record.add(name, {})
+
+    def _flush(self) -> None:
+        """Applies the gradients of the last minibatch, if they come late."""
+        assert self._pipe is not None
+        if self._way.has_two_versions and self._pipe.flush():
+            self._optimizer.update()
+        self._awaits = False
 
     def _saved(self) -> dict[str, Any]:
         return {} if self._compress is None else {"compress": self._compress}
@@ -342,39 +353,3 @@ class _Run:
                     if rows is not None:
                         found[f"state {name} of {path}"] = rows
         return found
-
-
-def arguments_of(way: Way) -> dict[str, Any]:
-    """Returns the schedule and the options of a pipeline, as its arguments."""
-    options = dict(way.options)
-    schedule = schedule_of(way)
-    sizes = options.pop("stage_groups", None)
-    if sizes:
-        schedule = group_stages(schedule, list(sizes))
-        # Groups of weight gradients are those of the schedule then.
-        schedule = group_weights(schedule, options.pop("weight_groups", 1))
-    if isinstance(options.get("recompute"), tuple):
-        options["recompute"] = list(options["recompute"])
-    is_named = not sizes and not way.schedule.startswith("list")
-    return {"schedule": way.schedule if is_named else schedule, **options}
-
-
-def schedule_of(way: Way) -> Schedule:
-    """Returns the schedule of a way."""
-    n_stages = len(way.stage_ranks)
-    if not way.schedule.startswith("list"):
-        return create(way.schedule, n_stages, way.n_microbatches, way.n_pipeline)
-    random = np.random.RandomState(int(way.schedule.split()[1]))
-    costs = Costs(
-        forward=random.uniform(0.5, 2, n_stages).tolist(),
-        backward_input=random.uniform(0.5, 2, n_stages).tolist(),
-        backward_weight=random.uniform(0, 2, n_stages).tolist(),
-        transfer=random.uniform(0, 1, n_stages - 1).tolist(),
-    )
-    return list_schedule(
-        costs,
-        way.n_microbatches,
-        memory_limit=float(random.randint(1, 5)),
-        stage_ranks=list(way.stage_ranks),
-        split_backward=bool(random.randint(2)),
-    )

@@ -118,10 +118,37 @@ class Sometimes(chainer.Chain):
 
 
 class Gate(chainer.Link):
-    """Lets no gradient through in some microbatches."""
+    """Stops gradients in some microbatches."""
 
     def forward(self, x):
         return chainer.Variable(x.array) if is_odd(x) else x
+
+
+class Pad(chainer.Link):
+    """Adds a feature in some microbatches."""
+
+    def forward(self, x):
+        n_more = 1 + is_odd(x)
+        zeros = np.zeros((len(x), n_more), x.dtype)
+        return F.concat([x, zeros], axis=1)
+
+
+class Crop(chainer.Link):
+    def forward(self, x):
+        return x[:, :6]
+
+
+class Auxiliary(chainer.Link):
+    """A value of each sample for the loss, computed from what a layer has returned."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.factor = chainer.Parameter(chainer.initializers.Uniform(1.0), (1,))
+
+    def forward(self, x):
+        means = F.mean(F.tanh(F.reshape(x, (len(x), -1))), axis=1)
+        return F.sigmoid(means * F.broadcast_to(1 + self.factor, means.shape))
 
 
 class Noise(chainer.Link):
@@ -227,6 +254,11 @@ class NormalizedWords(L.LayerNormalization):
 def joined(x, skipped):
     """Returns both ends of a skip connection, side by side."""
     return F.concat([x, skipped], axis=1)
+
+
+def kept(auxiliary, x):
+    """Leaves out a value that is stashed for the loss."""
+    return x
 
 
 def gated(x, skipped):

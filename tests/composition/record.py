@@ -1,4 +1,4 @@
-"""What comes of a run: results of its calls, and its state in the end."""
+"""The record of a run: results of its calls, and its state in the end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Entry(NamedTuple):
-    """What a call has returned, or a minibatch has left.
+    """Results of a call, or gradients of a minibatch.
 
     Attributes:
         name: Name of the call.
@@ -26,12 +26,15 @@ class Record:
         entries: One for each call, in order.
         state: Arrays by name.
         skipped: Numbers of minibatches whose update a loss scale has skipped.
+        rounded: By number of an entry, the largest number that was rounded on the way
+            to its values, if it is larger than they are.
     """
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.state: dict[str, Any] = {}
         self.skipped: list[int] = []
+        self.rounded: dict[int, float] = {}
 
     def add(self, name: str, values: dict[str, Any]) -> None:
         """Adds what a call has returned."""

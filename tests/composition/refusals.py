@@ -1,4 +1,4 @@
-"""What a pipeline refuses, with the features that do not go together."""
+"""Refusals of a pipeline, with the features that do not go together."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tests.composition import models
 from tests.composition.cases import Case, Way
 
 
@@ -41,10 +42,72 @@ def _of_overlap(
     )
 
 
+def _of_two_versions(
+    feature: str, name: str, applies: Callable[[Case, Way], bool]
+) -> Refusal:
+    """Returns the refusal of a feature that needs the gradient of its own step."""
+    return Refusal(
+        ("pipedream_2bw", feature),
+        lambda case: any(
+            way.has_two_versions and applies(case, way) for way in case.ways
+        ),
+        f"'pipedream_2bw' does not go together with ({name})"
+        f"|({name}) does not go together with schedule 'pipedream_2bw'",
+        "gradients come one step late, with the weights of the step before",
+    )
+
+
 def _carries(case: Case) -> bool:
-    return bool({"lstm", "gru"} & {*case.model.blocks})
+    return models.carries(case.model)
 
 
+#: Features that need the whole model between steps: the feature, its name in messages,
+#: and whether a case has it.
+_OF_WHOLE_MODELS: tuple[tuple[str, str, Callable[[Case, Way], bool]], ...] = (
+    ("replicas", "replicas", lambda _, way: way.n_replicas > 1),
+    ("ties", "ties", lambda case, _: bool(case.model.ties)),
+    (
+        "streamed layers",
+        "streamed layers",
+        lambda case, _: "streamed" in case.model.blocks,
+    ),
+    ("carry_state", "carry_state", lambda case, _: _carries(case)),
+    ("counted losses", "lossfun", lambda case, _: case.model.loss == "counted"),
+    (
+        "losses of outputs",
+        "lossfun",
+        lambda case, _: case.model.loss == "outputs alone",
+    ),
+    ("several outputs", "lossfun", lambda case, _: case.model.n_outputs > 1),
+    ("auxiliary losses", "lossfun", lambda case, _: "auxiliar" in case.model.loss),
+)
+_OF_TWO_VERSIONS: tuple[tuple[str, str, Callable[[Case, Way], bool]], ...] = (
+    (
+        "transport='chainermn'",
+        "transport='chainermn'",
+        lambda _, way: way.get("transport") == "chainermn",
+    ),
+    ("hold_in", "hold_in", lambda _, way: bool(way.get("hold_in"))),
+    ("hold_dtype", "hold_dtype", lambda _, way: bool(way.get("hold_dtype"))),
+    ("weight_groups", "weight_groups", lambda _, way: bool(way.get("weight_groups"))),
+    (
+        "loss_scale",
+        "loss_scale|MixedPrecision",
+        lambda case, _: case.update.loss_scale > 0,
+    ),
+    (
+        "dynamic loss scale",
+        "loss_scale|MixedPrecision",
+        lambda case, _: case.update.loss_scale < 0,
+    ),
+    ("Prune", "Compress", lambda case, _: case.update.compression == "prune"),
+    (
+        "Prune of channels",
+        "Compress",
+        lambda case, _: case.update.compression == "channels",
+    ),
+    ("Quantize", "Compress", lambda case, _: case.update.compression == "quantize"),
+)
 REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         ("groups of stages", "carry_state"),
@@ -88,32 +151,57 @@ REFUSALS: tuple[Refusal, ...] = (
         "gradients are exchanged while a step computes",
     ),
     Refusal(
+        ("pipedream_2bw", "accumulated gradients"),
+        lambda case: (
+            bool(case.life.accumulates) and any(w.has_two_versions for w in case.ways)
+        ),
+        r"step\(accumulate=True\) does not go together with two weight versions",
+        "a step has the gradients of the one before",
+    ),
+    Refusal(
         ("accumulated gradients", "streamed layers"),
         lambda case: bool(case.life.accumulates) and "streamed" in case.model.blocks,
         r"step\(accumulate=True\) does not go together with streamed layers",
         "a copy of their gradients does not fit into memory",
     ),
-    _of_overlap("replicas", "replicas", lambda _, way: way.n_replicas > 1),
-    _of_overlap("ties", "ties", lambda case, _: bool(case.model.ties)),
-    _of_overlap(
-        "streamed layers",
-        "streamed layers",
-        lambda case, _: "streamed" in case.model.blocks,
+    *(_of_overlap(*each) for each in _OF_WHOLE_MODELS),
+    *(_of_two_versions(*each) for each in (*_OF_WHOLE_MODELS, *_OF_TWO_VERSIONS)),
+    Refusal(
+        ("message_dtype", "transport='chainermn'"),
+        lambda case: any(
+            way.get("message_dtype") and way.get("transport") == "chainermn"
+            for way in case.ways
+        ),
+        "message_dtype needs the transport 'mpi' or 'rma'",
+        "ChainerMN sends arrays as they are",
     ),
-    _of_overlap(
-        "carry_state",
-        "carry_state",
-        lambda case, _: _carries(case),
+    Refusal(
+        ("double_buffering", "a move of layers"),
+        lambda case: (
+            any(event.name == "move" for event in case.life.events)
+            and any(way.is_double_buffered for way in case.ways)
+        ),
+        "with double_buffering gradients of layers are under way",
+        "gradients of layers where they were wait for their update",
     ),
-    _of_overlap(
-        "counted losses", "lossfun", lambda case, _: case.model.loss == "counted"
+    Refusal(
+        ("double_buffering", "shrink"),
+        lambda case: (
+            any(event.name == "shrink" for event in case.life.events)
+            and any(way.is_double_buffered for way in case.ways)
+        ),
+        "with double_buffering gradients of all channels are under way",
+        "gradients of all channels wait for their update",
     ),
-    _of_overlap(
-        "losses of outputs",
-        "lossfun",
-        lambda case, _: case.model.loss == "outputs alone",
+    Refusal(
+        ("schedule='auto'", "a move of layers"),
+        lambda case: (
+            any(way.schedule == "auto" for way in case.ways)
+            and any(event.name == "move" for event in case.life.events)
+        ),
+        "the first minibatches choose the schedule 'auto'",
+        "the trial measures stages that stay as they are; move layers after it",
     ),
-    _of_overlap("several outputs", "lossfun", lambda case, _: case.model.n_outputs > 1),
 )
 
 

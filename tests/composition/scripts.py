@@ -6,9 +6,9 @@ import inspect
 import pprint
 
 from tests.composition import losses, models, own_layers
+from tests.composition.arguments import arguments_of
 from tests.composition.cases import Case, Event, Way
-from tests.composition.on_ranks import arguments_of
-from tests.composition.updating import HOOKS, RULES, compression_plan
+from tests.composition.updating import HOOKS, RULES, compression_rule
 
 _HEAD = '''
 """Run by: mpiexec -n {n_ranks} python this_script.py
@@ -49,7 +49,9 @@ def script(case: Case) -> str:
     parts += _sources(own_layers, codes)
     if "split" in case.model.blocks:
         parts.append("register_split(SplitScale, _of_input, _of_weight)")
-    parts += _sources(losses, [losses.LOSSES[case.model.loss].lossfun.__name__])
+    measure = losses.LOSSES[case.model.loss]
+    functions = [each for each in (measure.lossfun, measure.accfun) if each is not None]
+    parts += _sources(losses, [each.__name__ for each in functions])
     parts.append(_build(case, codes))
     parts.append(_start(case))
     parts.append(_minibatches(case))
@@ -94,10 +96,14 @@ def _start(case: Case) -> str:
     measure = losses.LOSSES[case.model.loss]
     rule = inspect.getsource(RULES[case.update.rule]).split("lambda: ")[1].strip(" ,\n")
     lines = [
-        "def start(n_ranks, n_replicas, shares, stage_ranks, cuts, exchange, options):",
+        "def start(n_ranks, n_replicas, shares, stage_ranks, cuts, exchange, options,",
+        "          has_kernels=True, products='float32'):",
         "    own = comm.Split(int(comm.rank >= n_ranks))",
         "    if comm.rank >= n_ranks:",
         "        return None",
+        "    (chainer_kernels.enable if has_kernels else chainer_kernels.disable)()",
+        "    if has_kernels:",
+        "        chainer_kernels.set_products(products)",
         "    grid = None",
         "    if n_replicas > 1:",
         "        grid = Grid(own, n_ranks // n_replicas)",
@@ -149,16 +155,9 @@ def _start(case: Case) -> str:
                 effect = f"param.update_rule.hyperparam.{word} /= 2"
             lines.append(f"                {effect}")
     if case.update.compression:
-        lines.append(f"    plan = CompressionPlan([{_rule(case)}])")
+        lines.append(f"    plan = CompressionPlan([{compression_rule(case)}])")
         lines.append("    pipe.compress = Compress(plan, optimizer, pipeline=pipe)")
     return "\n".join([*lines, "    return pipe, optimizer"])
-
-
-def _rule(case: Case) -> str:
-    source = inspect.getsource(compression_plan)
-    kind = case.update.compression.capitalize()
-    start = source.index(f"{kind}(")
-    return source[start : source.index("\n", start)].strip()
 
 
 def _name(function: object) -> str:
@@ -224,6 +223,8 @@ def _event(case: Case, event: Event, number: int) -> list[str]:
     if event.way is not None:
         return [
             "if run is not None:",
+            "    if run[0].flush():",
+            "        run[1].update()",
             "    save_snapshot('snapshot', *run)",
             "    run[0].close()",
             "comm.Barrier()",
@@ -235,8 +236,12 @@ def _event(case: Case, event: Event, number: int) -> list[str]:
         "evaluate": f"print(comm.rank, pipe.evaluate(*{batch}), flush=True)",
         "predict": f"print(comm.rank, pipe.predict({batch}[0]), flush=True)",
         "reset": "pipe.reset_states()",
-        "move": f"rebalance(pipe, optimizer, {list(event.cuts)}, build)",
+        "move": (
+            f"pipe.flush() and optimizer.update()\n"
+            f"    rebalance(pipe, optimizer, {list(event.cuts)}, build)"
+        ),
         "caught": "pass",
+        "shrink": "pipe.compress.shrink()",
     }
     lines = ["if run is not None:", "    pipe, optimizer = run"]
     return [*lines, f"    {calls[event.name]}"]
@@ -249,7 +254,8 @@ def _arguments(way: Way) -> str:
         options["schedule"] = _Code(f"Schedule.parse({str(schedule)!r})")
     shares = list(way.shares) or None
     values = (way.n_ranks, way.n_replicas, shares, way.stage_ranks, list(way.cuts))
-    return pprint.pformat((*values, dict(way.exchange), options), width=100)
+    kernels = way.has_kernels, way.products or "float32"
+    return pprint.pformat((*values, dict(way.exchange), options, *kernels), width=100)
 
 
 class _Code(str):

@@ -11,11 +11,13 @@ from typing import Any
 
 import chainer
 import numpy as np
+from chainer.optimizer_hooks.gradient_noise import exponential_decay_noise
 
 from divisible import RandomKey, keyed_random_state
 from divisible.carried_state import carrying, declared
 from divisible.minibatch import split, split_unequally
 from divisible.planning.shares import integer_shares
+from divisible.random_streams import named_stream
 from tests.composition import models
 from tests.composition.cases import Case, Event, Way
 from tests.composition.losses import LOSSES
@@ -47,7 +49,7 @@ class Serial:
         self.model = model
         self._widen(perturbed_by)
         self.optimizer = optimizer_of(case).setup(self.model)
-        add_hooks(case, self.optimizer)
+        add_hooks(case, self.optimizer, self._noise)
         set_rates(case, self.model)
         self._compress = compression_of(case, self.optimizer)
         self._measure = LOSSES[case.model.loss]
@@ -59,6 +61,16 @@ class Serial:
         self._evaluated: dict[int, Any] = {}
         self._is_cut = models.sees_microbatches(case.model)
         self._n_steps = 0
+        # Gradients of the minibatch before, where updates apply them late.
+        self._late: dict[str, Any] | None = None
+
+    def _noise(self, xp: Any, shape: Any, dtype: Any, hook: Any, rule: Any) -> Any:
+        """Returns noise that depends on the minibatch and the parameter."""
+        params = self.model.namedparams()
+        path = next(path for path, param in params if param.update_rule is rule)
+        key = RandomKey(self.case.seed % 2**31, self._n_begun)
+        with named_stream(key, path):
+            return exponential_decay_noise(xp, shape, dtype, hook, rule)
 
     def _widen(self, perturbed_by: float) -> None:
         random = np.random.RandomState(0)
@@ -114,6 +126,9 @@ class Serial:
     def _happen(self, event: Event, number: int, record: Record) -> None:
         x, t = self._minibatch(number)
         if event.way is not None:
+            self._flush()
+            if not (self.way.is_double_buffered and event.way.is_double_buffered):
+                self._late = None
             self.way, self._evaluated = event.way, {}
         if event.name == "evaluate":
             means, _ = self._pass(x, t, False)
@@ -121,6 +136,10 @@ class Serial:
         elif event.name == "predict":
             _, outputs = self._pass(x, None, False, split_unequally)
             record.add("predict", self._of_replicas(outputs))
+        elif event.name == "move":
+            self._flush()
+        elif event.name == "shrink":
+            self._compress.shrink()
         elif event.name == "reset":
             self._trained, self._evaluated = {}, {}
 
@@ -152,7 +171,12 @@ class Serial:
             self._normalized.finish(averages)
         self._evaluated = {}
         is_part = number + 1 in self.case.life.accumulates
-        if not is_part and number not in self._skipped:
+        self._n_begun = self._n_steps
+        is_whole = not is_part and self._takes_gradients()
+        # Hooks clip gradients that were rounded before.
+        largest = max(float(np.abs(g).max(initial=0)) for g in self._gradients())
+        record.rounded[len(record.entries) + 1] = largest
+        if is_whole and number not in self._skipped:
             self.optimizer.update()
         if self._compress is not None and not is_part:
             self._compress.advance(number + 1, (number + 1) / 10)
@@ -166,6 +190,30 @@ class Serial:
                 if param.grad is not None
             },
         )
+
+    def _gradients(self) -> Iterator[Any]:
+        for param in self.model.params():
+            if param.grad is not None:
+                yield param.grad
+
+    def _takes_gradients(self) -> bool:
+        """Returns whether there are gradients to apply: perhaps those before."""
+        if not self.way.is_late:
+            return True
+        named = list(self.model.namedparams())
+        late, self._late = self._late, {path: param.grad for path, param in named}
+        if late is not None:
+            for path, param in named:
+                param.grad = late[path]
+        return late is not None
+
+    def _flush(self) -> None:
+        """Applies the gradients of the last minibatch before a change of stages."""
+        late, self._late = self._late, None if self.way.has_two_versions else self._late
+        if self.way.has_two_versions and late is not None:
+            for path, param in self.model.namedparams():
+                param.grad = late[path]
+            self.optimizer.update()
 
     def _pass(
         self, x: Any, t: Any, trains: bool, cut: Callable[..., Any] = split
@@ -283,7 +331,7 @@ def _is_normalization(model: Any, param: chainer.Parameter) -> bool:
 
 
 class _Normalized(chainer.FunctionHook):
-    """Sees the inputs of batch normalization, to move averages once a minibatch."""
+    """Keeps the inputs of batch normalization, to move averages once a minibatch."""
 
     def begin(self, model: Any) -> list[tuple[Any, Any, Any]]:
         self._inputs: dict[int, list[Any]] = {}

@@ -8,7 +8,9 @@ from typing import Any
 
 from divisible.schedules.catalogue import Placement
 from tests.composition import models
+from tests.composition.blocks import auxiliaries
 from tests.composition.cases import Case, Model, Way
+from tests.composition.losses import OF_AUXILIARIES
 
 #: Most cases that are run to shrink one.
 MOST_TRIALS = 60
@@ -113,7 +115,9 @@ def _simpler_way(way: Way) -> Iterator[Way]:
         yield _with(way, n_microbatches=way.n_microbatches - 1)
     if way.shares:
         yield _with(way, shares=())
-    if way.has_kernels:
+    if way.products:
+        yield _with(way, products="")
+    elif way.has_kernels:
         yield _with(way, has_kernels=False)
     if len(way.exchange) > 3:
         kept = ("exchange_dtype", "local_size", "minimum")
@@ -133,7 +137,7 @@ def _simpler_models(case: Case) -> Iterator[Case]:
         ("frozen", ()),
         ("n_inputs", 1),
         ("is_deferred", "streamed" in model.blocks),
-        ("loss", "two outputs" if model.n_outputs == 2 else "cross entropy"),
+        ("loss", _plain_loss(model)),
     ):
         if getattr(model, name) != plain:
             yield _with(case, model=_with(model, **{name: plain}))
@@ -156,7 +160,16 @@ def without_block(model: Model, i: int) -> Model | None:
     for j in sorted(gone, reverse=True):
         ties = tuple((a - (a > j), b - (b > j), turned) for a, b, turned in ties)
         frozen = _without(frozen, j)
-    return _with(model, blocks=blocks, ties=ties, frozen=frozen)
+    smaller = _with(model, blocks=blocks, ties=ties, frozen=frozen)
+    if name.startswith("auxiliary "):
+        smaller = _with(smaller, loss=_plain_loss(smaller))
+    return smaller
+
+
+def _plain_loss(model: Model) -> str:
+    if model.n_outputs == 2:
+        return "two outputs"
+    return OF_AUXILIARIES[len(auxiliaries(model.blocks))]
 
 
 def _without(blocks: tuple[int, ...], gone: int) -> tuple[int, ...]:
@@ -167,6 +180,11 @@ def with_fitting_cuts(case: Case) -> Case:
     """Returns a case whose cuts fit the number of its layers and stages."""
     n = models.n_layers(case.model)
     events, way = [], _fitted(case.way, n)
+    has_channels = models.layer_of_channels(case.model) is not None
+    if case.update.compression == "channels" and not has_channels:
+        case = _with(case, update=_with(case.update, compression=""))
+        kept = [event for event in case.life.events if event.name != "shrink"]
+        case = _with(case, life=_with(case.life, events=tuple(kept)))
     first = way
     for event in case.life.events:
         if event.way is not None:

@@ -18,7 +18,7 @@ LEAST = 20
 
 
 class Count(NamedTuple):
-    """What came of the cases that have a pair of features.
+    """Outcomes of the cases that have a pair of features.
 
     Attributes:
         right: Number of cases that agree with the serial script.
@@ -32,7 +32,7 @@ class Count(NamedTuple):
 
 
 class Tally:
-    """What came of many cases.
+    """Outcomes of many cases.
 
     Attributes:
         n_cases: Number of cases.
@@ -137,11 +137,12 @@ Features together
 
 ``python -m tests.composition`` draws models, ways to run them and lives at random, and
 compares each run with the undivided model in stock Chainer: one process, double
-precision, no kernels. Losses, reports, gradients, parameters, running averages and
-states must agree within bounds of rounding errors; what is refused must be refused on
-every rank, before an array is sent. This page is written by that command, from
-{n} cases (``{source}`` has the number behind each pair). {few} of {pairs} pairs have
-fewer than 20.
+precision, no kernels. If a run applies gradients one step late, as with
+``double_buffering``, the serial script does so too. Losses, reports, gradients,
+parameters, running averages and states must agree within bounds of rounding errors. A
+refusal must come on every rank, before an array is sent. This page is written by that
+command, from {n} cases (``{source}`` has the number behind each pair). {few} of {pairs}
+pairs have fewer than 20.
 
 =======  ==============================================================================
 sign     the pair
@@ -174,8 +175,9 @@ Not drawn
 
 - Groups of stages with layers that depend on the microbatch as a whole: the first group
   of a stage decides which layers run once.
+- Groups of stages with ``'pipedream_2bw'``, for which there is no such schedule.
 - Pruned or quantized layers whose weights are streamed.
-- ``'pipedream_2bw'``, whose gradients come one step late.
+- Pruned layers with numbers in few bits: a rounding error may prune another weight.
 """
 
 

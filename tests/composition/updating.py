@@ -9,9 +9,9 @@ from chainer import optimizer_hooks, optimizers
 from mixed_precision import DynamicLossScale, MixedPrecision, StaticLossScale
 from model_compression import Compress, CompressionPlan, Prune, Quantize
 from tests.composition.cases import Case
-from tests.composition.models import paths_below
+from tests.composition.models import layer_of_channels, paths_below
 
-#: Large enough that a gradient which is zero but for rounding moves no weight.
+#: Large enough that a gradient of rounding errors alone moves no weight.
 _EPSILON = 1e-2
 RULES = {
     "SGD": lambda: optimizers.SGD(0.1),
@@ -22,6 +22,7 @@ HOOKS = {
     "GradientClipping": lambda: optimizer_hooks.GradientClipping(0.3),
     "WeightDecay": lambda: optimizer_hooks.WeightDecay(0.01),
     "Lasso": lambda: optimizer_hooks.Lasso(0.001),
+    "GradientNoise": lambda: optimizer_hooks.GradientNoise(0.001),
     "GradientHardClipping": lambda: optimizer_hooks.GradientHardClipping(-0.05, 0.05),
 }
 
@@ -42,10 +43,19 @@ def mixed(case: Case, optimizer: Any, comm: Any) -> Any:
     return MixedPrecision(optimizer, loss_scale=scale, comm=comm, timeout=30)
 
 
-def add_hooks(case: Case, optimizer: Any) -> None:
-    """Adds the hooks of a case to an optimizer that is set up."""
+def add_hooks(case: Case, optimizer: Any, noise: Any = None) -> None:
+    """Adds the hooks of a case to an optimizer that is set up.
+
+    Args:
+        case: The case.
+        optimizer: The optimizer.
+        noise: Function of the noise, if it is another one than Chainer's.
+    """
     for name in case.update.hooks:
-        optimizer.add_hook(HOOKS[name]())
+        hook = HOOKS[name]()
+        if noise is not None and name == "GradientNoise":
+            hook.noise_func = noise
+        optimizer.add_hook(hook)
 
 
 def set_rates(case: Case, model: Any) -> None:
@@ -71,9 +81,16 @@ def compression_of(case: Case, optimizer: Any, pipeline: Any = None) -> Any:
 
 def compression_plan(case: Case) -> CompressionPlan:
     """Returns the plan of what is pruned or quantized."""
+    names = {"Prune": Prune, "Quantize": Quantize}
+    return CompressionPlan([eval(compression_rule(case), names)])
+
+
+def compression_rule(case: Case) -> str:
+    """Returns the rule of what is pruned or quantized, as an expression."""
+    until = "to=0.5, end=(2, 'iteration'), steps=2"
     if case.update.compression == "prune":
-        end = 2, "iteration"
-        rule = Prune("magnitude", layers="Linear", to=0.5, end=end, steps=2)
-    else:
-        rule = Quantize("int8", layers="Linear", targets=("weight",))
-    return CompressionPlan([rule])
+        return f"Prune('magnitude', layers='Linear', {until})"
+    if case.update.compression == "channels":
+        layers = [layer_of_channels(case.model)]
+        return f"Prune('l2', layers={layers}, granularity='channel', {until})"
+    return "Quantize('int8', layers='Linear', targets=('weight',))"
