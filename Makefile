@@ -110,7 +110,7 @@ test-faults: install
 test-kills: install
 	KILLS=$(or $(KILLS),200) SEED=$(SEED) $(BIN)/python -m pytest -m matrix -s \
 	  tests/mpi/pipeline/snapshots/test_kills.py \
-	  tests/mpi/pipeline/copies/test_losses.py
+	  tests/mpi/pipeline/copies/test_losses.py tests/mpi/torch_layers/test_kills.py
 
 test-composition: install
 	$(BIN)/python -m tests.composition -n $(or $(N),1000) --seed $(or $(SEED),1) \

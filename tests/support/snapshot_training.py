@@ -129,8 +129,13 @@ def small_trainer(comm, out, stop):
     model = Divisible(
         L.Linear(6, 8), F.dropout, F.tanh, L.Linear(8, 8), F.tanh, L.Linear(8, 4)
     )
+    return trainer_of(comm, out, stop, model, adam())
+
+
+def trainer_of(comm, out, stop, model, optimizer):
+    """Returns a trainer of a model, cut evenly; and its stage."""
     stage = model.divide(*Plan.uniform(len(model), comm.size).range(comm.rank))
-    optimizer = chainer.optimizers.Adam(0.01).setup(stage)
+    optimizer.setup(stage)
     pipe = Pipeline(stage, comm, n_microbatches=4, timeout=60)
     ((x, t),) = make_batches([50])
     iterator = None
