@@ -53,7 +53,7 @@ class _Shared:
     def put(self, tensor: torch.Tensor) -> None:
         """Gives the module memory, and keeps the object that the user knows."""
         known = self.owner[self.key]
-        if known.data_ptr() != tensor.data_ptr() or known.dtype != tensor.dtype:
+        if _memory(known) != _memory(tensor):
             try:
                 known.data = tensor
             except RuntimeError:
@@ -239,6 +239,11 @@ class SharedMemory:
         ret._trained = None
         ret.check()
         return ret
+
+
+def _memory(tensor: torch.Tensor) -> tuple:
+    """Returns where the elements of a tensor are, and how they are read."""
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _places(module: nn.Module, kind: str) -> Iterator[_Shared]:

@@ -136,6 +136,15 @@ def test_memory_is_shared_both_ways_whoever_replaces_it(tmp_path):
         assert (again.module.state_dict()[key] == tensor).all()
 
 
+def test_the_same_memory_in_another_order():
+    module = nn.Linear(6, 3)
+    layer = TorchLayer(module)
+    layer.weight.array = layer.weight.array.T
+    layer.share()
+    np.testing.assert_array_equal(module.weight.detach().numpy(), layer.weight.array)
+    assert same_memory(layer.weight, module.weight)
+
+
 def test_no_parameter_is_copied():
     module = nn.Linear(300, 300)
     before = module.weight.data_ptr()
