@@ -11,6 +11,7 @@ import click
 
 from chainer_compat import _modes
 from divisible.communication.launchers import is_one_of_several
+from divisible.schedules.catalogue import NAMES
 from pipeline.command_line import options
 from pipeline.supervision.budget import Budget
 
@@ -28,6 +29,12 @@ from pipeline.supervision.budget import Budget
     type=click.Path(dir_okay=False),
     help="File of a plan, for a script that says plan='auto'; rank 0 reads it. {ranks}"
     " in its name stands for the number of ranks, as in 'plan-{ranks}.json'.",
+)
+@click.option(
+    "--schedule",
+    metavar="SCHEDULE",
+    help="Schedule for a script that says schedule='auto': a name, or a file that each"
+    " rank reads.",
 )
 @click.option(
     "--compat",
@@ -102,6 +109,7 @@ from pipeline.supervision.budget import Budget
 @options.speaking
 def run_command(
     plan: str | None,
+    schedule: str | None,
     compat: str,
     keep_going: bool,
     n_ranks: int | None,
@@ -118,6 +126,7 @@ def run_command(
     \b
     mpiexec -n 4 divisible run train.py --epoch 20
     mpiexec -n 4 divisible run --plan plan.json train.py --epoch 20
+    mpiexec -n 4 divisible run --schedule mine.txt train.py --epoch 20
     divisible run --keep-going -n 4 train.py --epoch 20
 
     ARGUMENTS are the arguments of SCRIPT. It runs as "python SCRIPT" would run it, with
@@ -140,6 +149,11 @@ def run_command(
         raise click.BadParameter(str(error), param_hint="--compat") from None
     except RuntimeError as error:
         raise click.ClickException(str(error)) from None
+    if schedule is not None:
+        options.NamedSchedule().convert(schedule, None, None)
+        # The script may change its directory.
+        is_name = schedule in NAMES
+        schedule = schedule if is_name else os.path.abspath(schedule)
     if keep_going:
         if is_one_of_several():
             raise click.UsageError(
@@ -151,6 +165,7 @@ def run_command(
         from pipeline.command_line.keep_going import Wish, keep_going_with
 
         options_of_ranks = ["--compat", compat, *(["--plan", plan] if plan else [])]
+        options_of_ranks += ["--schedule", schedule] if schedule else []
         wish = Wish(n_ranks, launcher, restarts, log, plan, **of_hosts)
         sys.exit(keep_going_with(wish, options_of_ranks, [script, *arguments]))
     given = [n_ranks, launcher, restarts, log, *of_hosts.values()]
@@ -161,11 +176,14 @@ def run_command(
         )
     # These modules start MPI, which the other commands do not need.
     from pipeline.scripts import run_script
+    from pipeline.start import schedule_choice
     from pipeline.start.plan_choice import VARIABLE
     from pipeline.training import control_files
 
     if controlled_by is not None:
         os.environ[control_files.VARIABLE] = controlled_by
+    if schedule is not None:
+        os.environ[schedule_choice.VARIABLE] = schedule
     if plan is not None:
         # The script may change its directory.
         os.environ[VARIABLE] = os.path.abspath(plan)

@@ -46,6 +46,7 @@ from pipeline.start.plan_choice import (
     save,
 )
 from pipeline.start.plans import Given, InForce, put_together
+from pipeline.start.schedule_choice import with_given_schedule
 from pipeline.start.starting import refusing
 from pipeline.start.undivided import (
     check_undivided,
@@ -129,6 +130,7 @@ def open_plan(comm: Any, arguments: Arguments, wish: PlanWish) -> Opening:
         TypeError, ValueError: If this rank's own arguments are wrong.
         StallError: If another rank does not answer in time.
     """
+    arguments = with_given_schedule(world_of(comm), arguments)
     given = Given(
         arguments.n_microbatches,
         arguments.schedule,
