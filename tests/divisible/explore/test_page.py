@@ -14,6 +14,9 @@ from divisible.schedules import Costs, Schedule, one_f_one_b
 from tests.support.browser import Visit, chromium, serving
 from tests.support.explored import plan_of, uneven_profile
 
+# A browser takes seconds to start.
+pytestmark = pytest.mark.slow
+
 #: Where rank 3 waits for its first message, in the picture of a timeline.
 IN_RANK_3 = {"x": 64, "y": 6 + 3.5 * 28}
 IS_MOVED = "n => document.querySelector('.layers button').ariaValueNow === n"
