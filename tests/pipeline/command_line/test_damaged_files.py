@@ -243,13 +243,19 @@ PLANS = by_commands(
     "simulate BAD GOOD/profile.json --batch 4",
     "simulate BAD GOOD/profile.json",
     "repartition GOOD/snapshot --plan BAD -o BAD.snapshot",
+    "explore BAD GOOD/profile.json -o BAD.html",
 )
 PROFILES = by_commands(
     "plan BAD --stages 2 -o BAD.plan",
     "plan BAD --ranks 2 --batch 8 -o BAD.plan",
     "simulate GOOD/plan.json BAD",
+    "explore BAD -o BAD.html",
 )
-TIMELINES = by_commands("timeline BAD", "timeline GOOD/timeline.json --against BAD")
+TIMELINES = by_commands(
+    "timeline BAD",
+    "timeline GOOD/timeline.json --against BAD",
+    "explore BAD -o BAD.html",
+)
 IMPORTS = by_commands("import BAD", "import BAD -o BAD.layers")
 KINDS = {
     "profile.json": (damaged_text, PROFILES),

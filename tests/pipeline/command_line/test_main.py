@@ -631,7 +631,11 @@ def test_a_full_disk_is_said_in_a_line(folder, command, file):
 
 
 @given(data=st.data())
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    # Commands run between two draws, which a busy machine takes long for.
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_no_file_ends_in_a_traceback(folder, data):
     profiles(folder)
     machine = Machine(2, [1e9, 1e9], Network([1e6], 0.1), [1, 2.0], Disk(1e9, 1e9))
@@ -647,6 +651,7 @@ def test_no_file_ends_in_a_traceback(folder, data):
                 ("profile-1.json", "plan bad.json --stages 2 -o other.json"),
                 ("profile-8.json", "plan bad.json --ranks 2 --batch 8 -o other.json"),
                 ("t.json", "timeline bad.json"),
+                ("t.json", "explore bad.json -o page.html"),
             ]
         )
     )
