@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from divisible import pop, stash
 from divisible.streaming import Streamed
-from tests.composition import own_layers
+from tests.composition import own_layers, torch_blocks
 
 #: Features of a sample within a model; for images the number of channels.
 WIDTH = 6
@@ -111,6 +111,7 @@ BLOCKS = {
 JOINS = {"add": "F.add", "multiply": "gated"}
 #: Names in the code of layers.
 NAMES = {**vars(own_layers), "Streamed": Streamed, "pop": pop, "stash": stash}
+torch_blocks.register(BLOCKS, NAMES)
 
 
 def code_of(name: str, is_resident: bool = False) -> str:

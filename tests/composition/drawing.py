@@ -10,7 +10,7 @@ import chainer
 from hypothesis import strategies as st
 
 from divisible.schedules.catalogue import CATALOGUE, Placement
-from tests.composition import models
+from tests.composition import models, torch_blocks
 from tests.composition.blocks import BLOCKS, auxiliaries, code_of, layers_of
 from tests.composition.cases import Case, Event, Life, Model, Update, Way
 from tests.composition.choosing import Choices, Drawn, Seeded, some
@@ -45,7 +45,7 @@ def draw_from(choose: Choices, seed: int) -> Case:
     update = _update(choose, model)
     way = _way(choose, model, update)
     life = _life(choose, model, update, way)
-    return Case(seed, model, way, update, life)
+    return torch_blocks.replaced(choose, Case(seed, model, way, update, life))
 
 
 def _model(choose: Choices) -> Model:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import pprint
 
-from tests.composition import losses, models, own_layers
+from tests.composition import losses, models, own_layers, torch_blocks
 from tests.composition.arguments import arguments_of
 from tests.composition.cases import Case, Event, Way
 from tests.composition.updating import HOOKS, RULES, compression_rule
@@ -46,7 +46,9 @@ def script(case: Case) -> str:
     n_ranks = max(way.n_ranks for way in case.ways)
     parts = [_HEAD.lstrip().format(n_ranks=n_ranks, line=case, dtype=dtype)]
     codes = models.codes_of(case.model)
-    parts += _sources(own_layers, codes)
+    parts += torch_blocks.head(codes)
+    for module in (own_layers, *torch_blocks.MODULES):
+        parts += _sources(module, codes)
     if "split" in case.model.blocks:
         parts.append("register_split(SplitScale, _of_input, _of_weight)")
     measure = losses.LOSSES[case.model.loss]
