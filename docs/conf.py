@@ -22,6 +22,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_click",
+    "explore_page",
     "mathml",
     "paper_tables",
     "predicted_timeline",
