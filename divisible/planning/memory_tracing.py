@@ -58,7 +58,7 @@ def trace_memory(
     Raises:
         TypeError: If ``model`` is not a ``Divisible``, or ``x`` or ``t`` are not
             arrays.
-        ValueError: If ``model`` is a stage.
+        ValueError: If ``model`` is a stage, or is on a GPU.
 
     Example:
         >>> import chainer.links as L
@@ -78,6 +78,10 @@ def trace_memory(
     if model.layer_range != (0, len(model.model_layers)):
         raise ValueError(
             f"the layers {model.layer_range} are a part of a model: give the whole"
+        )
+    if model.device.xp is not np:
+        raise ValueError(
+            f"the model is on {model.device}: trace it before model.to_device(...)"
         )
     dtypes = set() if model.casts_inputs else floating_dtypes(model)
     arrays = [as_trainable(array, dtypes) for array in _shapes("x", x)]

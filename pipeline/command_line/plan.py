@@ -179,6 +179,8 @@ def plan_command(
 
     With --shapes there is no profile, and no file is written.
     """
+    if shapes is not None:
+        _refuse_with_shapes(plot, given)
     if measured is not None:
         given, ranks = _on_measured(measured, given, ranks, stages)
     if shapes is not None:
@@ -233,6 +235,22 @@ def plan_command(
         draw(simulate_plan(plan, profiles, schedule=own), plot)
     # The last line stays visible on the terminal, so it is the result.
     console.say_wrapped(plan.headline)
+
+
+def _refuse_with_shapes(plot, given) -> None:
+    """Refuses options that --shapes has no use for."""
+    options_of_others = {
+        **_OF_A_CHOICE,
+        **_OF_REPLICAS,
+        "speeds": "--speeds",
+        "links": "--bandwidth, --latency, --overlap",
+    }
+    unused = [option for name, option in options_of_others.items() if given[name]]
+    unused += ["--replicas"] * (given["replicas"] > 1)
+    unused += ["--method"] * (given["method"] != "optimal")
+    unused += ["--plot"] * (plot is not None)
+    if unused:
+        raise click.UsageError(f"not with --shapes: {', '.join(unused)}")
 
 
 def _on_measured(measured: Machine, given, ranks, stages) -> tuple:

@@ -45,7 +45,7 @@ def show_shapes(
     recompute: Sequence[str],
     optimizer: str | None,
     memory: Any,
-    **_: Any,
+    **others: Any,
 ) -> None:
     """Prints the memory of layers and, with stages, that of ranks by schedules.
 
@@ -59,6 +59,7 @@ def show_shapes(
         recompute: Ways of running microbatches forward again.
         optimizer: Name of an optimizer.
         memory: Bytes that a rank may use.
+        **others: Options of the command that have no use here.
 
     Raises:
         ValueError: If shapes or names are wrong, or a rank does not have the memory.

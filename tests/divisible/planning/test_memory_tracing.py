@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -229,7 +231,7 @@ def test_recomputed_layers_hold_their_input_alone():
     assert (traced.column("workspace_bytes")[1:] > 0).all()
 
 
-def test_a_stage_and_what_is_no_model_are_refused():
+def test_a_stage_and_what_is_no_model_are_refused(monkeypatch):
     model = MLP(8, n_layers=3)
     x = np.ones((2, 8), "f")
     with pytest.raises(ValueError, match="give the whole"):
@@ -238,3 +240,6 @@ def test_a_stage_and_what_is_no_model_are_refused():
         trace_memory(L.Linear(2, 2), x)
     with pytest.raises(TypeError, match="x must be an array"):
         trace_memory(model, [1, 2])
+    monkeypatch.setattr(MLP, "device", SimpleNamespace(xp=None))
+    with pytest.raises(ValueError, match="trace it before"):
+        trace_memory(model, x)

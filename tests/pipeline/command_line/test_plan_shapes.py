@@ -97,6 +97,20 @@ def test_says_which_rank_lacks_how_much():
             "needs a profile",
         ),
         (["--input", "61", "--batch", "8"], 1, "unknown from layer 0 on"),
+        (
+            [
+                "--speeds",
+                "1,2",
+                "--replicas",
+                "2",
+                "--latency",
+                "1s",
+                "--plot",
+                "a.png",
+            ],
+            2,
+            "not with --shapes: --speeds, --bandwidth, --latency, --overlap, --repl",
+        ),
         (["--input", "60", "--batch", "8", "--stages", "9"], 1, "5 layers, fewer than"),
         (["--input", "60", "--batch", "8", "--optimizer", "Eve"], 1, "no optimizer"),
         (
