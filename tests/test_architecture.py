@@ -23,9 +23,10 @@ FACES = {
         enable_numpy_aliases enable_python_aliases install plug_in report
     """,
     "divisible": """
-        Disk Divisible LayerCost Machine MemoryLimitError Network NotMadeError Plan
-        Profile RandomKey __version__ best_plan carry_state deferred_init from_chain
-        keyed_random_state partition pop profile simulate stash
+        Disk Divisible LayerCost LayerMemory Machine MemoryLimitError ModelMemory
+        Network NotMadeError Plan Profile RandomKey __version__ best_plan carry_state
+        deferred_init from_chain keyed_random_state partition pop profile simulate stash
+        trace_memory
     """,
     "divisible.streaming": """
         LargeInput StoreError StreamReport Streamed StreamedInput measure_disk stream
