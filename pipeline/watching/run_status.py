@@ -42,7 +42,7 @@ _BETWEEN_FILES, _BETWEEN_SAMPLES = 0.5, 0.05
 # At most this share of the time is spent on files, whatever the file system takes.
 _SHARE = 0.002
 # Seconds without a sign of slowness before the journal has that it is over.
-_CALM = 10.0
+_CALM = 30.0
 
 
 class RunStatus:
@@ -308,6 +308,7 @@ class RunStatus:
             now=history.now(),
             usual=history.usual(),
             slowness=slowness,
+            longer=history.longer(),
             messages=self._messages(a_second),
             memory=process_memory(stage.device),
             planned_seconds=self._planned.computing,

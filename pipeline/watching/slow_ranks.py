@@ -75,7 +75,8 @@ def slow_ranks(ranks: Sequence[RankStatus]) -> list[SlowRank]:
         ...     now = usual._replace(computing=computing)
         ...     return RankStatus(
         ...         "job", rank, 3, 0, "a", 1, 0.0, 99, {}, now=now, usual=usual,
-        ...         slowness={"computing": computing, "between": 1.0})
+        ...         slowness={"computing": computing, "between": 1.0},
+        ...         longer=["computing"])
         >>> print(*slow_ranks([state(0, 1.0), state(1, 1.3), state(2, 1.02)]))
         rank 1 on a computes 1.29 times as long as usual: its layers take longer
     """
@@ -89,7 +90,7 @@ def _slower(known: Sequence[RankStatus], what: str) -> list[SlowRank]:
     return [
         SlowRank(each.rank, each.host, times, _cause(each, what))
         for each, times in zip(known, _compared(ratios))
-        if times > SLOWER
+        if times > SLOWER and what in each.longer
     ]
 
 

@@ -87,6 +87,8 @@ class RankStatus:
         usual: Medians of minibatches before; ``None`` before there are enough.
         slowness: How many times as long as usual the rank computes, and how long the
             minibatches are by its time between steps; see :meth:`.History.slowness`.
+        longer: Names in ``slowness`` of what takes longer than in nine of ten usual
+            minibatches.
         memory: The most bytes that the process has used.
         planned_seconds: Seconds that the rank computes in a step by the plan; ``None``
             without a prediction.
@@ -117,6 +119,7 @@ class RankStatus:
     now: StepSeconds | None = None
     usual: StepSeconds | None = None
     slowness: Mapping[str, float] = field(default_factory=dict)
+    longer: Sequence[str] = ()
     memory: float = 0.0
     planned_seconds: float | None = None
     planned_step: float | None = None
@@ -148,6 +151,7 @@ class RankStatus:
             **_numbers("values", known),
         }
         self.slowness = _numbers("slowness", self.slowness)
+        self.longer = [plain_text("longer", e) for e in _list("longer", self.longer)]
         self.messages = [_messages(each) for each in _list("messages", self.messages)]
         self.stages = {
             printable(number): [plain_integer("stages", p) for p in _pair(layers)]

@@ -18,6 +18,8 @@ _OLDER = 200
 # A rank is slower than usual if three quarters of its newest minibatches take this
 # much longer. Times of a quiet host scatter by a few percent.
 SLOWER = 1.15
+# A usual minibatch is longer than this share of the others only now and then.
+_LONG = 0.9
 # The first minibatches size layers, and compile kernels.
 _WARM_UP = 3
 
@@ -111,7 +113,7 @@ class History:
         self._n_seen = 0
         self._newest: deque[StepSeconds] = deque(maxlen=NEWEST)
         self._older: deque[StepSeconds] = deque(maxlen=_OLDER)
-        self._usual: StepSeconds | None = None
+        self._quantiles: dict[float, StepSeconds] = {}
         self._is_slow = False
 
     def add(self, seconds: StepSeconds) -> None:
@@ -121,7 +123,7 @@ class History:
             return
         if len(self._newest) == NEWEST and not self._is_slow:
             self._older.append(self._newest[0])
-            self._usual = None
+            self._quantiles.clear()
         self._newest.append(seconds)
 
     def __len__(self) -> int:
@@ -130,16 +132,17 @@ class History:
 
     def now(self) -> StepSeconds | None:
         """Returns the medians of the newest minibatches; ``None`` without any."""
-        return _medians(self._newest)
+        return _quantile(self._newest, 0.5) if self._newest else None
 
     def usual(self) -> StepSeconds | None:
         """Returns the medians of minibatches before; ``None`` if there are too few."""
-        if len(self._older) < NEWEST:
-            return None
+        return self._of_older(0.5) if len(self._older) >= NEWEST else None
+
+    def _of_older(self, share: float) -> StepSeconds:
         # Many rows, which are the same ones while a rank is slow.
-        if self._usual is None:
-            self._usual = _medians(self._older)
-        return self._usual
+        if share not in self._quantiles:
+            self._quantiles[share] = _quantile(self._older, share)
+        return self._quantiles[share]
 
     def slowness(self) -> dict[str, float]:
         """Returns how many times as long as usual the newest minibatches take.
@@ -151,21 +154,32 @@ class History:
         usual = self.usual()
         if usual is None:
             return {}
-        rows = np.array(self._newest)
-        quarter = StepSeconds(*np.quantile(rows, 0.25, axis=0).tolist())
+        quarter = _quantile(self._newest, 0.25)
         step = usual.span + usual.updating + usual.between
         found = {
             "computing": _ratio(quarter.computing, usual.computing),
             "between": _ratio(step + quarter.between - usual.between, step),
         }
-        self._is_slow = max(found.values()) > SLOWER
+        self._is_slow = any(found[name] > SLOWER for name in self.longer())
         return found
 
+    def longer(self) -> list[str]:
+        """Returns what takes longer than in nine of ten usual minibatches.
 
-def _medians(rows: deque[StepSeconds]) -> StepSeconds | None:
-    if not rows:
-        return None
-    return StepSeconds(*np.median(np.array(rows), axis=0).tolist())
+        On a host with other programs, minibatches scatter by more than `SLOWER`.
+
+        Returns:
+            list: ``'computing'``, ``'between'``, both or none.
+        """
+        if self.usual() is None:
+            return []
+        quarter, long = _quantile(self._newest, 0.25), self._of_older(_LONG)
+        names = "computing", "between"
+        return [name for name in names if getattr(quarter, name) > getattr(long, name)]
+
+
+def _quantile(rows: deque[StepSeconds], share: float) -> StepSeconds:
+    return StepSeconds(*np.quantile(np.array(rows), share, axis=0).tolist())
 
 
 def _ratio(now: float, usual: float) -> float:

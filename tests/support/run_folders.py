@@ -47,6 +47,7 @@ def status(rank: int, n_ranks: int, **changes) -> RankStatus:
         "now": USUAL,
         "usual": USUAL,
         "slowness": {"computing": 1.0, "between": 1.0},
+        "longer": ["computing", "between"],
         "memory": 2.0**30,
     }
     return RankStatus(**{**given, **changes})

@@ -42,6 +42,7 @@ class Ranks:
                 now=history.now(),
                 usual=history.usual(),
                 slowness=history.slowness(),
+                longer=history.longer(),
             )
             for rank, history in enumerate(self.histories)
         ]

@@ -61,6 +61,19 @@ def test_a_slow_time_does_not_become_usual():
     assert history.slowness()["computing"] == pytest.approx(1.3)
 
 
+def test_a_host_with_other_programs_is_not_slow_now_and_then():
+    history, rng = History(), np.random.default_rng(1)
+    for _ in range(600):
+        # Up to twice as long, at random.
+        history.add(minibatch(1.0 + rng.random()))
+        slowness = history.slowness()
+        assert not [name for name in history.longer() if slowness[name] > 1.15]
+    for _ in range(20):
+        history.add(minibatch(2.0 + rng.random()))
+    assert history.slowness()["computing"] > 1.3
+    assert history.longer() == ["computing"]
+
+
 def test_some_long_minibatches_are_no_slow_time():
     history = History()
     rng = np.random.default_rng(0)
