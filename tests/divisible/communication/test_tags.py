@@ -11,7 +11,7 @@ def test_no_tag_has_two_meanings():
     tags = [getattr(all_tags, name) for name in names]
     for channel in (0, 1, MOVED_LAYERS_CHANNEL - 1, MOVED_LAYERS_CHANNEL):
         tags += channel_tags(channel)
-    assert len(tags) == 8 + 4 * 3
+    assert len(tags) == 9 + 4 * 3
     assert len(set(tags)) == len(tags)
     # What every MPI library has.
     assert 0 <= min(tags) <= max(tags) <= 32767
