@@ -103,7 +103,7 @@ def save_snapshot(
         >>> import chainer.links as L
         >>> from mpi4py import MPI
         >>> from divisible import Divisible
-        >>> from pipeline import load_snapshot
+        >>> from pipeline import Pipeline, load_snapshot
         >>> stage = Divisible(L.Linear(2, 3))
         >>> optimizer = chainer.optimizers.Adam().setup(stage)
         >>> pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=1)
