@@ -37,14 +37,16 @@ BEGIN, END = range(2)
 NOBODY, EVERYBODY = -1, -2
 
 N_ENTRIES = 1024
-_VERSION = 1
+_VERSION = 2
 _MAGIC = b"divisible flight record "
 _HEADER_BYTES = 512
 # Number, time, bytes, pipeline, call, peer, kind, phase, text, and the number again.
 _ENTRY = struct.Struct("<QdqIIiBB50sQ")
-# The call that the newest snapshot was saved after, at the end of the header.
-_SAVED = struct.Struct("<Q")
-_SAVED_AT = _HEADER_BYTES - _SAVED.size
+# The number of finished steps, and of those that the newest snapshot has, at the end of
+# the header.
+_COUNT = struct.Struct("<Q")
+_SAVED_AT = _HEADER_BYTES - _COUNT.size
+_STEPS_AT = _SAVED_AT - _COUNT.size
 # Bounds of the numbers in a file. MPI numbers ranks in 32 bits, and systems number
 # processes so. A later time has no date with a year of four digits.
 _MOST_RANKS = _MOST_PROCESSES = 2**31 - 1
@@ -90,8 +92,9 @@ class Log(NamedTuple):
         host (str): The host of the process.
         process (int): Number of the process on its host.
         entries (list): The entries, from the oldest to the newest.
-        saved (int): The call that the newest snapshot was saved after; 0 without one,
-            and on ranks that do not give snapshots their names.
+        n_steps (int): Number of steps that the process has finished, on all pipelines.
+        saved (int): Number of those that the newest snapshot has; 0 without one, and on
+            ranks that do not give snapshots their names.
     """
 
     rank: int
@@ -99,6 +102,7 @@ class Log(NamedTuple):
     host: str
     process: int
     entries: list[FlightEntry]
+    n_steps: int = 0
     saved: int = 0
 
 
@@ -108,6 +112,7 @@ class FlightRecord:
     Attributes:
         pipeline (int): Number of the pipeline that is in use; see :class:`FlightEntry`.
         call (int): Number of the call that the pipeline makes.
+        n_steps (int): Number of steps that this process has finished.
         host (str): The name of this host.
 
     Example:
@@ -123,7 +128,7 @@ class FlightRecord:
     def __init__(self) -> None:
         self._memory: Any = bytearray(self.n_bytes)
         self._numbers = itertools.count()
-        self.pipeline = self.call = 0
+        self.pipeline = self.call = self.n_steps = 0
         self.host = socket.gethostname()[:_LONGEST_HOST]
         self._last_error = 0, 0, 0
         self.name_rank(0, 1)
@@ -197,13 +202,18 @@ class FlightRecord:
         with contextlib.suppress(Exception):
             self.write(FAILURE, END, f"{type(error).__name__}: {error}")
 
-    def save(self, call: int) -> None:
-        """Records that there is a snapshot of the state after a call.
+    def end_step(self) -> None:
+        """Counts a finished step."""
+        self.n_steps += 1
+        _COUNT.pack_into(self._memory, _STEPS_AT, self.n_steps)
+
+    def save(self, n_steps: int) -> None:
+        """Records that there is a snapshot of the state after some steps.
 
         Args:
-            call (int): The number of the call.
+            n_steps (int): Number of steps that this process had finished.
         """
-        _SAVED.pack_into(self._memory, _SAVED_AT, call)
+        _COUNT.pack_into(self._memory, _SAVED_AT, n_steps)
 
     def log(self) -> Log:
         """Returns the content of the record."""
@@ -275,8 +285,9 @@ def read(data: bytes, source: str) -> Log:
         )
     if size != (N_ENTRIES, _ENTRY.size):
         raise ValueError(f"{source} is damaged: its header tells of other entries")
-    (saved,) = _SAVED.unpack_from(data, _SAVED_AT)
-    return log._replace(entries=sorted(_entries(data)), saved=saved)
+    (n_steps,) = _COUNT.unpack_from(data, _STEPS_AT)
+    (saved,) = _COUNT.unpack_from(data, _SAVED_AT)
+    return log._replace(entries=sorted(_entries(data)), n_steps=n_steps, saved=saved)
 
 
 def _integer(value: Any, least: int, most: int) -> int:

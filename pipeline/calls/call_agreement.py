@@ -31,6 +31,7 @@ from pipeline.calls.carried_samples import check_carried, code_of, of_code
 
 #: A step that adds to the gradients of the one before.
 ACCUMULATES = "step(accumulate=True)"
+_STEPS = "step", ACCUMULATES
 
 #: The calls that ranks compare.
 CALLS = (
@@ -178,6 +179,8 @@ class CallAgreement:
             own_flight_record.begin_call(self._pipeline, self._n_calls, text)
             yield
             own_flight_record.write(CALL, END, text)
+            if call in _STEPS:
+                own_flight_record.end_step()
 
     def check_usable(self) -> None:
         """Refuses a model that cannot be used.

@@ -177,8 +177,8 @@ class Draft:
         self.folder = _beside(path, PARTIAL)
         self.lock: Lock | None = None
         self.remarks: list[str] = []
-        # A later call may be running when the snapshot is complete.
-        self._call = own_flight_record.call
+        # A later step may have ended when the snapshot is complete.
+        self._n_steps = own_flight_record.n_steps
 
     def begin(self) -> None:
         """Makes the directory for the files.
@@ -220,7 +220,7 @@ class Draft:
             flush_directory(self.folder)
         self._take_name()
         # From here on the snapshot is saved.
-        own_flight_record.save(self._call)
+        own_flight_record.save(self._n_steps)
         parent = self.path.parent
         try:
             flush_directory(parent)

@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 from divisible.communication.flight_record import (
     BEGIN,
-    CALL,
-    END,
     FAILURE,
     RECEIVE,
     WAIT,
@@ -52,9 +50,8 @@ class Ending(NamedTuple):
         reason: Words for the end, with the rank and host if they are known.
         error: Text by which an error of the program is recognized when it comes again;
             empty if a rank was lost.
-        n_steps: Number of calls of the pipeline, nearly all of them steps, that all
-            ranks had finished.
-        n_saved: Number of those calls that a snapshot of this start has.
+        n_steps: Number of steps of this start that all ranks had finished.
+        n_saved: Number of those steps that a snapshot has.
         rank: Rank that was lost or did not answer; ``None`` if it is not known.
     """
 
@@ -85,7 +82,7 @@ def ending(code: int, logs: Sequence[Log]) -> Ending:
         Ending(kind=<Kind.ERROR: 'error'>, reason='exit code 3', error='exit code 3', \
 n_steps=0, n_saved=0, rank=None)
     """
-    n_steps = min((_finished_calls(log) for log in logs), default=0)
+    n_steps = min((log.n_steps for log in logs), default=0)
     n_saved = min(max((log.saved for log in logs), default=0), n_steps)
     kind, reason, error, rank = _cause(code, logs)
     return Ending(kind, reason, error, n_steps, n_saved, rank)
@@ -167,12 +164,3 @@ def _awaited(log: Log) -> int | None:
 
 def _failures(log: Log) -> list[str]:
     return [entry.text for entry in log.entries if entry.kind == FAILURE]
-
-
-def _finished_calls(log: Log) -> int:
-    """Returns the number of the last call that a rank has finished.
-
-    A long call may fill the record. The end of the call before is then lost.
-    """
-    done = [e.call - ((e.kind, e.phase) != (CALL, END)) for e in log.entries]
-    return max([0, *done])

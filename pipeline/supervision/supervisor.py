@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Callable, Protocol
 
 from divisible.communication import flight_files
+from divisible.planning.units import count
 from divisible.side_files import SideFiles, append_line
 from pipeline.supervision import records
 from pipeline.supervision.budget import Budget
@@ -87,7 +88,7 @@ class Supervisor:
             return self._run()
 
     def _run(self) -> int:
-        # The last end by an error or a loss, and the number of calls before this start
+        # The last end by an error or a loss, and the number of steps before this start
         # that a snapshot has.
         last, n_before = None, 0
         placement = self.fleet.place()
@@ -112,7 +113,7 @@ class Supervisor:
                 self._lose(found, placement)
                 last, self.budget = (found, n_before + found.n_steps), budget
                 n_before += found.n_saved
-                begin = f"{found.reason}, after {found.n_steps} calls of the pipeline"
+                begin = f"{found.reason}, after {count(found.n_steps, 'step')}"
             placement = self._next(code, found, begin)
             if placement is None:
                 return self._code_of_stop(code)
@@ -315,8 +316,8 @@ def _why_not(
 
     Args:
         found: The end.
-        last: The end before, and the number of calls since the first start until then.
-        n_before: Number of calls before this start that a snapshot has.
+        last: The end before, and the number of steps since the first start until then.
+        n_before: Number of steps before this start that a snapshot has.
         budget: The budget after the restart.
     """
     if last is not None and found.error and found.error == last[0].error:

@@ -93,7 +93,7 @@ def test_it_goes_on_where_it_was_moved():
     [
         (lambda data: b"", "a.flight is no flight record"),
         (lambda data: b"PK" + data, "a.flight is no flight record"),
-        (lambda data: data.replace(b"record 1", b"record 2"), "of version 2; this"),
+        (lambda data: data.replace(b"record 2", b"record 3"), "of version 3; this"),
         (lambda data: data[:-1], "a.flight was cut off: it has"),
         (lambda data: data[:40], "a.flight was cut off: it has 40 bytes of"),
         (lambda data: data.replace(b'"rank"', b'"rang"'), "a.flight is damaged"),

@@ -286,8 +286,13 @@ def test_a_run_that_begins_anew_is_newer_than_a_longer_one(tmp_path, save, monke
     assert latest_snapshot(tmp_path).name == "2"
 
 
-def test_the_flight_record_has_the_call_that_was_saved(tmp_path, save, monkeypatch):
-    monkeypatch.setattr(own_flight_record, "call", 7)
+def test_the_flight_record_has_the_steps_that_were_saved(tmp_path, save):
+    before = own_flight_record.n_steps
+    x, t = np.zeros((2, 2), "f"), np.zeros(2, "i")
+    for _ in range(3):
+        save.pipe.step(x, t)
     save(tmp_path / "1")
-    assert own_flight_record.log().saved == 7
+    save.pipe.step(x, t)
+    log = own_flight_record.log()
+    assert (log.saved, log.n_steps) == (before + 3, before + 4)
     own_flight_record.save(0)

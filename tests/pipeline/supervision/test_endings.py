@@ -17,15 +17,16 @@ from divisible.communication.flight_record import (
 from pipeline.supervision.endings import Kind, ending
 
 
-def log(rank, n_calls, failure=None, killed=None):
-    """Returns the flight record of a rank after so many calls."""
+def log(rank, n_steps, failure=None, killed=None):
+    """Returns the flight record of a rank after so many steps."""
     record = FlightRecord()
     record.name_rank(rank, 3)
-    for number in range(1, n_calls + 1):
+    for number in range(1, n_steps + 1):
         record.begin_call(1, number, "step")
         record.write(CALL, END, "step")
+        record.end_step()
     if failure is not None:
-        record.begin_call(1, n_calls + 1, "step")
+        record.begin_call(1, n_steps + 1, "step")
         record.fail(failure)
     data = bytearray(record._memory)
     if killed is not None:
@@ -74,6 +75,7 @@ def test_steps_count_if_a_long_call_has_filled_the_record():
     for number in (1, 2, 3):
         record.begin_call(1, number, "step")
         record.write(CALL, END, "step")
+        record.end_step()
     record.begin_call(1, 4, "step")
     for _ in range(N_ENTRIES):
         record.write(ACTION, BEGIN, "0F0")
@@ -85,6 +87,7 @@ def test_steps_that_a_snapshot_has_are_those_before_it():
     for number in (1, 2, 3):
         record.begin_call(1, number, "step")
         record.write(CALL, END, "step")
+        record.end_step()
         if number == 2:
             record.save(number)
     found = ending(-signal.SIGKILL, [log(1, 3), record.log()])

@@ -71,26 +71,27 @@ def test_the_run_goes_on_without_flight_records(tmp_path, monkeypatch, capfd):
     assert supervisor(command, 1, Budget(0)).run() == 3
 
 
-def record(n_calls, n_saved, error):
-    """Returns a flight record of a rank that failed after so many calls."""
+def record(n_steps, n_saved, error):
+    """Returns a flight record of a rank that failed after so many steps."""
     made = FlightRecord()
-    for number in range(1, n_calls + 1):
+    for number in range(1, n_steps + 1):
         made.begin_call(1, number, "step")
         made.write(CALL, END, "step")
+        made.end_step()
     made.save(n_saved)
     made.fail(error)
     return bytes(made._memory)
 
 
-@pytest.mark.parametrize("calls, n_starts", [([10, 2, 2], 2), ([10, 3, 3], 3)])
+@pytest.mark.parametrize("steps, n_starts", [([10, 2, 2], 2), ([10, 3, 3], 3)])
 def test_an_error_at_the_same_step_of_the_training_is_the_programs(
-    tmp_path, monkeypatch, capfd, calls, n_starts
+    tmp_path, monkeypatch, capfd, steps, n_starts
 ):
-    """The second start goes on from a snapshot of the first, after eight calls."""
+    """The second start goes on from a snapshot of the first, after eight steps."""
     monkeypatch.setenv(flight_files.VARIABLE, str(tmp_path))
     saved = [8, 0, 0]
-    for i, (n_calls, n_saved) in enumerate(zip(calls, saved)):
-        data = record(n_calls, n_saved, TypeError("no loss"))
+    for i, (n_steps, n_saved) in enumerate(zip(steps, saved)):
+        data = record(n_steps, n_saved, TypeError("no loss"))
         (tmp_path / f"record{i}").write_bytes(data)
     starts = tmp_path / "starts"
     folder = f"${flight_files.VARIABLE}/job"

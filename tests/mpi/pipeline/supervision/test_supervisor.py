@@ -102,6 +102,10 @@ def test_killed_ranks_and_errors_cost_a_restart_and_change_nothing(tmp_path, cap
     code, lines, output = supervised(tmp_path, capfd, "kill", 2, log=log)
     assert code == 0 and "trained" in output, output
     assert len(lines) == 2, output
+    # Saving and loading are calls of the pipeline as well, but no steps.
+    assert all(re.search(r", after [12] steps?\. Starts", line) for line in lines), (
+        lines
+    )
     assert result(tmp_path, "kill") == result(tmp_path, "none")
     entries = [json.loads(line) for line in log.read_text().splitlines()]
     assert [each["event"] for each in entries] == ["start", "end"] * 3
