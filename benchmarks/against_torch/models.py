@@ -67,19 +67,16 @@ class TransformerLayer(chainer.Chain):
 
     def layers(self, name, mask):
         """Returns the same as layers of a list, whose names begin with ``name``."""
-        drop, around, past = (
-            partial(F.dropout, ratio=self.dropout),
-            *(
-                f"{name} {part}".replace(" ", "-")
-                for part in ("attention", "perceptron")
-            ),
+        drop = [partial(F.dropout, ratio=self.dropout)] if self.dropout else []
+        around, past = (
+            f"{name} {part}".replace(" ", "-") for part in ("attention", "perceptron")
         )
         return [
             *(stash(around), self.norm1, self.qkv),
             partial(attend, mask=mask, n_heads=self.n_heads),
-            *(self.out, drop, pop(around, F.add)),
+            *(self.out, *drop, pop(around, F.add)),
             *(stash(past), self.norm2, self.inner, F.relu),
-            *(self.outer, drop, pop(past, F.add)),
+            *(self.outer, *drop, pop(past, F.add)),
         ]
 
 
@@ -124,7 +121,8 @@ class Transformer(chainer.Chain):
     def _begin(self, x):
         words = self.embed(x)
         h = words + F.broadcast_to(self.places.W, words.shape)
-        return F.dropout(F.reshape(h, (-1, self.N_UNITS)), self.DROPOUT)
+        h = F.reshape(h, (-1, self.N_UNITS))
+        return F.dropout(h, self.DROPOUT) if self.DROPOUT else h
 
     def as_list(self):
         """Returns the same links as a list of layers."""
@@ -134,6 +132,12 @@ class Transformer(chainer.Chain):
         for i, layer in enumerate(self.layers):
             layers += layer.layers(f"layer{i}", self._mask)
         return layers + Divisible(self.norm, self.scores)
+
+
+class TransformerWithoutDropout(Transformer):
+    """The same without dropout, so that losses can be compared."""
+
+    DROPOUT = 0.0
 
 
 class Workload(NamedTuple):

@@ -190,22 +190,22 @@ class _TransformerLayer(nn.Module):
 converted.register(TransformerLayer, _TransformerLayer)
 
 
-class _Transformer(nn.Module):
-    """The Transformer."""
+class _Places(nn.Module):
+    """Embeddings of words, with those of their places added."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.embed, self.places = converted(model.embed), converted(model.places)
-        self.layers = nn.Sequential(*map(converted, model.layers))
-        self.norm, self.scores = converted(model.norm), converted(model.scores)
         self.dropout = nn.Dropout(model.DROPOUT)
 
     def forward(self, x):
-        h = self.layers(self.dropout(self.embed(x) + self.places.weight))
-        return self.scores(self.norm(h)).flatten(0, 1)
+        return self.dropout(self.embed(x) + self.places.weight)
 
 
-converted.register(Transformer, _Transformer)
+@converted.register
+def _(model: Transformer) -> nn.Module:
+    last = converted(model.norm), converted(model.scores), nn.Flatten(0, 1)
+    return nn.Sequential(_Places(model), *map(converted, model.layers), *last)
 
 
 @functools.singledispatch

@@ -34,7 +34,7 @@ class TorchPipelines:
     Args:
         rank: 0 or 1.
         port: Where the ranks meet on this machine.
-        build: Makes the model in Chainer.
+        build: Makes the model in Chainer, which becomes an ``nn.Sequential``.
         batch: Makes a minibatch.
         microbatches: Into how many microbatches each schedule cuts it, for a pipeline
             each.
@@ -85,7 +85,7 @@ class TorchPipelines:
         ]
         make = getattr(schedules, name)
         is_single = issubclass(make, schedules.PipelineScheduleSingle)
-        return make(stages[0] if is_single else stages, n_microbatches, cross_entropy)
+        return make(stages[0] if is_single else stages, n_microbatches, _loss)
 
     def names(self) -> list[str]:
         """Returns the names of the schedules."""
@@ -110,13 +110,18 @@ class TorchPipelines:
     def undivided_step(self) -> float:
         """Computes the gradients of the minibatch on this rank alone."""
         self._forget_gradients()
-        loss = cross_entropy(nn.Sequential(*self._units)(self._x), self._t)
+        loss = _loss(nn.Sequential(*self._units)(self._x), self._t)
         loss.backward()
         return loss.item()
 
     def _forget_gradients(self) -> None:
         for unit in self._units:
             unit.zero_grad()
+
+
+def _loss(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    """Returns the loss of a row of scores for each target."""
+    return cross_entropy(y, t.flatten())
 
 
 def units_of(model: nn.Sequential) -> list[nn.Module]:
@@ -135,7 +140,7 @@ def _profile(units: Sequence[nn.Module], x: torch.Tensor, repeat: int = 3) -> Pr
     for unit in units:
         seconds = []
         for _ in range(repeat + 1):
-            leaf = x.detach().requires_grad_()
+            leaf = x.detach().requires_grad_(x.is_floating_point())
             start = time.process_time()
             y = unit(leaf)
             middle = time.process_time()
