@@ -101,6 +101,11 @@ class TorchLayer(chainer.Link):
         return isinstance(self.module, NORMALIZATIONS)
 
     @property
+    def library_threads(self) -> int:
+        """The number of threads that PyTorch computes on."""
+        return torch.get_num_threads()
+
+    @property
     def printable_specs(self) -> Iterator[tuple[str, Any]]:
         """The module, for ``print`` and for errors."""
         yield "module", self.module

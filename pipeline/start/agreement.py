@@ -53,7 +53,8 @@ class StartAnnouncement(NamedTuple):
         tied_dtypes: Names of the dtypes of the shared parameters it has, by path.
         settings: Arguments that must be equal on all ranks, as texts, by name.
         host: Name of the host.
-        n_threads: Number of BLAS threads of this process.
+        n_threads: Number of threads of this process that compute at once: those of
+            BLAS, or of another library that layers compute by, if that has more.
         n_cores: Number of cores that this process may use.
         arithmetic: Name of the library that computes products and convolutions.
         early_draws: Weights that `from_chain` drew, and the state of the generator.
@@ -123,7 +124,7 @@ class StartAnnouncement(NamedTuple):
             },
             settings=settings,
             host=socket.gethostname(),
-            n_threads=blas_threads(),
+            n_threads=max(blas_threads(), *map(_library_threads, stages)),
             n_cores=_n_cores(),
             arithmetic=providers.active().NAME if is_enabled() else "Chainer's own",
             early_draws=last.early_draws,
@@ -136,6 +137,12 @@ class StartAnnouncement(NamedTuple):
             ],
             knows_count=knows_count,
         )
+
+
+def _library_threads(stage: Divisible) -> int:
+    """Returns how many threads layers of another library compute on."""
+    found = (getattr(link, "library_threads", 1) for link in stage.links())
+    return max(found, default=1)
 
 
 class Refusal(str):

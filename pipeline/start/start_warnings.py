@@ -47,7 +47,7 @@ def warnings_of(
         # Threads use a core while they wait, which makes a step many times slower.
         if n_threads > 1 and len(ranks) * n_threads > n_cores:
             warnings[ranks[0]].append(
-                f"{len(ranks)} ranks on {host} with {n_threads} BLAS threads each share"
+                f"{len(ranks)} ranks on {host} with {n_threads} threads each share"
                 f" {n_cores} cores and slow each other down: set the environment"
                 f" variable OMP_NUM_THREADS={max(1, n_cores // len(ranks))}"
             )

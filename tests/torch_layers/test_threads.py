@@ -25,7 +25,7 @@ layers = [L.Convolution2D(3, 8, 3), TorchLayer(nn.Conv2d(8, 8, 3)), F.relu]
 model = Divisible(*layers, L.Linear(8 * 144, 32), TorchLayer(nn.Linear(32, 4)))
 x = np.random.rand(16, 3, 16, 16).astype(np.float32)
 model(x)
-print(torch.get_num_threads())
+print(model[1].library_threads)
 for _ in range(3):
     model.cleargrads()
     F.softmax_cross_entropy(model(x), np.zeros(16, np.int32)).backward()

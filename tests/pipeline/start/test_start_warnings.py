@@ -6,6 +6,7 @@ import chainer
 import numpy as np
 
 import chainer_kernels
+from divisible import Divisible
 from divisible.early_draws import EarlyDraws
 from pipeline.start import agreement
 from pipeline.start.agreement import agree
@@ -45,8 +46,20 @@ def test_too_many_threads_are_warned_of_once_a_host():
     ]
     few, (text,), *others = warned(said)
     assert few == [] and others == [[], []]
-    assert "2 ranks on b with 4 BLAS threads each share 4 cores" in text
+    assert "2 ranks on b with 4 threads each share 4 cores" in text
     assert "OMP_NUM_THREADS=2" in text
+
+
+def test_threads_of_other_libraries_count():
+    class Layer(chainer.Link):
+        library_threads = 64
+
+    model = Divisible(Layer(), chainer.links.Linear(3, 3))
+    words = [
+        agreement.StartAnnouncement.of([model.divide(i, i + 1)], (), {}) for i in (0, 1)
+    ]
+    assert words[0].n_threads == 64
+    assert words[1].n_threads < 64
 
 
 def test_a_system_that_does_not_tell_which_cores_there_are(monkeypatch):
