@@ -1,4 +1,13 @@
-"""Starts Python where NumPy, Chainer and Numba are loaded already."""
+"""Starts Python where NumPy, Chainer and Numba are loaded already.
+
+::
+
+    server  ---forks--->  scripts
+       |
+     forks
+       v
+    server that has loaded this project, without MPI  ---forks--->  functions of tests
+"""
 
 from __future__ import annotations
 
@@ -7,33 +16,47 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support import python_server, python_stub
 from tests.support.processes import ROOT
 
+#: Packages that functions of tests find loaded, but for modules that start MPI.
+LOADED_FOR_FUNCTIONS = (
+    *("divisible", "mixed_precision", "data_parallel", "heterogeneous"),
+    *("pipeline.start", "pipeline.hooks", "pipeline.stages", "pipeline.step"),
+    *("pipeline.calls", "pipeline.training", "pipeline.snapshots"),
+)
+
 
 class LoadedPython:
-    """A `tests.support.python_server`, which starts with the first use."""
+    """A `tests.support.python_server`.
 
-    def __init__(self) -> None:
+    Args:
+        python: Command that stands for Python, which runs the server.
+        packages: Packages of this project that it loads.
+    """
+
+    def __init__(
+        self, python: Sequence[str] = (sys.executable,), packages: Sequence[str] = ()
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         address = str(Path(self._folder.name) / "python")
         # Here already: who comes before the server has loaded all waits for it.
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
             listener.listen(64)
-            file = listener.fileno()
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
             # Chainer loads the kernels, which are to be those that are tested, whatever
             # is installed.
             environment["PYTHONPATH"] = str(ROOT)
             self._process = subprocess.Popen(
-                [sys.executable, python_server.__file__, str(file)],
-                pass_fds=[file],
+                # The listener is its standard output: a stub hands on no other file.
+                [*python, python_server.__file__, "1", *packages],
                 env=environment,
                 stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
+                stdout=listener,
                 cwd="/",
                 start_new_session=True,
             )
@@ -48,20 +71,34 @@ class LoadedPython:
         self._folder.cleanup()
 
 
-_shared: LoadedPython | None = None
+_for_scripts: LoadedPython | None = None
+_for_functions: LoadedPython | None = None
 
 
 def loaded_python() -> list[str]:
     """Returns a command that stands for ``[sys.executable]``, and takes less time."""
-    global _shared
-    if _shared is None:
-        _shared = LoadedPython()
-    return _shared.command
+    global _for_scripts
+    if _for_scripts is None:
+        _for_scripts = LoadedPython()
+    return _for_scripts.command
+
+
+def loaded_project() -> list[str]:
+    """Returns a command like `loaded_python` that has loaded this project as well.
+
+    It is for functions of tests, not for scripts: to import the project is part of what
+    those do.
+    """
+    global _for_functions
+    if _for_functions is None:
+        _for_functions = LoadedPython(loaded_python(), LOADED_FOR_FUNCTIONS)
+    return _for_functions.command
 
 
 def close_loaded_python() -> None:
-    """Ends the process behind `loaded_python`, if there is one."""
-    global _shared
-    if _shared is not None:
-        _shared.close()
-        _shared = None
+    """Ends the processes behind the two commands, if there are any."""
+    global _for_scripts, _for_functions
+    for server in (_for_functions, _for_scripts):
+        if server is not None:
+            server.close()
+    _for_scripts = _for_functions = None

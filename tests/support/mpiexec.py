@@ -9,9 +9,12 @@ import subprocess
 import sys
 from typing import Any, Callable
 
-from tests.support.loaded_python import loaded_python
+from tests.support.loaded_python import loaded_project, loaded_python
 from tests.support.processes import LOAD, ROOT, launcher
 from tests.support.ranks import SIZE, Result, close_shared_ranks, shared_ranks
+
+#: Arguments of Python that call a function of a test module.
+WORKER = ["-m", "tests.support.mpi_worker"]
 
 
 def mpiexec(
@@ -36,7 +39,10 @@ def mpiexec(
             processes (`tests.support.loaded_python`), which takes less time.
 
     """
-    python = loaded_python() if is_loaded else [sys.executable]
+    python = [sys.executable]
+    if is_loaded:
+        is_function = list(argv[:2]) == WORKER
+        python = loaded_project() if is_function else loaded_python()
     command = [launcher(), "-n", str(n), *python, *map(str, argv)]
     process = subprocess.Popen(
         command,
@@ -67,7 +73,7 @@ def mpiexec(
 def worker(function: Callable, *args: Any) -> list[str]:
     """Returns Python's arguments to call ``function(comm, *args)`` on a rank."""
     name = f"{function.__module__}:{function.__name__}"
-    return ["-m", "tests.support.mpi_worker", name, json.dumps(args)]
+    return [*WORKER, name, json.dumps(args)]
 
 
 def on_ranks(

@@ -16,6 +16,7 @@ import importlib
 import io
 import json
 import os
+import pkgutil
 import re
 import runpy
 import select
@@ -30,11 +31,12 @@ from typing import NamedTuple
 
 #: Modules of other projects that most scripts import. None of this project: what those
 #: do when they are imported is part of what tests look at. Nor MPI, which starts then.
+#: A second server, for functions of tests, loads packages of this project as well.
 LOADED = (
     *("numpy", "scipy.special", "scipy.linalg", "chainer", "chainer.links"),
     *("chainer.training.extensions", "numba", "sklearn.datasets", "threadpoolctl"),
     *("click", "rich", "mpi4py", "sklearn.model_selection"),
-    *("matplotlib.figure", "matplotlib.backends.backend_agg"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg", "pytest"),
 )
 #: Variables in whose value a request may differ from the server. Any other one may have
 #: changed what modules did when they were loaded. Of launchers those of MPICH are here:
@@ -259,6 +261,21 @@ def _failing_as_python() -> Iterator[None]:
 HERE = (__file__, contextlib.__file__)
 
 
+def load_without_mpi(packages: list[str]) -> None:
+    """Loads those modules of packages that do not start MPI."""
+    sys.modules["mpi4py.MPI"] = None
+    for package in packages:
+        names = [package]
+        for name in names:
+            try:
+                module = importlib.import_module(name)
+            except ImportError:
+                continue
+            parts = pkgutil.iter_modules(getattr(module, "__path__", ()))
+            names += [f"{name}.{part.name}" for part in parts if part.name[:2] != "__"]
+    del sys.modules["mpi4py.MPI"]
+
+
 def main() -> None:
     # The folder of this file, which no script that is run looks into.
     sys.path.pop(0)
@@ -274,6 +291,7 @@ def main() -> None:
     if "numba" in sys.modules:
         # Numba makes its lists of all that it can compile when it first compiles.
         sys.modules["numba"].njit(lambda number: number + 1)(1)
+    load_without_mpi(sys.argv[2:])
     gc.collect()
     # What is loaded stays; children need not look at it.
     gc.freeze()

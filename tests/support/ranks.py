@@ -10,7 +10,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Callable, NamedTuple
 
-from tests.support.loaded_python import loaded_python
+from tests.support.loaded_python import loaded_project
 from tests.support.processes import LOAD, Running, launcher, running
 from tests.support.waiting_rank import INTERRUPT, Case
 
@@ -61,7 +61,7 @@ class Ranks:
         listener = keep(socket.socket(socket.AF_UNIX))
         listener.bind(address)
         listener.listen(SIZE)
-        worker = [*loaded_python(), "-m", "tests.support.waiting_rank", address]
+        worker = [*loaded_project(), "-m", "tests.support.waiting_rank", address]
         #: The program that they are.
         self.program = program = keep(running([launcher(), "-n", str(SIZE), *worker]))
         ranks: dict[int, connection.Connection] = {}

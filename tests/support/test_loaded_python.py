@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.support.loaded_python import LoadedPython
+from tests.support.loaded_python import LoadedPython, loaded_project
 from tests.support.processes import ROOT
 
 
@@ -38,6 +38,23 @@ def test_modules_are_loaded_already_and_may_load_others(loaded):
     # Whatever this variable does, it has not done it when the modules were loaded.
     found = run(loaded.command, "-c", HAS_LOADED, CHAINER_DTYPE="float16")
     assert found.stdout == "False\n"
+
+
+HAS_PROJECT = """
+import sys
+print(*(name in sys.modules for name in ("divisible.model", "mpi4py.MPI")))
+def fail():
+    raise ValueError("no")
+fail()
+"""
+
+
+def test_functions_of_tests_find_this_project_loaded_and_no_mpi():
+    found = run(loaded_project(), "-c", HAS_PROJECT)
+    assert found.stdout == "True False\n"
+    # As if no server had loaded anything.
+    expected = run([sys.executable], "-c", HAS_PROJECT)
+    assert found.stderr == expected.stderr and expected.stdout == "False False\n"
 
 
 def test_the_kernels_are_those_of_this_repository(loaded):

@@ -12,7 +12,7 @@ import pytest
 from data_parallel import Exchange
 from data_parallel.arrays import specs_of
 from divisible.communication.errors import StallError
-from tests.support.loaded_python import loaded_python
+from tests.support.loaded_python import loaded_project
 from tests.support.mpiexec import assert_on_ranks, on_ranks, worker
 from tests.support.processes import launcher, running
 
@@ -186,7 +186,7 @@ def exchange_for_ever(comm, timeout):
 @contextlib.contextmanager
 def exchanging(timeout=PATIENCE):
     """Yields the program and its ranks' process ids."""
-    command = [launcher(), "-n", str(N_RANKS), *loaded_python()]
+    command = [launcher(), "-n", str(N_RANKS), *loaded_project()]
     with running([*command, *worker(exchange_for_ever, timeout)]) as it:
 
         def pids():

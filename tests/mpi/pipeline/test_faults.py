@@ -16,7 +16,7 @@ from benchmarks.cluster import cluster
 from divisible import Divisible, Plan
 from pipeline import Pipeline
 from tests.support.emulated_hosts import need_emulated_hosts
-from tests.support.loaded_python import loaded_python
+from tests.support.loaded_python import loaded_project
 from tests.support.mpiexec import on_ranks, refused_on_ranks, worker
 from tests.support.processes import launcher, running
 
@@ -95,7 +95,7 @@ def training(n_ranks=N_RANKS, command=None, env=None, **options):
     """Starts ``train`` and yields the program and its ranks' process ids."""
     command = command or [launcher(), "-n", str(n_ranks)]
     arguments = [options.pop("timeout", PATIENCE), options.pop("transport", "mpi")]
-    with running([*command, *loaded_python(), *worker(train, *arguments)], env) as it:
+    with running([*command, *loaded_project(), *worker(train, *arguments)], env) as it:
 
         def pids():
             assert it.process.poll() is None, it.output

@@ -16,7 +16,7 @@ from divisible.communication.flight_files import VARIABLE, logs
 from divisible.communication.flight_report import state
 from pipeline import Pipeline
 from pipeline.command_line.main import main
-from tests.support.loaded_python import loaded_python
+from tests.support.loaded_python import loaded_project
 from tests.support.mpiexec import worker
 from tests.support.processes import launcher, running
 
@@ -78,7 +78,7 @@ def waits_in_step_4(folder):
     ["kill", "raise", "stall", pytest.param("end", marks=pytest.mark.matrix)],
 )
 def test_a_record_is_left_that_names_the_action(how, tmp_path):
-    command = [launcher(), "-n", "2", *loaded_python(), *worker(train, how)]
+    command = [launcher(), "-n", "2", *loaded_project(), *worker(train, how)]
     with running(command, {VARIABLE: str(tmp_path)}) as program:
         if how == "kill":
             found = program.wait_for(

@@ -26,7 +26,7 @@ from tests.support.equivalence import (
     train_in_microbatches,
     train_serially,
 )
-from tests.support.loaded_python import loaded_python
+from tests.support.loaded_python import loaded_project
 from tests.support.mpiexec import assert_on_ranks, refused_on_ranks, worker
 from tests.support.processes import launcher, running
 
@@ -658,7 +658,7 @@ def goes_wrong(comm, how):
     "how", ["kill", "stop", pytest.param("raise", marks=pytest.mark.matrix)]
 )
 def test_what_ends_a_rank_of_a_replica_ends_all(how, tmp_path):
-    command = [launcher(), "-n", "4", *loaded_python(), *worker(goes_wrong, how)]
+    command = [launcher(), "-n", "4", *loaded_project(), *worker(goes_wrong, how)]
     with running(command, {VARIABLE: str(tmp_path)}) as program:
         assert program.wait(60) != 0
         output = program.output

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline import Snapshot, latest_snapshot
-from tests.support.loaded_python import loaded_python
+from tests.support.loaded_python import loaded_project
 from tests.support.mpiexec import assert_on_ranks, worker
 from tests.support.processes import launcher, running
 from tests.support.snapshot_training import BATCHES, Run, names_in, saved_arrays
@@ -52,7 +52,7 @@ def train(comm, folder):
 
 
 def start(folder):
-    arguments = [*loaded_python(), *worker(train, str(folder))]
+    arguments = [*loaded_project(), *worker(train, str(folder))]
     return running([launcher(), "-n", str(N_RANKS), *arguments])
 
 
