@@ -262,7 +262,9 @@ HERE = (__file__, contextlib.__file__)
 
 
 def load_without_mpi(packages: list[str]) -> None:
-    """Loads those modules of packages that do not start MPI."""
+    """Loads those modules of this repository's packages that do not start MPI."""
+    # Another checkout may be installed.
+    sys.path.insert(0, os.environ["PYTHONPATH"])
     sys.modules["mpi4py.MPI"] = None
     for package in packages:
         names = [package]
@@ -273,7 +275,7 @@ def load_without_mpi(packages: list[str]) -> None:
                 continue
             parts = pkgutil.iter_modules(getattr(module, "__path__", ()))
             names += [f"{name}.{part.name}" for part in parts if part.name[:2] != "__"]
-    del sys.modules["mpi4py.MPI"]
+    del sys.modules["mpi4py.MPI"], sys.path[0]
 
 
 def main() -> None:
