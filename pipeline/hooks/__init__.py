@@ -7,6 +7,7 @@
     late_confirmation confirms updates when numbers of all ranks come after them
     keyed_noise      noise on gradients that does not depend on the cut
     update_agreement compares hooks, and copies of a parameter, over all ranks
+    resting_rules    rules that are disabled until there are gradients
     optimizers       a rank's optimizers, and the links that they update
     setting_up       sets up an optimizer for all stages of a rank, as a plan wants it
     parameter_paths  the paths of a rank's parameters

@@ -23,6 +23,7 @@ from divisible.optimizer_hooks import named_hooks
 from divisible.optimizer_wrapper import each_within, innermost
 from pipeline.between_steps import BetweenSteps
 from pipeline.hooks.parameter_paths import ParameterPaths
+from pipeline.hooks.resting_rules import is_at_rest
 from pipeline.snapshots.arrays import Arrays, position
 from pipeline.snapshots.serializers import (
     NO_NAMES,
@@ -155,6 +156,8 @@ def optimizer_arrays(
             "hyperparam": _numbers(rule.hyperparam),
             "rule": _numbers(rule),
         }
+        if is_at_rest(rule):
+            own["rule"]["enabled"] = True
         below("settings", json.dumps(own))
         if rule._fp32_param is not None and rule._fp32_param.array is not None:
             below("fp32_param", rule._fp32_param.array)

@@ -40,6 +40,7 @@ from divisible.schedules.schedule import Schedule
 from mixed_precision import LossScale
 from pipeline.calls.ranks import Ranks
 from pipeline.hooks.optimizers import is_mixed
+from pipeline.hooks.resting_rules import let_rest, wake
 from pipeline.stages.two_versions import TwoVersionStage
 from pipeline.start.agreement import Start
 from pipeline.step.current_schedule import CurrentSchedule
@@ -232,7 +233,7 @@ class TwoVersionStep(Step):
     def _let_update(self, may_update: bool) -> None:
         """Enables or disables the update rules of this rank's parameters."""
         for rule in self._resting:
-            rule.enabled = True
+            wake(rule)
         self._resting = []
         if may_update:
             return
@@ -240,7 +241,7 @@ class TwoVersionStep(Step):
             for param in stage.params():
                 rule = param.update_rule
                 if rule is not None and rule.enabled:
-                    rule.enabled = False
+                    let_rest(rule)
                     self._resting.append(rule)
 
 
