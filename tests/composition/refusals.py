@@ -165,6 +165,14 @@ REFUSALS: tuple[Refusal, ...] = (
         "a copy of their gradients does not fit into memory",
     ),
     *(_of_overlap(*each) for each in _OF_WHOLE_MODELS),
+    # Only a schedule of two versions cannot confirm the norm later.
+    _of_overlap(
+        "GradientClipping",
+        "GradientClipping",
+        lambda case, way: (
+            way.has_two_versions and "GradientClipping" in case.update.hooks
+        ),
+    ),
     *(_of_two_versions(*each) for each in (*_OF_WHOLE_MODELS, *_OF_TWO_VERSIONS)),
     Refusal(
         ("message_dtype", "transport='chainermn'"),
