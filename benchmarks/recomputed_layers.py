@@ -124,7 +124,8 @@ def plans_of(profiles: list[Profile], task: Task, n_ranks: int) -> dict[str, Pla
         return replace(found, stage_groups=())
 
     plans = {PLAIN: plan("never", None)}
-    needed = np.array(predicted(plans[PLAIN], profiles, task).peak_memory)
+    whole = simulate_plan(plans[PLAIN], profiles, batch=len(task.x))
+    needed = np.array(whole.peak_memory)
     fixed = parameter_bytes(profiles, plans[PLAIN])
     for part in PARTS:
         limits = fixed + part * (needed - fixed)
@@ -135,8 +136,13 @@ def plans_of(profiles: list[Profile], task: Task, n_ranks: int) -> dict[str, Pla
 
 
 def predicted(plan: Plan, profiles: list[Profile], task: Task) -> Any:
-    """Returns the simulated timeline of a step."""
-    return simulate_plan(plan, profiles, batch=len(task.x))
+    """Returns the simulated timeline of a step.
+
+    The machine has more memory than the plan may use, so kernels keep all weights that
+    they have prepared.
+    """
+    roomy = Machine(plan.n_stages)
+    return simulate_plan(plan, profiles, batch=len(task.x), machine=roomy)
 
 
 def parameter_bytes(profiles: list[Profile], plan: Plan) -> np.ndarray:

@@ -65,12 +65,16 @@ class Memory(NamedTuple):
     Attributes:
         moments: Records of ``in_flight``, ``graphs`` and ``pending`` of
             `~divisible.schedules.held.Moments`, of shape (n_moments,).
+        inputs: Number of inputs besides those in flight.
+        outputs: Number of messages that come back for the outputs.
         copies: Copies of the parameters, besides those in ``fixed`` of the edges.
         buffers: Bytes for the exchange between replicas.
         limit: Bytes that the stage may use.
     """
 
     moments: np.ndarray
+    inputs: float
+    outputs: float
     copies: float
     buffers: float
     limit: float
@@ -83,7 +87,7 @@ class Stage(NamedTuple):
         inputs: Bytes of the inputs of a microbatch.
         pending: Bytes for the pending weight gradients of a microbatch.
         always: Bytes at all moments.
-        output: Bytes of the output to the next stage.
+        output: Bytes of the gradients of the outputs, or of the outputs themselves.
     """
 
     inputs: float
@@ -191,11 +195,14 @@ def _cheapest_runs(blocks, edges, memory, start, stop, most):
 def stage_between(edges, memory, start, end):
     """Returns the `Stage` between two edges; see `LayerSums.stages`."""
     first, last = edges[start], edges[end]
-    skips = min(first.passing, last.ended_skips - first.ended_skips)
-    inputs = first.own_input + skips
+    ended = last.ended_skips - first.ended_skips
+    inputs = first.own_input + min(first.passing, ended)
+    begun = max(last.passing - first.passing + ended, 0.0)
+    output = memory.outputs * (last.own_output + min(last.passing, begun))
     copies = memory.copies * (last.parameters - first.parameters)
-    always = last.fixed - first.fixed + copies + inputs + memory.buffers
-    return Stage(inputs, last.pending - first.pending, always, last.own_output)
+    always = last.fixed - first.fixed + copies + memory.buffers
+    always += memory.inputs * inputs
+    return Stage(inputs, last.pending - first.pending, always, output)
 
 
 @numba.njit

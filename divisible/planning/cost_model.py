@@ -12,10 +12,10 @@ A stage holds its parameters, their gradients and the optimizer's state. With tw
 versions it holds more copies (`divisible.schedules.weight_versions`). For each
 microbatch in flight it holds the input, and while there is a graph, what the layers
 hold. There are also the arrays for pending weight gradients, the workspace of the
-greediest layer, a message from either side, and the buffers for gradients that replicas
-exchange::
+greediest layer, a message from either side, room for messages before they come, and the
+buffers for gradients that replicas exchange::
 
-    bytes = fixed + workspace + input + output + buffers
+    bytes = fixed + workspace + (1 + posted) * input + (1 + posted) * output + buffers
             + max over moments (in_flight * input + graphs * graph + pending * pending)
 
 `divisible.schedules.held` derives from the actions of the schedule how many
@@ -37,6 +37,7 @@ from divisible.planning.expected_costs import ExchangePlan
 from divisible.planning.gradient_exchange import GradientExchange, Spans
 from divisible.planning.layer_sums import (
     LayerSums,
+    Posted,
     StageSums,
     held_bytes,
     passing_bytes,
@@ -123,15 +124,8 @@ class CostModel:
     ) -> CostModel:
         """Returns the costs on ranks, each of which may have several stages.
 
-        Args:
-            schedule: The schedule, with the forwards that run again.
-            profiles: The profile of each microbatch.
-            speeds: Speeds of the ranks, of shape (n_ranks,).
-            links: The links between the ranks.
-            exchange: The exchange between replicas.
-            disk: The disk of each rank.
-            together: The profiles of several microbatches together, by their number.
-            narrowing: The dtypes of messages to choose from.
+        Args are attributes, but ``speeds`` are those of ranks, of shape (n_ranks,), and
+        ``links`` those between ranks.
         """
         ranks = schedule.stage_ranks
         return cls(
@@ -161,6 +155,11 @@ class CostModel:
         if self.on_disk is None and self.rounding is None:
             return self.schedule.moments
         return moments(self.schedule, self.on_disk, self.rounding is not None)
+
+    @functools.cached_property
+    def posted(self) -> Posted:
+        """The messages that stages have room for before they come."""
+        return Posted.of(self.schedule, self.moments)
 
     @functools.cached_property
     def recomputed(self) -> np.ndarray:
@@ -215,7 +214,8 @@ class CostModel:
         """Returns the bytes that each stage holds at its peak."""
         sums = self.largest.sums.stages(cuts)
         copies = self.copies * sums.parameter_bytes
-        return held_bytes(sums, self.moments) + self.stage_exchange_bytes + copies
+        held = held_bytes(sums, self.moments, self.posted)
+        return held + self.stage_exchange_bytes + copies
 
     def rank_bytes(self, cuts: Sequence[int]) -> np.ndarray:
         """Returns the bytes that each rank holds at its peak, for all its stages."""
@@ -226,7 +226,7 @@ class CostModel:
         np.maximum.at(memory, ranks, passing_bytes(sums))
         memory += self.exchange_bytes
         fixed = sums.fixed_bytes + self.copies * sums.parameter_bytes
-        np.add.at(memory, ranks, fixed)
+        np.add.at(memory, ranks, fixed + self.posted.bytes(sums))
         held = peaks(
             schedule,
             sums.input_bytes + sums.graph_bytes,

@@ -114,8 +114,9 @@ def sweep(
         start: Number of its first block.
         stop: Number of the block behind the last one of the largest stage.
     """
-    moments, copies = room.moments[stage], float(model.copies[stage])
-    memory = Memory(moments, copies, room.buffers, float(limit))
+    messages = (1.0 + float(numbers[stage]) for numbers in model.posted)
+    copies = float(model.copies[stage])
+    memory = Memory(room.moments[stage], *messages, copies, room.buffers, float(limit))
     most = _ALL_STATES if stop - start <= _FEW_LAYERS else _MOST_STATES
     return Sweep(*program()(room.blocks, room.edges, memory, start, stop, most))
 

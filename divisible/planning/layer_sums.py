@@ -15,6 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from divisible.schedules.held import Moments
+from divisible.schedules.rank_program import RECEIVES_AHEAD
+from divisible.schedules.schedule import Schedule
 
 
 class StageSums(NamedTuple):
@@ -34,7 +36,9 @@ class StageSums(NamedTuple):
         input_bytes: Bytes of the inputs: the output of the layer before, and the values
             of skip connections that end in the stage.
         output_bytes: Bytes of the outputs to the next stage and over skip connections.
-        own_output_bytes: Bytes of the outputs without skip connections that pass by.
+        leaving_bytes: Bytes of the outputs that the stage itself sends: to the next
+            stage, and over skip connections that begin in it. As many gradients come
+            back.
         graph_saved: The part of ``graph_bytes`` that is saved where it waits in
             bfloat16.
         input_saved: The part of ``input_bytes`` that is saved in the same way, without
@@ -53,7 +57,7 @@ class StageSums(NamedTuple):
     workspace_bytes: np.ndarray
     input_bytes: np.ndarray
     output_bytes: np.ndarray
-    own_output_bytes: np.ndarray
+    leaving_bytes: np.ndarray
     graph_saved: np.ndarray
     input_saved: np.ndarray
 
@@ -118,7 +122,8 @@ class LayerSums:
 
         A skip connection comes into a stage if it begins before and ends in it. Such
         connections have at most the bytes of all that are open where the stage begins,
-        and at most those of all that end in it; the lesser of the two is taken.
+        and at most those of all that end in it; the lesser of the two is taken. In the
+        same way, one leaves the stage if it begins in it and ends behind.
 
         Args:
             cuts: Where the stages begin, and where the last one ends.
@@ -128,7 +133,9 @@ class LayerSums:
         """
         cuts = np.asarray(cuts)
         start, end = cuts[:-1], cuts[1:]
-        skips = np.minimum(self.passing[start], np.diff(self.ended_skips[cuts]))
+        ended = np.diff(self.ended_skips[cuts])
+        skips = np.minimum(self.passing[start], ended)
+        begun = self.passing[end] - self.passing[start] + ended
         return StageSums(
             forward=np.diff(self.forward[cuts]),
             backward_input=np.diff(self.backward_input[cuts]),
@@ -142,7 +149,8 @@ class LayerSums:
             workspace_bytes=np.maximum.reduceat(self.workspace, start),
             input_bytes=self.own_input[start] + skips,
             output_bytes=self.crossing[end],
-            own_output_bytes=self.own_output[end],
+            leaving_bytes=self.own_output[end]
+            + np.minimum(self.passing[end], np.maximum(begun, 0.0)),
             graph_saved=np.diff(self.activations_saved[cuts])
             + self.boundary_saved[end],
             input_saved=self.own_input_saved[start],
@@ -159,21 +167,64 @@ def _behind(values: np.ndarray) -> np.ndarray:
     return np.concatenate([[0.0], values])
 
 
-def held_bytes(sums: StageSums, moments: Moments) -> np.ndarray:
+class Posted(NamedTuple):
+    """Numbers of messages that stages have room for before they come.
+
+    Attributes:
+        inputs: Inputs besides those of microbatches in flight, of shape (n_stages,).
+        gradients: Gradients of outputs besides those in use, of the same shape.
+    """
+
+    inputs: np.ndarray
+    gradients: np.ndarray
+
+    @classmethod
+    def of(cls, schedule: Schedule, moments: Moments) -> Posted:
+        """Returns the room that a schedule makes.
+
+        Args:
+            schedule: The schedule. No messages come from a stage's own rank.
+            moments: The moments at which its stages hold most.
+
+        Example:
+            >>> from divisible.schedules import one_f_one_b
+            >>> schedule = one_f_one_b(3, 4)
+            >>> posted = Posted.of(schedule, schedule.moments)
+            >>> posted.inputs.tolist(), posted.gradients.tolist()
+            ([0.0, 2.0, 2.0], [2.0, 2.0, 0.0])
+        """
+        n, ranks = schedule.n_microbatches, np.array(schedule.stage_ranks)
+        # A microbatch in flight stays where it was received.
+        in_flight = moments.in_flight.max(axis=0)
+        inputs, gradients = np.zeros((2, schedule.n_stages))
+        comes = ranks[1:] != ranks[:-1]
+        inputs[1:] = comes * np.clip(n - in_flight[1:], 0, RECEIVES_AHEAD)
+        gradients[:-1] = comes * min(n - 1, RECEIVES_AHEAD)
+        return cls(inputs, gradients)
+
+    def bytes(self, sums: StageSums) -> np.ndarray:
+        """Returns the bytes of that room; of the shape of the sums."""
+        return self.inputs * sums.input_bytes + self.gradients * sums.leaving_bytes
+
+
+def held_bytes(sums: StageSums, moments: Moments, posted: Posted) -> np.ndarray:
     """Returns the bytes of stages at their peak, without buffers of the exchange.
 
     Args:
         sums: Sums over the layers of the stages.
         moments: The moments at which stages hold most; of shape (n_moments, n_stages),
             or with more axes.
+        posted: The messages that stages have room for, of shape (n_stages,), or with
+            more axes.
     """
     in_flight, graphs, pending, waiting, waiting_graphs = moments
     held = in_flight * sums.input_bytes + graphs * sums.graph_bytes
     held = held + pending * sums.pending_bytes
     held = held - waiting * sums.input_saved - waiting_graphs * sums.graph_saved
-    return held.max(axis=0) + sums.fixed_bytes + passing_bytes(sums)
+    held = held.max(axis=0) + sums.fixed_bytes + posted.bytes(sums)
+    return held + passing_bytes(sums)
 
 
 def passing_bytes(sums: StageSums) -> np.ndarray:
     """Returns the bytes of a stage while it computes: workspace and messages."""
-    return sums.workspace_bytes + sums.input_bytes + sums.own_output_bytes
+    return sums.workspace_bytes + sums.input_bytes + sums.leaving_bytes

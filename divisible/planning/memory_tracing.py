@@ -70,7 +70,7 @@ def trace_memory(
         ['(64, 20000) float32', '(64, 20000) float32', '(64, 10) float32']
         >>> from divisible.schedules import gpipe
         >>> memory.rank_bytes([0, 2, 3], gpipe(2, n_microbatches=4))
-        [8089760000, 27200080]
+        [8100000000, 27200080]
     """
     if not isinstance(model, Divisible):
         raise TypeError(f"model must be a Divisible, not {type(model).__name__}")

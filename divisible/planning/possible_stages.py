@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from divisible.planning.cost_model import CostModel, held_bytes
+from divisible.planning.cost_model import CostModel
+from divisible.planning.layer_sums import Posted, held_bytes
 from divisible.planning.messages import both_ways
 from divisible.schedules.held import Moments
 
@@ -22,13 +23,15 @@ class MemoryTable(NamedTuple):
     """The memory of every possible stage.
 
     At each moment stage ``s`` of the layers ``i`` to ``j - 1`` holds, besides its
-    workspace, ``ends[s, j] - starts[s, i]`` bytes and, for ``inputs[s]`` microbatches,
-    the skip connections that end in it.
+    workspace, ``ends[s, j] - starts[s, i]`` bytes. It also holds the skip connections
+    that end in it, for ``inputs[s]`` microbatches, and those that leave it, for
+    ``outputs[s]``.
 
     Attributes:
         ends: Bytes up to each end, of shape (n_moments, n_stages, n_layers + 1).
         starts: Bytes up to each start, of the same shape.
         inputs: Numbers of microbatches, of shape (n_moments, n_stages).
+        outputs: Numbers of microbatches, of shape (n_stages,).
         at_least: Bytes that a stage needs at least, as differences, independent of its
             ends; shape (n_stages, n_layers + 1).
     """
@@ -36,12 +39,14 @@ class MemoryTable(NamedTuple):
     ends: np.ndarray
     starts: np.ndarray
     inputs: np.ndarray
+    outputs: np.ndarray
     at_least: np.ndarray
 
 
 def memory_table(model: CostModel) -> MemoryTable:
     """Returns the memory of every possible stage."""
     layers, buffers = model.largest.sums, model.stage_exchange_bytes
+    messages = 1 + model.posted.inputs, 1 + model.posted.gradients
     # Each stage has its own number of microbatches: columns against rows.
     in_flight, graphs, pending, waiting, waiting_graphs = (
         m[..., None] for m in model.moments
@@ -50,11 +55,14 @@ def memory_table(model: CostModel) -> MemoryTable:
     grows = grows - waiting_graphs * layers.activations_saved
     grows = grows + model.copies[:, None] * layers.parameters
     behind = graphs * layers.boundary - waiting_graphs * layers.boundary_saved
-    before = (in_flight + 1) * layers.own_input - waiting * layers.own_input_saved
+    before = (in_flight + messages[0][:, None]) * layers.own_input
+    before = before - waiting * layers.own_input_saved
+    behind = behind + messages[1][:, None] * layers.own_output
     return MemoryTable(
-        ends=grows + layers.own_output + behind + buffers,
+        ends=grows + behind + buffers,
         starts=grows - before,
-        inputs=model.moments.in_flight + 1.0,
+        inputs=model.moments.in_flight + messages[0],
+        outputs=messages[1],
         at_least=grows[0],
     )
 
@@ -68,7 +76,8 @@ def bytes_alone(model: CostModel) -> np.ndarray:
     each = model.largest.sums.stages(range(len(model.largest) + 1))
     moments = Moments(*(m[..., None] for m in model.moments))
     copied = model.copies[:, None] * each.parameter_bytes
-    return held_bytes(each, moments) + model.stage_exchange_bytes + copied
+    posted = Posted(*(numbers[:, None] for numbers in model.posted))
+    return held_bytes(each, moments, posted) + model.stage_exchange_bytes + copied
 
 
 def busy_seconds(model: CostModel) -> np.ndarray:

@@ -35,6 +35,7 @@ class StageMemory(NamedTuple):
         ends: Bytes up to each end; see `~.possible_stages.MemoryTable`.
         starts: Bytes up to each start, of the same shape.
         inputs: Numbers of microbatches, of shape (n_moments, n_stages).
+        outputs: Numbers of microbatches, of shape (n_stages,).
         passing: Bytes of skip connections over each position, of shape (n_layers + 1,).
         ended_skips: Bytes of the skip connections that have ended, of the same shape.
         workspace: Bytes of each layer while it computes, of shape (n_layers,).
@@ -44,6 +45,7 @@ class StageMemory(NamedTuple):
     ends: np.ndarray
     starts: np.ndarray
     inputs: np.ndarray
+    outputs: np.ndarray
     passing: np.ndarray
     ended_skips: np.ndarray
     workspace: np.ndarray
@@ -150,6 +152,7 @@ def best_start(s, j, before, cost, memory, aim, blocks):
     # Taken out of the tuples here: each use in the loops would count references.
     starts, floor, bound = cost.starts[s], cost.floor[s], cost.bound[s]
     held_starts, inputs = memory.starts[:, s], memory.inputs[:, s]
+    outputs = memory.outputs[s]
     held_end, end, limit = memory.ends[:, s, j], cost.ends[s, j], memory.limits[s]
     passing, ended_skips = memory.passing, memory.ended_skips
     workspace, peaks = memory.workspace, blocks.peaks
@@ -171,8 +174,10 @@ def best_start(s, j, before, cost, memory, aim, blocks):
             peak = max(peak, workspace[i])
             if before[i] >= best:
                 continue
-            skips = min(passing[i], ended_skips[j] - ended_skips[i])
-            lack = most_held(held_end, held_starts, inputs, skips, i) + peak - limit
+            ended = ended_skips[j] - ended_skips[i]
+            leaving = min(passing[j], max(passing[j] - passing[i] + ended, 0.0))
+            held = most_held(held_end, held_starts, inputs, min(passing[i], ended), i)
+            lack = held + outputs * leaving + peak - limit
             if lacking:
                 own = lack
             elif lack > 0:

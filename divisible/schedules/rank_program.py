@@ -13,6 +13,9 @@ from divisible.schedules.lowering import lower
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
 
+#: Number of receives that a channel has posted ahead of the one it waits for.
+RECEIVES_AHEAD = 2
+
 
 class Channel(NamedTuple):
     """The way of results from a stage to its neighbour, or over a skip connection."""

@@ -16,7 +16,8 @@ signatures travel as they change.
 The copies share the weights with the layers, and nothing else. So the pass leaves no
 trace in running averages, random numbers, gradients and attributes of layers. There is
 no pass where functions or hooks might change something else
-(:mod:`divisible.effects`).
+(:mod:`divisible.effects`), or where microbatches of few large samples take less memory
+than the pass.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ from divisible.communication.collectives import all_gather
 from divisible.communication.signatures import Tensor, Tensors
 from divisible.effects import effect_of
 from divisible.random_streams import restored_random_state
-from divisible.schedules.rank_program import Channel
+from divisible.schedules.rank_program import RECEIVES_AHEAD, Channel
 from divisible.schedules.schedule import Schedule
 from pipeline.calls.ranks import Ranks
 from pipeline.stages.stage import Stage
 from pipeline.start.agreement import Start
-from pipeline.step.runner import RECEIVES_AHEAD, Runner
+from pipeline.step.runner import Runner
 from pipeline.step.trial_stages import SIZES, few_samples, stages_on_trial
+
+#: Bytes of a sample up to which a trial may have more samples than a microbatch.
+_SMALL = 1 << 12
 
 
 class ChannelShapes(NamedTuple):
@@ -104,7 +108,9 @@ def find_message_shapes(
     n_samples = ranks.calls.agreed.n_samples[ranks.replica]
     reason, failures = _obstacle(start, ranks, n_samples), {}
     if not reason:
-        reason = _effect_of_any(start, ranks, stages)
+        n = n_samples // schedule.n_microbatches
+        effect = _excess(n, inputs) if ranks.rank == ranks.first else ""
+        reason = _effect_of_any(start, ranks, stages, effect)
     if not reason:
         failures = _pass_on(start, ranks, runner, stages, inputs)
     # Messages of an earlier evaluation are no messages of those sizes.
@@ -140,10 +146,32 @@ def _obstacle(start: Start, ranks: Ranks, n_samples: int) -> str:
     return next((text for text, is_there in obstacles.items() if is_there), "")
 
 
-def _effect_of_any(start: Start, ranks: Ranks, stages: Mapping[int, Stage]) -> str:
-    """Returns the effect that a trial call would have on some rank, if there is one."""
+def _excess(n_samples: int, inputs: Sequence[Tensors]) -> str:
+    """Returns why a trial needs more memory than a minibatch; empty if it does not.
+
+    Args:
+        n_samples: Number of samples of the smallest microbatch.
+        inputs: Microbatches of the first minibatch.
+    """
+    n_bytes = sum(array[:1].nbytes for array, *_ in inputs[0])
+    if n_samples >= max(SIZES) or n_bytes <= _SMALL:
+        return ""
+    return f"microbatches have fewer than the {max(SIZES)} samples of a trial"
+
+
+def _effect_of_any(
+    start: Start, ranks: Ranks, stages: Mapping[int, Stage], effect: str
+) -> str:
+    """Returns the effect that a trial would have on some rank, if there is one.
+
+    Args:
+        start: Arguments of all ranks.
+        ranks: All ranks of the pipeline.
+        stages: Stages of this rank.
+        effect: An effect that this rank knows of; empty if there is none.
+    """
     layers = [layer for stage in stages.values() for layer in stage.layers]
-    mine = effect_of([*layers, start.arguments.lossfun])
+    mine = effect or effect_of([*layers, start.arguments.lossfun])
     what = "to tell effects of layers"
     found = all_gather(ranks.comm, mine, ranks.timeout, what)
     return next(filter(None, found), "")

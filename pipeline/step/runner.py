@@ -28,7 +28,14 @@ from divisible.communication.transport import Receiver, Sender, Transport
 from divisible.schedules.actions import Action, Route
 from divisible.schedules.first_forwards import FirstForwards, first_forwards
 from divisible.schedules.lowering import lower
-from divisible.schedules.rank_program import Channel, RankProgram, Record, Slot, Task
+from divisible.schedules.rank_program import (
+    RECEIVES_AHEAD,
+    Channel,
+    RankProgram,
+    Record,
+    Slot,
+    Task,
+)
 from divisible.schedules.schedule import Schedule
 from pipeline.stages.held_elsewhere import HeldElsewhere
 from pipeline.stages.stage import Stage
@@ -36,9 +43,6 @@ from pipeline.stages.stage_groups import StageGroups
 from pipeline.step.action_error import ActionError
 from pipeline.step.progress import Progress
 from pipeline.step.unconfirmed_forwards import UnconfirmedForwards
-
-# Number of receives that a channel has posted ahead of the one it waits for.
-RECEIVES_AHEAD = 2
 
 
 class Runner:

@@ -24,7 +24,9 @@ def memory(limit=0.0):
     """Two moments: most microbatches in flight, most pending weight gradients."""
     counts = {"in_flight": [4.0, 1.0], "graphs": [3.0, 1.0], "pending": [0.0, 5.0]}
     columns = {name: np.array(column) for name, column in counts.items()}
-    return Memory(records(columns), copies=0.0, buffers=0.0, limit=limit)
+    columns = records(columns)
+    numbers = {"inputs": 1.0, "outputs": 1.0, "copies": 0.0}
+    return Memory(columns, **numbers, buffers=0.0, limit=limit)
 
 
 def state(seconds, graph, peak):

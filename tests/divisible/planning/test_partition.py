@@ -133,13 +133,19 @@ def costs_of(profile, cuts, options):
         crossing = profile.layers[i - 1].passing_bytes if i else 0
         skips = min(crossing, sum(c.skip_bytes for c in layers))
         incoming += skips - crossing
-        outgoing -= layers[-1].passing_bytes if j < n else 0
+        passing = layers[-1].passing_bytes if j < n else 0
+        begun = passing - crossing + sum(c.skip_bytes for c in layers)
+        outgoing += min(passing, max(begun, 0)) - passing
         memory += max(c.workspace_bytes for c in layers) + incoming + outgoing
         waiting = sum(c.pending_bytes for c in layers)
         memory += max(
             in_flight * incoming + graphs * (held + loose) + pending * waiting
             for in_flight, graphs, pending in moments[s]
         )
+        # Two messages may come before they are needed.
+        most = max(in_flight for in_flight, *_ in moments[s])
+        memory += min(2, m - most) * incoming if s else 0
+        memory += min(2, m - 1) * outgoing if j < n else 0
         if options["memory"] is not None:
             fits = fits and memory <= options["memory"][s]
     return slowest, squares, fits

@@ -10,11 +10,11 @@ from divisible import Divisible
 from divisible.communication.errors import DisagreementError, StallError
 from divisible.communication.signatures import Tensor
 from divisible.schedules import interleaved, one_f_one_b, zero_bubble_h1, zero_bubble_h2
-from divisible.schedules.rank_program import RankProgram
+from divisible.schedules.rank_program import RECEIVES_AHEAD, RankProgram
 from pipeline.stages.loss import Loss
 from pipeline.stages.stage import Stage
 from pipeline.step.action_error import ActionError
-from pipeline.step.runner import RECEIVES_AHEAD, Runner
+from pipeline.step.runner import Runner
 
 N_MICROBATCHES = 4
 

@@ -134,8 +134,26 @@ def data_dependent(comm):
         assert text in str(pipe)
 
 
+def few_large_samples(comm):
+    """A pass of five samples would need more memory than microbatches of two."""
+    x, t = np.ones((6, 1100), np.float32), np.zeros(6, np.int32)
+    for width, reason in (
+        (1100, "microbatches have fewer than the 5 samples of a trial"),
+        (1000, ""),
+    ):
+        model = Divisible(L.Linear(width, 5), L.Linear(5, 4))
+        with Pipeline(model, comm, plan=Plan([0, 1, 2], 3)) as pipe:
+            pipe.step(x[:, :width], t)
+            reasons = {channel.reason for channel in pipe.message_shapes}
+            assert reasons == {reason}, pipe.message_shapes
+
+
 def test_shapes_that_depend_on_values():
     assert_on_ranks(2, data_dependent)
+
+
+def test_microbatches_of_few_large_samples_take_no_more_memory_for_shapes():
+    assert_on_ranks(2, few_large_samples)
 
 
 def after_an_evaluation(comm):
