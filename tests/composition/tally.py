@@ -111,7 +111,7 @@ def matrix(tally: Tally, names: Iterable[str] = FEATURES) -> list[str]:
             sign(tally.counts.get(_sorted(other, name))) for other in names[: row + 1]
         ]
         lines.append(f"{row:3} {name:{width}} {''.join(signs)}".rstrip())
-    tens = "".join(str(i // 10) for i in range(len(names)))
+    tens = "".join(str(i // 10 % 10) for i in range(len(names)))
     ones = "".join(str(i % 10) for i in range(len(names)))
     margin = " " * (width + 5)
     return [*lines, margin + tens, margin + ones]
@@ -141,8 +141,8 @@ precision, no kernels. If a run applies gradients one step late, as with
 ``double_buffering``, the serial script does so too. Losses, reports, gradients,
 parameters, running averages and states must agree within bounds of rounding errors. A
 refusal must come on every rank, before an array is sent. This page is written by that
-command, from {n} cases (``{source}`` has the number behind each pair). {few} of {pairs}
-pairs have fewer than 20.
+command, from {n} cases. {few} of {pairs} pairs have fewer than 20 of them;
+``{source}`` has the number behind each pair.
 
 =======  ==============================================================================
 sign     the pair
