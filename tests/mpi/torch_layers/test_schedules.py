@@ -138,7 +138,7 @@ def train(comm, name, cuts, schedule, recompute="never"):
         lossfun=TorchLayer(nn.CrossEntropyLoss()),
         accfun=None,
         recompute="never" if recompute == "layers" else recompute,
-        timeout=20,
+        timeout=120,
     ) as pipe:
         for x, t in batches(name):
             losses.append(pipe.step(x, t)["loss"])

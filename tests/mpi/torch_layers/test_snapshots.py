@@ -51,7 +51,7 @@ class Run:
             schedule="zb_h1" if comm.size > 1 else "1f1b",
             lossfun=TorchLayer(nn.CrossEntropyLoss()),
             accfun=None,
-            timeout=20,
+            timeout=120,
         )
 
     def train(self, n_steps):
