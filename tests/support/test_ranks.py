@@ -4,6 +4,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import warnings
 
 import chainer
@@ -53,6 +54,18 @@ def test_ranks_that_wait_for_one_that_failed_are_interrupted(ranks):
     assert "rank 1 of 3 failed" in output and output.count("Traceback") == 1
     # And go on.
     assert ranks.call(3, say, ("hello",), 10).outcomes == ["done"] * 3
+
+
+def leave_a_thread(comm, in_mpi):
+    wait = comm.recv if in_mpi and comm.rank == 1 else threading.Event().wait
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@pytest.mark.parametrize("in_mpi", [False, True])
+def test_ranks_where_a_thread_waits_in_mpi_are_replaced(ranks, in_mpi):
+    """It takes a core for ever."""
+    assert ranks.call(2, leave_a_thread, (in_mpi,), 10).outcomes == ["done"] * 2
+    assert ranks.are_worn == in_mpi
 
 
 def import_while_another_fails(comm, folder):

@@ -16,6 +16,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from multiprocessing.connection import Client, Connection
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -120,6 +121,18 @@ def as_if_alone(seed: int) -> Iterator[None]:
             gc.freeze()
 
 
+def spins(thread: threading.Thread) -> bool:
+    """Whether a thread computes all the time, as in a call of MPI that waits."""
+    states = set()
+    for _ in range(3):
+        # It may have ended.
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+            states.add(status.rpartition(")")[2].split()[0])
+        time.sleep(_SECONDS_TO_WAIT / 2)
+    return states == {"R"}
+
+
 def outcome_of(case: Case, interrupts: _Interrupts) -> str:
     """Calls the function; prints the traceback if it fails.
 
@@ -179,10 +192,12 @@ def main(address: str) -> None:
     gc.freeze()
     for case in iter(cases.get, None):
         print_to(case.outputs[MPI.COMM_WORLD.rank])
+        threads_before = set(threading.enumerate())
         outcome = outcome_of(case, interrupts)
         sys.stdout.flush()
         sys.stderr.flush()
-        connection.send(outcome)
+        left = set(threading.enumerate()) - threads_before
+        connection.send((outcome, any(map(spins, left))))
 
 
 if __name__ == "__main__":
