@@ -14,11 +14,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.cells import set_cell_size
+from rich.cells import cell_len, set_cell_size
 
 from divisible.terminal_text import printable
 
@@ -61,8 +63,8 @@ class TerminalLine:
             # The line would cut what was printed without an end of its line.
             return
         width = self._width()
-        text = printable(text)
-        if len(text) > width:
+        text = _encodable(printable(text), self._out)
+        if cell_len(text) > width:
             text = set_cell_size(text, width).rstrip()
         self._out.write(f"{_ERASE}{text}\r")
         self._out.flush()
@@ -78,22 +80,25 @@ class TerminalLine:
 
     def close(self) -> None:
         """Erases the line, and lets others print as before."""
-        self.make_way("\n")
+        # The terminal may be gone.
+        with contextlib.suppress(OSError, ValueError):
+            self.make_way("\n")
         for name, stream in zip(("stdout", "stderr"), self._streams):
             if getattr(sys, name) is stream:
                 setattr(sys, name, stream.stream)
         self._streams = []
 
     def _width(self) -> int:
+        columns = 0
         if self._device is not None:
             with contextlib.suppress(OSError):
                 descriptor = os.open(self._device, os.O_RDONLY | os.O_NOCTTY)
                 try:
-                    # A line of full width would continue below.
-                    return os.get_terminal_size(descriptor).columns - 1
+                    columns = os.get_terminal_size(descriptor).columns
                 finally:
                     os.close(descriptor)
-        return shutil.get_terminal_size().columns - 1
+        # Some terminals have no size. A line of full width would continue below.
+        return (columns or shutil.get_terminal_size().columns) - 1
 
 
 class _Above:
@@ -107,6 +112,11 @@ class _Above:
             self._line.make_way(text)
         return self.stream.write(text)
 
+    def writelines(self, lines: Iterable[str]) -> None:
+        # The stream's own would not erase the line.
+        for text in lines:
+            self.write(text)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
 
@@ -114,12 +124,17 @@ class _Above:
 def terminal_of(out: TextIO) -> str | None:
     """Returns the path of the terminal that a stream prints to, or ``None``.
 
-    A rank prints into a pipe, from which the launcher prints. So if the stream is none
-    itself, the nearest launcher above this process decides.
+    A rank prints into a pipe, a socket or a terminal of the launcher's own, from which
+    the launcher prints. So the nearest launcher above this process decides, if there is
+    one. A file and a null device are no terminals, whoever has started the process.
     """
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        if out.isatty():
-            return os.ttyname(out.fileno())
+    try:
+        mode = os.fstat(out.fileno()).st_mode
+        own = os.ttyname(out.fileno()) if out.isatty() else None
+    except (OSError, ValueError, AttributeError):
+        return None
+    if own is None and not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        return None
     process = os.getppid()
     for _ in range(_MOST_ANCESTORS):
         try:
@@ -130,5 +145,11 @@ def terminal_of(out: TextIO) -> str | None:
                 return path if path.startswith(("/dev/pts/", "/dev/tty")) else None
             process = int(about[about.rindex(")") + 1 :].split()[1])
         except (OSError, ValueError):
-            return None
-    return None
+            break
+    return own
+
+
+def _encodable(text: str, out: TextIO) -> str:
+    """Returns text that a stream can encode, with escapes for other characters."""
+    encoding = getattr(out, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
