@@ -46,7 +46,9 @@ def watch_command(
     RUN is the folder that the script writes to, by default "result". The script has a
     ProgressLine in its trainer, or calls RunStatus in a loop of its own. The command
     reads files and asks the ranks nothing, so it may start and stop at any time. It
-    ends when the run does. If the output is no terminal, it looks once.
+    ends when all ranks have written their end. Ranks that were killed write none, and
+    may be started again; press Ctrl-C then. If the output is no terminal, it looks
+    once; with --json it goes on.
     """
     watch, terminal = RunWatch(run), console.terminal()
     if as_json:
@@ -54,7 +56,7 @@ def watch_command(
     elif once or not sys.stdout.isatty():
         once = True
         shows = contextlib.nullcontext(
-            lambda view: terminal.print(screen_of(view, events))
+            lambda view: terminal.print(screen_of(view, events, terminal.width))
         )
     else:
         shows = _live(terminal, events)
@@ -76,4 +78,6 @@ def _print_json(view: RunView) -> None:
 def _live(terminal: Console, n_events: int) -> Iterator[Callable[[RunView], None]]:
     """Opens a block with a function that draws a run at the same place."""
     with Live(console=terminal, auto_refresh=False) as live:
-        yield lambda view: live.update(screen_of(view, n_events), refresh=True)
+        yield lambda view: live.update(
+            screen_of(view, n_events, terminal.width), refresh=True
+        )

@@ -78,7 +78,8 @@ def _snapshots(run: Path) -> Iterator[RunEvent]:
 def _ends(run: Path) -> Iterator[RunEvent]:
     """Yields the ends of starts, and waits, that a supervisor has logged."""
     for path in sorted(run.glob("*.jsonl")):
-        if path.name != LOG_NAME:
+        # A pipe might be read for ever.
+        if path.name != LOG_NAME and path.is_file():
             with contextlib.suppress(OSError, ValueError), _quiet():
                 yield from filter(None, read_lines(path, "an end or a wait", _end))
 

@@ -146,7 +146,7 @@ def _timeline(view: RunView, predicted: Timeline | None) -> Iterator[str]:
     name, timeline = found
     yield _lines(name)
     yield _picture(lambda: timeline_picture(timeline))
-    yield f"<pre>{escape(timeline.summary())}</pre>"
+    yield f"<pre>{escape(printable(timeline.summary(), keeps_lines=True))}</pre>"
     if predicted is None:
         return
     comparison = timeline.compare(predicted)

@@ -28,6 +28,7 @@ from pipeline.watching.slow_links import LinkTimes, messages_of
 from pipeline.watching.slow_ranks import slow_ranks
 from pipeline.watching.start_entry import start_entry
 from pipeline.watching.status_files import (
+    FOLDER,
     Messages,
     RankStatus,
     make_folder,
@@ -95,7 +96,7 @@ class RunStatus:
             raise ValueError(f"n_steps must be 1 or more, not {n_steps}")
         self._pipeline, self._n_steps = pipeline, n_steps
         self._ranks = pipeline.internals.ranks
-        self._folder = Path(out)
+        self._folder = Path(out, FOLDER)
         self._files = SideFiles("the state of the run")
         self._counters, self._history = ProcessCounters(), History()
         self._columns: Columns | None = None
@@ -121,11 +122,12 @@ class RunStatus:
         self._last_note = time.perf_counter()
         self._last_counts = self._counters.read()
         self._next_sample = self._next_file = 0.0
+        self._between_files = _BETWEEN_FILES
         self._open(line)
 
     def _open(self, wants_line: bool | None) -> None:
         with self._files.writing(self._folder):
-            self._folder = make_folder(self._folder)
+            make_folder(self._folder.parent)
             if self._ranks.is_chief:
                 remove_others(self._folder, self._ranks.world.size)
                 add_to_journal(self._folder, "start", **start_entry(self._pipeline))
@@ -181,7 +183,8 @@ class RunStatus:
             # Other programs may have had the processor meanwhile.
             queued = self._counters.read().queued - queued
             self._took.append(max(0.0, time.perf_counter() - now - queued))
-            self._next_file = now + max(_BETWEEN_FILES, min(self._took) / _SHARE)
+            self._between_files = max(_BETWEEN_FILES, min(self._took) / _SHARE)
+            self._next_file = now + self._between_files
 
     def _sample(self, now: float) -> None:
         """Reads the times of the last minibatch, or begins to count for the next one.
@@ -315,6 +318,7 @@ class RunStatus:
             planned_step=self._planned.step,
             planned_bubble=self._planned.bubble,
             flight_record=str(flight_files.own_file() or ""),
+            between_files=self._between_files,
         )
 
     def _messages(self, a_second: tuple[float, float] | None) -> list[Messages]:

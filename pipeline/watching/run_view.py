@@ -30,6 +30,8 @@ from pipeline.watching.status_files import (
 
 # A rank whose state is older than this, and than some steps, may have stopped.
 _SILENT, _STEPS = 10.0, 5
+# A state this much older than the next one should be may be of a process that is gone.
+_OLD = 2.0
 # Seconds between two looks for events, which are many files.
 _BETWEEN_EVENTS = 5.0
 _VERBS = {CALL: "is between actions of", ACTION: "computes", SEND: "sends"}
@@ -69,7 +71,7 @@ class RunView(NamedTuple):
 
     @property
     def notices(self) -> list[str]:
-        """Sentences about slow, missing and silent ranks."""
+        """Sentences about slow, missing and silent ranks, and about failures."""
         found = [*self.chief.slow, *self.statuses.faults]
         if missing := self.statuses.missing:
             has = "has" if len(missing) == 1 else "have"
@@ -77,11 +79,27 @@ class RunView(NamedTuple):
                 f"{in_words(missing)} {has} no state in this file system: on another"
                 f" host, or not started yet"
             )
-        return found + [
-            f"rank {each.rank} {_silence(each, self.time)}"
-            for each in self.ranks
-            if is_silent(each, self.time)
-        ]
+        by_reason: dict[str, list[int]] = {}
+        for each in self.ranks:
+            # The first line of a screen has the state of rank 0.
+            if each.state not in ("runs", "finished", self.chief.state):
+                by_reason.setdefault(each.state, []).append(each.rank)
+        for reason, ranks in by_reason.items():
+            has = "has" if len(ranks) == 1 else "have"
+            found.append(f"{in_words(ranks)} {has} ended: {reason}")
+        for each in self.ranks:
+            if is_gone(each, self.time):
+                found.append(
+                    f"rank {each.rank} has ended without a word: process"
+                    f" {each.process} is gone"
+                )
+            elif is_silent(each, self.time):
+                found.append(
+                    f"rank {each.rank} on {each.host} has written nothing for"
+                    f" {duration(self.time - each.time)}: it waits, or a step takes so"
+                    f" long"
+                )
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Returns the view as dictionaries, lists, texts and finite numbers."""
@@ -166,15 +184,17 @@ def is_silent(status: RankStatus, now: float) -> bool:
     if status.state != "runs":
         return False
     step = 0.0 if not status.steps_per_second else 1 / status.steps_per_second
-    return now - status.time > max(_SILENT, _STEPS * step)
+    longest = max(_SILENT, _STEPS * step) + status.between_files
+    return now - status.time > longest
 
 
-def _silence(status: RankStatus, now: float) -> str:
-    if status.host == own_flight_record.host and not _is_alive(status.process):
-        return f"has ended without a word: process {status.process} is gone"
+def is_gone(status: RankStatus, now: float) -> bool:
+    """Returns whether the process of a rank has ended and has not written its end."""
     return (
-        f"on {status.host} has written nothing for {duration(now - status.time)}: it"
-        f" waits, or a step takes so long"
+        status.state == "runs"
+        and status.host == own_flight_record.host
+        and now - status.time > _OLD + status.between_files
+        and not _is_alive(status.process)
     )
 
 
@@ -197,6 +217,8 @@ def doing_of(status: RankStatus, now: float) -> str:
     """
     if status.state != "runs":
         return "has ended"
+    if is_gone(status, now):
+        return "is gone"
     if not status.flight_record or status.host != own_flight_record.host:
         return ""
     try:

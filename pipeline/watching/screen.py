@@ -23,17 +23,21 @@ RANK_COLUMNS = (
 # Width of the last column, which is wrapped, and of names of hosts.
 _LEAST_WIDTH, _MOST_OF_HOST = 14, 16
 _LEFT = ("host", "layers", "does now")
+# Columns that narrow terminals have no room for, by the least width with room.
+_ROOM = {"sends": 72, "updates": 72, "rest": 72, "layers": 72, "host": 56}
 
 
-def screen_of(view: RunView, n_events: int) -> RenderableType:
+def screen_of(view: RunView, n_events: int, width: int) -> RenderableType:
     """Returns what a terminal shows of a run.
 
     Args:
         view (RunView): The run.
         n_events (int): Number of the newest events.
+        width (int): Columns of the terminal.
     """
+    shown = [name for name in RANK_COLUMNS if _ROOM.get(name, 0) <= width]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for name in RANK_COLUMNS:
+    for name in shown:
         is_last = name == RANK_COLUMNS[-1]
         table.add_column(
             name,
@@ -44,9 +48,9 @@ def screen_of(view: RunView, n_events: int) -> RenderableType:
             max_width=_MOST_OF_HOST if name == "host" else None,
         )
     for each in view.ranks:
-        row = rank_row(each, view.doing.get(each.rank, ""))
+        row = dict(zip(RANK_COLUMNS, rank_row(each, view.doing.get(each.rank, ""))))
         style = "bold red" if _is_slow(each.rank, view) else ""
-        table.add_row(*map(Text, row), style=style)
+        table.add_row(*(Text(row[name]) for name in shown), style=style)
     lines = [Text(line) for line in head_lines(view)]
     notices = [Text(f"! {printable(text)}", style="bold") for text in view.notices]
     events = [Text(line, style="dim") for line in event_lines(view, n_events)]

@@ -97,6 +97,7 @@ class RankStatus:
         flight_record: The file of its flight record on its host; empty without one.
         messages: Times of the messages of some minibatches.
         slow: Sentences about slow ranks; only of rank 0, which reads the files of all.
+        between_files: Seconds after which it writes the next file, at least.
     """
 
     job: str
@@ -127,20 +128,21 @@ class RankStatus:
     flight_record: str = ""
     messages: Sequence[Messages] = ()
     slow: Sequence[str] = ()
+    between_files: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("job", "host", "state", "flight_record"):
             setattr(self, name, printable(plain_text(name, getattr(self, name))))
         for name in ("rank", "n_ranks", "replica", "process", "n_steps", "n_counted"):
             value = plain_integer(name, getattr(self, name))
-            plain_number(name, value, _REMEDY)
+            setattr(self, name, plain_number(name, value, _REMEDY))
         if not 1 <= self.n_ranks <= MOST_RANKS or self.rank >= self.n_ranks:
             raise ValueError(f"it is of rank {self.rank} of {self.n_ranks}")
-        for name in ("time", "memory"):
-            plain_number(name, getattr(self, name), _REMEDY)
-        for name in _OPTIONAL:
-            if getattr(self, name) is not None:
-                plain_number(name, getattr(self, name), _REMEDY)
+        # A script may count epochs in NumPy's numbers, which JSON cannot have.
+        for name in ("time", "memory", "between_files", *_OPTIONAL):
+            value = getattr(self, name)
+            if value is not None or name not in _OPTIONAL:
+                setattr(self, name, plain_number(name, value, _REMEDY))
         for name in ("now", "usual"):
             setattr(self, name, _step_seconds(name, getattr(self, name)))
         known = {

@@ -37,6 +37,18 @@ def test_watch_shows_ranks_and_events(tmp_path):
     assert rows["2"][1:9] == ["node2", "6..8", *shares, "1.0"]
 
 
+def test_a_narrow_terminal_has_what_ranks_do(tmp_path):
+    make_run(tmp_path, state="finished")
+    result = CliRunner(env={"COLUMNS": "46"}).invoke(main, ["watch", str(tmp_path)])
+    titles, *rows = (
+        line.split()
+        for line in result.output.splitlines()
+        if "has ended" in line or line.startswith("rank")
+    )
+    assert titles == ["rank", "computes", "waits", "memory", "does", "now"]
+    assert rows[2] == ["2", "56%", "33%", "1.0", "GiB", "has", "ended"]
+
+
 def test_watch_prints_a_line_of_json_a_look(tmp_path):
     make_run(tmp_path)
     result = call("watch", tmp_path, "--json", "--once")

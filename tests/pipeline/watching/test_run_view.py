@@ -63,6 +63,37 @@ def test_ranks_that_have_stopped_writing_are_named(tmp_path):
     assert len(notices) == 3
 
 
+def test_the_reason_is_told_for_which_a_rank_has_ended(tmp_path):
+    run = make_run(tmp_path)
+    gone = {"host": HERE, "process": 2**31 - 2, "time": time.time() - 5}
+    status(0, 3, **gone).write(run / "ranks")
+    for rank in (1, 2):
+        status(rank, 3, state="ValueError: boom").write(run / "ranks")
+    view = RunWatch(run).look()
+    assert view.notices == [
+        "ranks 1 and 2 have ended: ValueError: boom",
+        "rank 0 has ended without a word: process 2147483646 is gone",
+    ]
+    assert view.doing == {0: "is gone", 1: "has ended", 2: "has ended"}
+
+
+def test_a_slow_file_system_is_no_silence(tmp_path):
+    run = make_run(tmp_path)
+    now = time.time()
+    for rank in range(3):
+        status(rank, 3, time=now - 20, between_files=25.0).write(run / "ranks")
+    assert RunWatch(run).look().notices == []
+    status(1, 3, time=now - 60, between_files=25.0).write(run / "ranks")
+    (notice,) = RunWatch(run).look().notices
+    assert notice.startswith("rank 1 on node1 has written nothing for 1:0")
+
+
+def test_a_pipe_among_the_logs_is_left_out(tmp_path):
+    run = make_run(tmp_path)
+    os.mkfifo(run / "pipe.jsonl")
+    assert len(events_of(run)) == 3
+
+
 def test_a_folder_without_states_says_what_writes_them(tmp_path):
     with pytest.raises(ValueError, match=r"trainer.extend\(ProgressLine\(\)\)"):
         RunWatch(tmp_path).look()
