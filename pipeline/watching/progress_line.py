@@ -44,6 +44,7 @@ class ProgressLine(training.Extension):
     def __init__(self, line: bool | None = None) -> None:
         self._wants_line = line
         self._status: RunStatus | None = None
+        self._updater: Any = None
         self._handled: BaseException | None = None
 
     def trigger(self, trainer: Any) -> bool:
@@ -51,9 +52,19 @@ class ProgressLine(training.Extension):
         return True
 
     def initialize(self, trainer: Any) -> None:
-        """Begins to write; called by the trainer when it starts."""
+        """Begins to write; called by the trainer when it starts.
+
+        Raises:
+            TypeError: If the trainer's updater is not a ``PipelineUpdater``.
+        """
         self._handled = sys.exc_info()[1]
-        pipe = trainer.updater.pipeline
+        updater = self._updater = trainer.updater
+        pipe = getattr(updater, "pipeline", None)
+        if pipe is None:
+            raise TypeError(
+                f"ProgressLine needs a trainer with a PipelineUpdater, not a"
+                f" {type(updater).__name__}"
+            )
         self._status = RunStatus(pipe, trainer.out, line=self._wants_line)
         for entry in trainer._extensions.values():
             # PrintReport keeps its stream, and its first line erases nothing.
@@ -73,10 +84,12 @@ class ProgressLine(training.Extension):
         if self._status is None:
             return
         error = sys.exc_info()[1]
-        if error is None or error is self._handled:
-            self._status.close()
-        else:
+        if error is not None and error is not self._handled:
             self._status.close(f"{type(error).__name__}: {error}")
+        elif getattr(self._updater, "stop_code", 0):
+            self._status.close("stopped before its end, on request")
+        else:
+            self._status.close()
 
 
 def _share(trainer: Any) -> float | None:

@@ -4,6 +4,7 @@ import time
 import warnings
 from types import SimpleNamespace
 
+import chainer
 import chainer.links as L
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from mpi4py import MPI
 
 from divisible import Divisible, Plan
 from divisible.planning.expected_costs import StagePlan
-from pipeline import Pipeline, RunStatus
+from pipeline import Pipeline, PipelineUpdater, ProgressLine, RunStatus
 from pipeline.watching import run_status
 from pipeline.watching.events import journal_of
 from pipeline.watching.planned import Planned, planned_of
@@ -83,6 +84,18 @@ def test_a_disk_that_fails_ends_no_training(tmp_path, pipe):
     assert second == "another one"
 
 
+def test_no_file_lies_beside_the_folder_of_the_ranks(tmp_path, pipe):
+    out = tmp_path / "result"
+    out.write_text("a file in the place of the folder")
+    with pytest.warns(UserWarning):
+        status = RunStatus(pipe, out, line=False)
+    out.unlink()
+    out.mkdir()
+    with status:
+        status.note(pipe.step(X, T))
+    assert list(out.iterdir()) == []
+
+
 def test_a_loss_that_is_not_a_number_is_no_number_in_the_file(tmp_path, pipe):
     with RunStatus(pipe, tmp_path, line=False) as status:
         status.note({**pipe.step(X, T), "nan": float("nan"), "text": "a"})
@@ -108,6 +121,38 @@ def test_warnings_and_the_end_are_in_the_journal(tmp_path, pipe):
         ("warning", "UserWarning: the disk is nearly full"),
         ("end", "KeyError: 'x'"),
     ]
+
+
+def test_epochs_may_be_numbers_of_numpy(tmp_path, pipe):
+    with RunStatus(pipe, tmp_path, line=False) as status:
+        status.note(pipe.step(X, T), epoch=np.float32(1.5), share=np.float32(0.25))
+    found = RankStatus.load(tmp_path / "ranks" / "rank-0.json")
+    assert (found.epoch, found.share) == (1.5, 0.25)
+
+
+def test_a_trainer_needs_an_updater_with_a_pipeline(tmp_path):
+    iterator = chainer.iterators.SerialIterator([(X[0], T[0])], 1)
+    optimizer = chainer.optimizers.SGD().setup(L.Classifier(L.Linear(4, 3)))
+    updater = chainer.training.StandardUpdater(iterator, optimizer)
+    trainer = chainer.training.Trainer(updater, (1, "epoch"), out=tmp_path)
+    trainer.extend(ProgressLine())
+    with pytest.raises(TypeError, match="PipelineUpdater, not a StandardUpdater"):
+        trainer.run()
+
+
+def test_a_run_that_is_stopped_has_not_finished(tmp_path, pipe):
+    optimizer = pipe.setup(chainer.optimizers.SGD(0.1))
+    iterator = chainer.iterators.SerialIterator([(X[0], T[0])] * 6, 6)
+    updater = PipelineUpdater(iterator, optimizer, pipe)
+    trainer = chainer.training.Trainer(updater, (100, "iteration"), out=tmp_path)
+    trainer.extend(ProgressLine(line=False))
+    trainer.extend(
+        lambda trainer: updater.request_stop(), name="stop", trigger=(2, "iteration")
+    )
+    trainer.run()
+    end = journal_of(tmp_path)[-1]
+    assert (end.event, end.text) == ("end", "stopped before its end, on request")
+    assert end.facts["step"] < 100
 
 
 def test_a_number_of_steps_below_one_is_refused(tmp_path, pipe):
