@@ -6,16 +6,18 @@ are saved as enabled::
     rule        enabled     in a snapshot
     at work     True        True
     frozen      False       False
-    at rest     False       True
+    at rest     AtRest()    True
+
+A rule that a script freezes while it rests stays frozen.
 """
 
 from __future__ import annotations
 
-import weakref
-
 import chainer
 
-_resting: weakref.WeakSet[chainer.UpdateRule] = weakref.WeakSet()
+
+class AtRest(int):
+    """The value of ``enabled`` of a rule at rest: 0, which is equal to ``False``."""
 
 
 def let_rest(rule: chainer.UpdateRule) -> None:
@@ -24,22 +26,21 @@ def let_rest(rule: chainer.UpdateRule) -> None:
     Example:
         >>> rule = chainer.optimizers.SGD().create_update_rule()
         >>> let_rest(rule)
-        >>> rule.enabled, is_at_rest(rule)
+        >>> bool(rule.enabled), is_at_rest(rule)
         (False, True)
         >>> wake(rule)
         >>> rule.enabled, is_at_rest(rule)
         (True, False)
     """
-    rule.enabled = False
-    _resting.add(rule)
+    rule.enabled = AtRest()
 
 
 def wake(rule: chainer.UpdateRule) -> None:
-    """Enables a rule that rests."""
-    rule.enabled = True
-    _resting.discard(rule)
+    """Enables a rule, if it is still at rest."""
+    if is_at_rest(rule):
+        rule.enabled = True
 
 
 def is_at_rest(rule: chainer.UpdateRule) -> bool:
     """Returns whether a rule is disabled only until there is a gradient."""
-    return rule in _resting and not rule.enabled
+    return isinstance(rule.enabled, AtRest)
