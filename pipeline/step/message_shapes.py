@@ -109,7 +109,9 @@ def find_message_shapes(
     reason, failures = _obstacle(start, ranks, n_samples), {}
     if not reason:
         n = n_samples // schedule.n_microbatches
-        effect = _excess(n, inputs) if ranks.rank == ranks.first else ""
+        # One-sided messages need the shapes for their windows, whatever it takes.
+        spares = start.arguments.transport != "rma" and ranks.rank == ranks.first
+        effect = _excess(n, inputs) if spares else ""
         reason = _effect_of_any(start, ranks, stages, effect)
     if not reason:
         failures = _pass_on(start, ranks, runner, stages, inputs)
@@ -147,7 +149,7 @@ def _obstacle(start: Start, ranks: Ranks, n_samples: int) -> str:
 
 
 def _excess(n_samples: int, inputs: Sequence[Tensors]) -> str:
-    """Returns why a trial needs more memory than a minibatch; empty if it does not.
+    """Returns why a trial would need more memory than microbatches; else an empty text.
 
     Args:
         n_samples: Number of samples of the smallest microbatch.
