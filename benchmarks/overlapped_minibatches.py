@@ -211,7 +211,7 @@ def main() -> None:
     add("--schedules", nargs="+", choices=SCHEDULES, default=list(SCHEDULES))
     add("--microbatches", type=int, help="twice the hosts unless given")
     add("--minibatches", type=int, default=10, help="of a run")
-    add("--clipped", type=int, default=0, help="minibatches whose gradients are")
+    add("--clipped", type=int, default=0, help="minibatches that are clipped")
     add("--width", type=int, default=1024, help="of the perceptron's layers")
     add("--image", type=int, default=32, help="pixels on a side, for VGG16")
     add("--batch", type=int, help="samples of a minibatch, as the paper's unless given")

@@ -124,8 +124,8 @@ class CostModel:
     ) -> CostModel:
         """Returns the costs on ranks, each of which may have several stages.
 
-        Args are attributes, but ``speeds`` are those of ranks, of shape (n_ranks,), and
-        ``links`` those between ranks.
+        The arguments are the attributes of the same names. But ``speeds`` are those of
+        ranks, of shape (n_ranks,), and ``links`` are those between ranks.
         """
         ranks = schedule.stage_ranks
         return cls(
