@@ -11,7 +11,7 @@ import chainer.functions as F
 import numpy as np
 
 from chainer_kernels.catalogue import backward_of
-from divisible.backward.graph_walk import functions_behind
+from divisible.backward.graph_functions import functions_behind
 from divisible.backward.tensors import from_tensor
 from divisible.communication.signatures import Tensor
 from divisible.dtypes import as_trainable, floating_dtypes, in_loss_dtype
