@@ -17,7 +17,7 @@ The copies share the weights with the layers, and nothing else. So the pass leav
 trace in running averages, random numbers, gradients and attributes of layers. There is
 no pass where functions or hooks might change something else
 (:mod:`divisible.effects`), or where microbatches of few large samples take less memory
-than the pass.
+than the pass. One-sided messages need the pass nevertheless.
 """
 
 from __future__ import annotations
