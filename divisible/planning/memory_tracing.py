@@ -9,6 +9,7 @@ from typing import Any, Callable
 import chainer
 import chainer.functions as F
 import numpy as np
+from chainer.utils import type_check
 
 from chainer_kernels.catalogue import backward_of
 from divisible.backward.graph_functions import functions_behind
@@ -137,11 +138,13 @@ class _Tracer:
             try:
                 known = self._call(part, effect)
             except Exception as error:
-                reason = str(error).strip().partition("\n")[0]
+                # Chainer's messages about shapes have several lines.
+                reason = " ".join(str(error).split()) or type(error).__name__
+                remedy = "Measure the layers, by divisible profile"
+                if isinstance(error, type_check.InvalidType):
+                    remedy = "Check the shape of the input"
                 self.unknown = (
-                    f"shapes are unknown from layer {position} on:"
-                    f" {reason or type(error).__name__}. Measure the layers, by"
-                    f" divisible profile"
+                    f"shapes are unknown from layer {position} on: {reason}. {remedy}"
                 )
         self._layers.append(
             {
@@ -158,7 +161,8 @@ class _Tracer:
         try:
             y, _ = value_and_count(lossfun(*values, *targets))
         except Exception as error:
-            self.unknown = f"the arrays of the loss are unknown: {error}"
+            reason = " ".join(str(error).split()) or type(error).__name__
+            self.unknown = f"the arrays of the loss are unknown: {reason}"
             return None
         params = lossfun.params(False) if isinstance(lossfun, chainer.Link) else ()
         params = list(params)

@@ -6,8 +6,9 @@ hold::
 
     layer(x) -- function.apply -- hook -- function.forward = rule -- graph, outputs
 
-So the code of the layers runs, and none of Chainer's arithmetic. Layers are copied;
-their parameters are not, and those that get their sizes in the first call are not made.
+So the code of the layers runs, and none of Chainer's arithmetic. Layers are copied, so
+that a call changes nothing in the model. The arrays of parameters are not copied, and
+parameters that get their sizes in the first call are not made.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def shapes_only() -> Iterator[None]:
 
 
 def layer_copy(model: Divisible, position: int) -> Divisible:
-    """Returns a copy of one layer that shares all arrays with it.
+    """Returns a copy of one layer that shares its parameters' arrays.
+
+    The copy has other arrays of its own, because the layer's code may change them.
 
     Args:
         model: The undivided model.
@@ -73,12 +76,8 @@ def layer_copy(model: Divisible, position: int) -> Divisible:
     layer = model.view(position, position + 1)
     memo: dict[int, Any] = {}
     for link in layer.links():
-        for value in (
-            *vars(link).values(),
-            *(array for param in link.params(False) for array in _arrays(param)),
-        ):
-            if isinstance(value, chainer.get_array_types()):
-                memo[id(value)] = value
+        for param in link.params(False):
+            memo.update((id(array), array) for array in _arrays(param))
     copied = copy.deepcopy(layer, memo)
     # A call of the copy needs no layer that is made.
     copied._deferred = DeferredLayers()

@@ -166,6 +166,27 @@ def test_running_averages_and_carried_states_stay():
     np.testing.assert_array_equal(np.random.get_state()[1], before[1])
 
 
+class Counted(chainer.Link):
+    """Counts its calls in arrays, one of which is saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_persistent("n_calls", np.zeros(1))
+        self.largest = np.zeros(3)
+
+    def forward(self, x):
+        self.n_calls += 1
+        self.largest[0] = len(x)
+        return 2 * x
+
+
+def test_arrays_that_a_layer_changes_stay():
+    layer = Counted()
+    assert not trace_memory(Divisible(layer), np.ones((3, 4), "f")).unknown
+    assert not layer.n_calls.any()
+    assert not layer.largest.any()
+
+
 class Doubled(chainer.FunctionNode):
     def forward(self, inputs):
         return (2 * inputs[0],)
@@ -175,6 +196,8 @@ def by_number(x):
     return x[: int(x.array[0, 0])]
 
 
+# Chainer's words on a layer whose input has another size.
+WRONG = "Expect: x.shape[1] == W.shape[1] Actual: 4 != 5"
 seen = []
 
 
@@ -189,7 +212,7 @@ def recording(x):
         (lambda x: Doubled().apply((x,))[0], "function Doubled are unknown"),
         (by_number, "reads the numbers of an array"),
         (recording, "a function named recording uses 'seen', a list"),
-        (L.Linear(5, 5), "shape"),
+        (L.Linear(5, 5), WRONG),
     ],
     ids=["own function", "numbers", "effect", "wrong size"],
 )
@@ -198,7 +221,8 @@ def test_unknown_shapes_are_told_with_layer_and_reason(layer, reason):
     memory = trace_memory(model, np.ones((3, 4), "f"), np.zeros(3, "i"))
     assert memory.unknown.startswith("shapes are unknown from layer 1 on: ")
     assert reason in str(memory)
-    assert "divisible profile" in memory.unknown
+    remedy = "Check the shape of the input" if reason == WRONG else "divisible profile"
+    assert remedy in memory.unknown
     assert [layer.held is None for layer in memory.layers] == [False, True, True]
     # Parameters need no shapes of activations.
     assert memory.layers[2].parameter_bytes == 4 * (8 + 2)
