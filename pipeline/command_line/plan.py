@@ -181,13 +181,14 @@ def plan_command(
     """
     if shapes is not None:
         _refuse_with_shapes(plot, given)
-    if measured is not None:
-        given, ranks = _on_measured(measured, given, ranks, stages)
-    if shapes is not None:
         if profiles or ranks is not None:
             raise click.UsageError("--shapes goes with --stages, without a profile")
+        if measured is not None and given["memory"] is None:
+            given["memory"] = measured.rank_memory()
         show_shapes(shapes, stages, **given)
         return
+    if measured is not None:
+        given, ranks = _on_measured(measured, given, ranks, stages)
     alone = [option for name, option in _OF_SHAPES.items() if given.pop(name)]
     if alone:
         raise click.UsageError(f"{' and '.join(alone)}: only with --shapes")

@@ -41,7 +41,7 @@ def show_shapes(
     inputs: Sequence[tuple],
     batch: int | None,
     microbatches: Sequence[int] | None,
-    schedules: Sequence[str],
+    schedules: Sequence[str | Schedule],
     recompute: Sequence[str],
     optimizer: str | None,
     memory: Any,
@@ -55,7 +55,7 @@ def show_shapes(
         inputs: Shape of a sample and dtype, of each input.
         batch: Samples of a minibatch.
         microbatches: Numbers of microbatches.
-        schedules: Names of schedules.
+        schedules: Names of schedules, or schedules of these stages.
         recompute: Ways of running microbatches forward again.
         optimizer: Name of an optimizer.
         memory: Bytes that a rank may use.
@@ -73,12 +73,20 @@ def show_shapes(
             "--schedule, --microbatches and --recompute with --shapes need --stages"
         )
     updates = None if optimizer is None else make_optimizer(optimizer)
-    lacking: list[str] = []
-    for n_microbatches in microbatches or (1,):
+    own = [each.n_microbatches for each in schedules if isinstance(each, Schedule)]
+    numbers = microbatches or own[:1] or (1,)
+    for n_microbatches in numbers:
         if n_microbatches > batch:
             raise ValueError(
                 f"--microbatches {n_microbatches} are more than {batch} samples"
             )
+    chosen = {
+        n: [_schedule(each, stages, n) for each in schedules or (_DEFAULT,)]
+        for n in numbers
+        if stages
+    }
+    lacking: list[str] = []
+    for n_microbatches in numbers:
         n_samples = -(-batch // n_microbatches)
         with blaming(model), deferred_init():
             made = make_model(model)
@@ -87,9 +95,9 @@ def show_shapes(
         console.print_table(MEMORY_COLUMNS, memory_rows(found), left=(1, 2))
         if found.unknown:
             raise ValueError(found.unknown)
-        for name in (schedules or (_DEFAULT,)) if stages else ():
+        for plain in chosen.get(n_microbatches, ()):
             for when in recompute or ("never",):
-                schedule = recomputed(create(name, stages, n_microbatches), when)
+                schedule = recomputed(plain, when)
                 limits = spread_memory(memory, schedule.n_ranks)
                 lacking += _show_ranks(found, schedule, when, limits)
     if stages:
@@ -102,6 +110,20 @@ def show_shapes(
             f"{'; '.join(lacking)}. Give more --stages, more --microbatches or"
             f" --recompute always"
         )
+
+
+def _schedule(schedule: str | Schedule, stages: int, n_microbatches: int) -> Schedule:
+    """Returns a schedule of these stages and microbatches, by its name or as it is."""
+    if not isinstance(schedule, Schedule):
+        return create(schedule, stages, n_microbatches)
+    if (schedule.n_stages, schedule.n_microbatches) != (stages, n_microbatches):
+        raise ValueError(
+            f"the schedule {schedule.name} has {count(schedule.n_stages, 'stage')} and"
+            f" {count(schedule.n_microbatches, 'microbatch')}, not {stages} and"
+            f" {n_microbatches}: give its numbers as --stages and --microbatches"
+        )
+    schedule.validate()
+    return schedule
 
 
 def _traced(model: Any, inputs: Sequence[tuple], n: int, optimizer: Any) -> ModelMemory:

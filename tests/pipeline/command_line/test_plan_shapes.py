@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from divisible import Disk, LayerCost, Machine, Network, Plan, Profile
+from divisible.schedules import zero_bubble_h1
 from pipeline.command_line.main import main
 
 MODELS = """
@@ -82,6 +83,35 @@ def test_says_which_rank_lacks_how_much():
     output = shapes("MLP", *wanted, "--memory", "1MB,20kB", code=1)
     assert re.search(r"rank 1 needs 3\d\.\d KiB, and has 19.5 KiB", output)
     assert "Give more --stages" in output
+
+
+def test_takes_the_schedule_of_a_file(folder):
+    own = str(zero_bubble_h1(2, 4))
+    (folder / "mine.txt").write_text(own.replace("zb_h1", "mine"))
+    wanted = ("--input", 60, "--batch", 8, "--schedule", "mine.txt")
+    # Its number of microbatches is the default.
+    output = shapes("MLP", *wanted, "--schedule", "1f1b", "--stages", 2)
+    assert "microbatches of 2 samples" in output
+    for name in ("mine", "1f1b"):
+        assert f"{name}, 2 stages, 4 microbatches, cut where" in output
+    output = shapes("MLP", *wanted, "--stages", 3, code=1)
+    assert "mine has 2 stages and 4 microbatches, not 3 and 4" in output
+    # It is refused before the model is made.
+    assert "output" not in output
+
+
+def test_ranks_have_the_memory_of_a_machine():
+    Machine(2, memory=[2**30, 10**4], speeds=[1, 0.5]).save("machine.json")
+    wanted = ("--input", 60, "--batch", 8, "--machine", "machine.json")
+    assert "sum" in shapes("MLP", *wanted)
+    output = shapes("MLP", *wanted, "--stages", 2, code=1)
+    assert re.search(r"rank 1 needs 3\d\.\d KiB, and has 9.8 KiB", output)
+    # Four stages of which two lie on each rank.
+    output = shapes("MLP", *wanted, "--stages", 4, "--schedule", "zb_v", code=1)
+    assert "rank 1 needs" in output
+    output = shapes("MLP", *wanted, "--stages", 3, code=1)
+    assert "memory has 2 numbers, but there are 3 ranks" in output
+    assert "needs" not in shapes("MLP", *wanted, "--stages", 2, "--memory", "1GB")
 
 
 @pytest.mark.parametrize(
