@@ -10,6 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from divisible.planning.units import count, format_bytes
 from pipeline.smoke.facts import LinkFacts, RankFacts
@@ -84,11 +85,11 @@ def judge(ranks: Sequence[RankFacts], links: Sequence[LinkFacts] = ()) -> list[V
     for rank in ranks:
         hosts.setdefault(rank.host, Verdict(rank.host, [])).ranks.append(rank)
     verdicts = list(hosts.values())
-    _judge_equal(verdicts, "versions", "Install the same there")
+    _judge_equal(verdicts, "versions", "missing", "Install the same on all hosts")
     for verdict in verdicts:
         _judge_threads(verdict)
         _judge_memory(verdict, _places(verdict, verdicts))
-    _judge_equal(verdicts, "variables", "Set it as there")
+    _judge_equal(verdicts, "variables", "not set", "Set it alike on all hosts")
     _judge_speed(verdicts)
     _judge_copies(verdicts)
     _judge_free_memory(verdicts)
@@ -98,21 +99,32 @@ def judge(ranks: Sequence[RankFacts], links: Sequence[LinkFacts] = ()) -> list[V
     return verdicts
 
 
-def _judge_equal(verdicts: Sequence[Verdict], what: str, remedy: str) -> None:
+def _judge_equal(
+    verdicts: Sequence[Verdict], what: str, absent: str, remedy: str
+) -> None:
     """Compares versions, or variables, with those of most ranks."""
     everyone = [getattr(rank, what) for each in verdicts for rank in each.ranks]
+    usual_cores = _most_common([_cores_of_a_rank(each) for each in verdicts])
     for name in dict.fromkeys(name for each in everyone for name in each):
         usual = _most_common([each.get(name) for each in everyone])
         for verdict in verdicts:
             own = {getattr(rank, what).get(name) for rank in verdict.ranks}
             is_told = any(name in fault for fault in verdict.faults)
-            if own == {usual} or is_told:
+            cores = _cores_of_a_rank(verdict)
+            # A host with more or fewer cores than the others needs other threads.
+            fits = name == _THREADS and own == {str(cores)} and cores != usual_cores
+            if own == {usual} or is_told or fits:
                 continue
             other = next(value for value in own if value != usual)
             verdict.faults.append(
-                f"{name} is {other or 'missing'}, and {usual or 'missing'} on other"
-                f" hosts. {remedy}"
+                f"{name} is {other or absent}, and {usual or absent} on other ranks."
+                f" {remedy}"
             )
+
+
+def _cores_of_a_rank(verdict: Verdict) -> int:
+    cores = {core for rank in verdict.ranks for core in rank.cores}
+    return max(1, len(cores) // len(verdict.ranks))
 
 
 def _judge_threads(verdict: Verdict) -> None:
@@ -122,8 +134,7 @@ def _judge_threads(verdict: Verdict) -> None:
     n_ranks = len(verdict.ranks)
     if not cores:
         return
-    right = max(1, len(cores) // n_ranks)
-    set_to = f"{_THREADS}={right}"
+    set_to = f"{_THREADS}={_cores_of_a_rank(verdict)}"
     now = verdict.ranks[0].variables.get(_THREADS) or "not set"
     if threads > len(cores) and n_ranks > len(cores):
         verdict.faults.append(
@@ -338,7 +349,7 @@ def _median(values: Iterable[float]) -> float:
     return statistics.median_high([*values] or [0.0])
 
 
-def _most_common(values: Sequence[str | None]) -> str | None:
+def _most_common(values: Sequence[Any]) -> Any:
     return Counter(values).most_common(1)[0][0]
 
 

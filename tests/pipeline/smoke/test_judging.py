@@ -180,9 +180,20 @@ def test_a_host_slow_by_its_threads_is_told_to_set_them():
 
 
 def test_a_variable_that_differs_from_the_others():
+    hosts = cluster(variables={"OMP_NUM_THREADS": "2"}, threads=2)
+    hosts = [dataclasses.replace(each, cores=(0, 1)) for each in hosts]
+    found = only_fault(judge(hosts))
+    assert "OMP_NUM_THREADS is 2, and 1 on other ranks. Set it alike" in found
+    hosts = cluster(variables={"OMP_NUM_THREADS": ""})
+    assert "OMP_NUM_THREADS is not set, and 1 on" in only_fault(judge(hosts))
+
+
+def test_a_host_with_more_cores_has_more_threads():
     changed = {"variables": {"OMP_NUM_THREADS": "2"}, "threads": 2, "cores": (0, 1)}
-    found = only_fault(judge(cluster(**changed)))
-    assert "OMP_NUM_THREADS is 2, and 1 on other hosts. Set it as there" in found
+    assert not faults(judge(cluster(**changed)))
+    # A number that two cores do not need.
+    hosts = cluster(**{**changed, "variables": {"OMP_NUM_THREADS": "3"}})
+    assert "OMP_NUM_THREADS is 3, and 1 on other ranks" in only_fault(judge(hosts))
 
 
 def test_more_ranks_than_cores():
@@ -208,15 +219,15 @@ def test_idle_cores_are_advice():
 def test_a_version_that_differs(name):
     found = only_fault(judge(cluster(versions={**VERSIONS, name: "another"})))
     assert found == (
-        f"{name} is another, and {VERSIONS[name]} on other hosts. Install the same"
-        f" there"
+        f"{name} is another, and {VERSIONS[name]} on other ranks. Install the same on"
+        f" all hosts"
     )
 
 
 def test_a_package_that_is_missing():
     versions = {k: v for k, v in VERSIONS.items() if k != "NumPy"}
     found = only_fault(judge(cluster(versions=versions)))
-    assert "NumPy is missing, and 2.4.6 on other hosts" in found
+    assert "NumPy is missing, and 2.4.6 on other ranks" in found
 
 
 @pytest.mark.parametrize(
