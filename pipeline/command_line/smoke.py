@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -12,6 +14,8 @@ import click
 from divisible.communication.launchers import is_one_of_several, mpiexec
 from divisible.files import written_aside
 from pipeline.command_line import console, options
+from pipeline.supervision.hosts import Host, read_hosts
+from pipeline.supervision.launching import Job, Placement
 
 # Seconds of a measurement, beside those that a rank may wait for another one.
 _SECONDS = 60.0
@@ -20,14 +24,17 @@ _SECONDS_OF_A_HOST = 15.0
 _AS_RANK = "--as-rank"
 # Exit code of ranks that have measured hosts of which some fail; launchers have others.
 _MEASURED = 3
+# Begin of the last line of ranks that have measured hosts, none of which fails.
+_PASS = "PASS: "
 
 
 @click.command("smoke")
 @click.option("-n", "n_ranks", type=options.NUMBER, help="Number of ranks.")
 @click.option(
     "--hosts",
-    metavar="HOST,...",
-    help="Hosts for the launcher, with commas between, such as a,b or a:2,b:2.",
+    metavar="HOSTS",
+    help="Hosts for the launcher: a list such as a,b or a:2,b:2, with the number of"
+    " ranks that each may run, or a file with a host on each line.",
 )
 @click.option(
     "--launcher",
@@ -84,12 +91,19 @@ def smoke_command(
             )
         has_passed = _measure(timeout, output, hosts_file)
         sys.exit(0 if has_passed else _MEASURED if is_rank else 1)
-    names = [name.strip() for name in hosts.split(",")] if hosts else []
-    if not all(names):
-        raise click.UsageError(f"--hosts {hosts!r} has a name that is empty")
-    if n_ranks is None and not names:
+    if n_ranks is None and not hosts:
         raise click.UsageError("give the number of ranks as -n, or --hosts")
-    sys.exit(_launch(launcher, names, n_ranks, timeout, output, hosts_file))
+    _check_folders(output, hosts_file)
+    placement = _placement(read_hosts(hosts) if hosts else [], n_ranks)
+    sys.exit(_launch(launcher, placement, timeout, output, hosts_file))
+
+
+def _check_folders(*paths: str | Path | None) -> None:
+    """Refuses files that cannot be written, before the measurement."""
+    for path in filter(None, paths):
+        folder = os.path.dirname(os.path.abspath(path))
+        if not os.access(folder, os.W_OK):
+            raise ValueError(f"{path}: files cannot be written to the folder {folder}")
 
 
 def _measure(timeout: float, output: str, hosts_file: Path | None) -> bool:
@@ -103,6 +117,8 @@ def _measure(timeout: float, output: str, hosts_file: Path | None) -> bool:
 
     comm = MPI.COMM_WORLD
     try:
+        if comm.rank == 0:
+            _check_folders(output, hosts_file)
         found = measure(comm, timeout)
     except BaseException as error:
         # The others wait for this rank.
@@ -139,37 +155,58 @@ def _measure(timeout: float, output: str, hosts_file: Path | None) -> bool:
         machine.save(output, about=results.as_json(verdicts, found.links))
         console.say(f"written to {output}")
         console.say_wrapped(str(machine))
-    console.say(f"{'PASS' if has_passed else 'FAIL'}: {len(passed)} of {len(verdicts)}")
+    word = _PASS if has_passed else "FAIL: "
+    console.say(f"{word}{len(passed)} of {len(verdicts)}")
     return has_passed
+
+
+def _placement(hosts: Sequence[Host], n_ranks: int | None) -> Placement:
+    """Deals ranks to hosts in turn, so that each host has one at least."""
+    if not hosts:
+        return Placement((Host("", n_ranks),))
+    most = [host.slots or n_ranks or 1 for host in hosts]
+    n_ranks = n_ranks or sum(most)
+    if not len(hosts) <= n_ranks <= sum(most):
+        raise click.UsageError(
+            f"-n {n_ranks} is not from {len(hosts)}, one for each host, to the"
+            f" {sum(most)} ranks that --hosts may run"
+        )
+    turns = (
+        place for turn in itertools.count() for place, n in enumerate(most) if turn < n
+    )
+    dealt = [*itertools.islice(turns, n_ranks)]
+    return Placement(
+        tuple(host._replace(slots=dealt.count(i)) for i, host in enumerate(hosts))
+    )
 
 
 def _launch(
     launcher: str | None,
-    hosts: list[str],
-    n_ranks: int | None,
+    placement: Placement,
     timeout: float,
     output: str,
     hosts_file: Path | None,
 ) -> int:
     """Starts the ranks, and returns the exit code."""
-    from pipeline.smoke.launching import n_slots, on_hosts, run, silent_hosts
+    from pipeline.smoke.launching import run, silent_hosts
 
-    command = shlex.split(launcher) if launcher else [mpiexec()]
     arguments = ["--timeout", str(timeout), "-o", os.path.abspath(output)]
     if hosts_file is not None:
         arguments += ["--hosts-file", str(hosts_file.absolute())]
-    code = run(
-        [
-            *(*command, *on_hosts(hosts), "-n", str(n_ranks or n_slots(hosts))),
-            *(sys.executable, "-c"),
-            "import divisible_command; divisible_command.main()",
-            *("smoke", _AS_RANK, *arguments),
-        ],
-        _SECONDS + 2 * timeout,
+    words = shlex.split(launcher) if launcher else [mpiexec()]
+    program = sys.executable, "-c", "import divisible_command; divisible_command.main()"
+    ranks = Job(words, [*program, "smoke", _AS_RANK, *arguments])
+    code, printed = run(ranks.command(placement), _SECONDS + 2 * timeout)
+    if code == 0 and _PASS in printed:
+        return 0
+    if code == _MEASURED:
+        return 1
+    hosts = [] if placement.is_free else placement.hosts
+    idle = Job(words, ["true"])
+    silent = silent_hosts(
+        {host.name: idle.command(Placement((Host(host.name, 1),))) for host in hosts},
+        _SECONDS_OF_A_HOST,
     )
-    if code in (0, _MEASURED):
-        return 1 if code else 0
-    silent = silent_hosts(command, hosts, _SECONDS_OF_A_HOST)
     for host, reason in silent.items():
         console.say_wrapped(
             f"FAIL {host}: the launcher starts nothing there ({reason}). Try ssh {host}"
@@ -177,5 +214,7 @@ def _launch(
         )
     ended = "were ended at the deadline" if code is None else f"ended with code {code}"
     known = "" if silent or not hosts else "; each host alone answers"
+    if code == 0:
+        ended += " and measured nothing"
     console.say_wrapped(f"FAIL: the ranks {ended}{known}. What they printed is above")
     return 1

@@ -7,56 +7,91 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO, NamedTuple
 
 # Seconds of a launcher to end its ranks, once it was told to.
 _SECONDS_TO_END = 5.0
 
 
-def run(command: Sequence[str], seconds: float) -> int | None:
-    """Runs a launcher, whose output goes where this process's goes.
+class Ended(NamedTuple):
+    """The end of a launcher.
+
+    Attributes:
+        code: The exit code; ``None`` after the deadline.
+        output: Text that the launcher and the ranks printed.
+    """
+
+    code: int | None
+    output: str
+
+
+def run(command: Sequence[str], seconds: float) -> Ended:
+    """Runs a launcher, and prints its output meanwhile.
 
     Args:
         command: The launcher and its arguments.
         seconds: Deadline; then the launcher and all ranks are ended.
 
-    Returns:
-        The exit code; ``None`` after the deadline.
-
     Raises:
         OSError: If the launcher cannot be started.
     """
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
     )
+    lines: list[str] = []
+    printing = threading.Thread(
+        target=_print, args=(process.stdout, lines), daemon=True
+    )
+    printing.start()
+    code = None
     try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(seconds)
     finally:
         _end(process)
+    # A process that left the launcher's group may keep the output open.
+    printing.join(_SECONDS_TO_END)
+    return Ended(code, "".join(lines))
+
+
+def _print(stream: IO[str], lines: list[str]) -> None:
+    for line in stream:
+        lines.append(line)
+        # Ranks go on where nobody reads, as with "| head".
+        with contextlib.suppress(OSError):
+            sys.stdout.write(line)
+            sys.stdout.flush()
 
 
 def silent_hosts(
-    command: Sequence[str], hosts: Sequence[str], seconds: float
+    commands: Mapping[str, Sequence[str]], seconds: float
 ) -> dict[str, str]:
     """Returns the hosts on which a launcher starts nothing, each with the reason.
 
     All hosts are asked at the same time, each by a launcher of its own.
 
     Args:
-        command: The launcher with its options, before those of hosts.
-        hosts: Names of hosts.
+        commands: The command that starts a program on a host, by the host's name.
         seconds: Deadline of each.
     """
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        reasons = pool.map(lambda host: _silence(command, host, seconds), hosts)
-    return {host: reason for host, reason in zip(hosts, reasons) if reason}
+        reasons = pool.map(
+            lambda command: _silence(command, seconds), commands.values()
+        )
+        return {host: reason for host, reason in zip(commands, reasons) if reason}
 
 
-def _silence(command: Sequence[str], host: str, seconds: float) -> str:
+def _silence(command: Sequence[str], seconds: float) -> str:
     process = subprocess.Popen(
-        [*command, *on_hosts([host.partition(":")[0]]), "-n", "1", "true"],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -74,28 +109,6 @@ def _silence(command: Sequence[str], host: str, seconds: float) -> str:
         return ""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     return f"exit code {process.returncode}" + (f": {lines[0]}" if lines else "")
-
-
-def on_hosts(hosts: Sequence[str]) -> list[str]:
-    """Returns the launcher's arguments for hosts: of MPICH and of Open MPI alike."""
-    return ["-host", ",".join(hosts)] if hosts else []
-
-
-def n_slots(hosts: Sequence[str]) -> int:
-    """Returns the number of ranks of hosts: one each, or the number after a colon.
-
-    Raises:
-        ValueError: If it is not a number.
-
-    Example:
-        >>> n_slots(["a", "b:2"])
-        3
-    """
-    slots = [host.partition(":")[2] or "1" for host in hosts]
-    for host, n in zip(hosts, slots):
-        if not n.isdecimal() or int(n) < 1:
-            raise ValueError(f"{host!r} in --hosts: write HOST, or HOST:RANKS")
-    return sum(map(int, slots))
 
 
 def _end(process: subprocess.Popen) -> None:
