@@ -59,7 +59,8 @@ def trace_memory(
     Raises:
         TypeError: If ``model`` is not a ``Divisible``, or ``x`` or ``t`` are not
             arrays.
-        ValueError: If ``model`` is a stage, or is on a GPU.
+        ValueError: If ``model`` is a stage, has no layers or is on a GPU, or ``x`` or
+            ``t`` have no samples.
 
     Example:
         >>> import chainer.links as L
@@ -80,6 +81,8 @@ def trace_memory(
         raise ValueError(
             f"the layers {model.layer_range} are a part of a model: give the whole"
         )
+    if not len(model):
+        raise ValueError("the model has no layers: append some")
     if model.device.xp is not np:
         raise ValueError(
             f"the model is on {model.device}: trace it before model.to_device(...)"
@@ -196,7 +199,7 @@ class _Tracer:
 
 def _shapes(name: str, value: Any) -> tuple[ShapeArray, ...]:
     arrays = value if isinstance(value, (tuple, list)) else (value,)
-    if not all(isinstance(array, ShapeArray) for array in arrays):
+    if not arrays or not all(isinstance(array, ShapeArray) for array in arrays):
         arrays = as_arrays(name, value)
     return tuple(map(ShapeArray.of, arrays))
 

@@ -264,6 +264,10 @@ def test_a_stage_and_what_is_no_model_are_refused(monkeypatch):
         trace_memory(L.Linear(2, 2), x)
     with pytest.raises(TypeError, match="x must be an array"):
         trace_memory(model, [1, 2])
+    with pytest.raises(ValueError, match="x is an empty tuple"):
+        trace_memory(model, ())
+    with pytest.raises(ValueError, match="the model has no layers"):
+        trace_memory(Divisible(), x)
     monkeypatch.setattr(MLP, "device", SimpleNamespace(xp=None))
     with pytest.raises(ValueError, match="trace it before"):
         trace_memory(model, x)
