@@ -193,7 +193,7 @@ def _launch(
     arguments = ["--timeout", str(timeout), "-o", os.path.abspath(output)]
     if hosts_file is not None:
         arguments += ["--hosts-file", str(hosts_file.absolute())]
-    words = shlex.split(launcher) if launcher else [mpiexec()]
+    words = shlex.split(launcher or "") or [mpiexec()]
     program = sys.executable, "-c", "import divisible_command; divisible_command.main()"
     ranks = Job(words, [*program, "smoke", _AS_RANK, *arguments])
     code, printed = run(ranks.command(placement), _SECONDS + 2 * timeout)

@@ -79,6 +79,12 @@ def test_deals_ranks_to_hosts_as_each_launcher_takes_them(
     slots = [int(each.partition(":")[2]) for each in dealt.split(",")]
     assert commands[0][:2] == ["srun", f"--nodes={len(slots)}"]
     assert commands[1][:4] == ["mine", dealt, "-n", str(sum(slots))]
+    # A launcher without words is the usual one.
+    assert (
+        not CliRunner().invoke(main, ["smoke", "-n", "2", "--launcher", " "]).exit_code
+    )
+    assert commands[2][0].endswith("mpiexec")
+    assert commands[2][1:3] == ["-n", "2"]
 
 
 def test_is_not_started_twice(monkeypatch):
