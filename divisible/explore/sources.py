@@ -14,6 +14,8 @@ from divisible.planning.partition import partition
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile
 from divisible.planning.stage_costs import stage_model
+from divisible.records import shown
+from divisible.schedules.catalogue import CATALOGUE
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.timeline import Timeline
 
@@ -81,9 +83,18 @@ class Sources:
             for name in _NOT_SIMULATED
             if getattr(plan, name) != getattr(plain, name)
         ]
-        if not used:
-            return ""
-        return f"The page does not simulate what the plan has of {', '.join(used)}."
+        sentences = []
+        if used:
+            parts = ", ".join(used)
+            sentences.append(
+                f"The page does not simulate what the plan has of {parts}."
+            )
+        if plan.schedule is not None and plan.schedule not in CATALOGUE:
+            sentences.append(
+                f"The schedule of the plan, {shown(plan.schedule)}, is not in the"
+                f" catalogue: draw its text on the page."
+            )
+        return " ".join(sentences)
 
     def model(self, schedule: Schedule) -> CostModel:
         """Returns the costs of the layers in a schedule's stages.
@@ -138,7 +149,11 @@ class Sources:
         return cuts
 
     def first_question(self) -> Question:
-        """Returns the question with which the page begins."""
+        """Returns the question with which the page begins.
+
+        Raises:
+            ValueError: If the page cannot draw the schedule of the plan or timeline.
+        """
         if self.measured is not None and self.plan is None and not self.profiles:
             return question_of(self.measured)
         if self.plan is None:
@@ -146,8 +161,11 @@ class Sources:
             return Question(ranks=min(4, n_layers), layers=bool(self.profiles))
         plan = self.plan
         n_ranks = plan.n_stages // plan.stages_per_rank
+        schedule = plan.schedule
+        if schedule not in CATALOGUE:
+            schedule = "1f1b" if plan.stages_per_rank == 1 else "interleaved"
         return Question(
-            plan.schedule or "1f1b",
+            schedule,
             ranks=n_ranks,
             chunks=plan.stages_per_rank,
             microbatches=plan.n_microbatches or 8,

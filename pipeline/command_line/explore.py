@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import webbrowser
 from typing import Any
 
@@ -58,6 +59,8 @@ def explore_command(files, port, no_browser, output) -> None:
     server answers on this machine alone, until Ctrl-C ends it.
     """
     sources = _sources(files)
+    # What the page cannot draw is refused here, and not on an empty page.
+    sources.first_question()
     if sources.left_out:
         console.say_wrapped(sources.left_out)
     if output is not None:
@@ -67,7 +70,9 @@ def explore_command(files, port, no_browser, output) -> None:
     with Server(sources, port) as server:
         console.say(f"{server.url}  (Ctrl-C ends it)")
         if not no_browser:
-            webbrowser.open(server.url)
+            # A browser of the terminal is awaited, and loads the page meanwhile.
+            opening = (server.url,)
+            threading.Thread(target=webbrowser.open, args=opening, daemon=True).start()
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -1,9 +1,11 @@
 """Simulated questions: their memory over time, with layers and without."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from divisible import simulate
+from divisible import Plan, simulate
 from divisible.explore.sources import Sources
 from divisible.planning.plan_simulation import simulate_plan
 from divisible.schedules import NAMES
@@ -101,3 +103,18 @@ def test_features_of_a_plan_without_a_control_are_named():
     words = Sources(plan, profiles).left_out
     for each in ("recompute='always'", "hold_in=('disk', 'memory')", "streamed=(1,)"):
         assert each in words
+
+
+def test_a_plan_with_a_schedule_of_its_own_begins_with_one_of_the_catalogue():
+    profiles = [uneven_profile()]
+    plan = replace(plan_of(), schedule="1f1b edited")
+    sources = Sources(plan, profiles)
+    assert sources.first_question().schedule == "1f1b"
+    assert sources.left_out == (
+        "The schedule of the plan, '1f1b edited', is not in the catalogue: draw its"
+        " text on the page."
+    )
+    # Two stages on each rank, and no schedule.
+    sources = Sources(Plan([0, 2, 5, 7, 10], 4, stages_per_rank=2), profiles)
+    assert asked(sources, **vars(sources.first_question())).schedule.n_stages == 4
+    assert sources.left_out == ""

@@ -9,8 +9,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from divisible import simulate
+from divisible import Plan, simulate
 from divisible.schedules import Costs, gpipe
+from divisible.schedules.timeline import Timeline
 from pipeline.command_line.main import main
 from tests.support.explored import plan_of, uneven_profile
 
@@ -74,3 +75,21 @@ def test_files_that_do_not_go_are_refused(tmp_path, monkeypatch, names, words):
     (tmp_path / "other.json").write_text('{"a": 1}')
     (tmp_path / "broken.json").write_text("{")
     assert words in run(*names, code=2)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["part.json"], "0B1 (or its halves I and W) is missing"),
+        (["large.json", "p.json"], "48000 actions, and the page draws 40000"),
+    ],
+)
+def test_what_the_page_cannot_draw_is_refused_before_it_opens(
+    tmp_path, monkeypatch, names, words
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pipeline.command_line.explore.Server", None)
+    uneven_profile().save("p.json")
+    Plan([0, 5, 10], 8000, "1f1b").save("large.json")
+    Timeline([(0, "0F0", 0, 1), (0, "0F1", 1, 2), (0, "0B0", 2, 3)]).save("part.json")
+    assert words in run(*names, code=1)
