@@ -14,7 +14,7 @@ from divisible.explore.simulation import BYTES, Simulation
 from divisible.explore.sources import Sources
 from divisible.planning.layer_cost import SECONDS
 from divisible.planning.units import count, format_bytes, format_seconds
-from divisible.schedules.actions import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT
+from divisible.schedules.actions import KINDS
 from divisible.schedules.bars import COLORS, chunks
 from divisible.schedules.catalogue import CATALOGUE, Placement
 from divisible.schedules.critical_path import critical_path
@@ -52,7 +52,6 @@ def answer(
         "stages": schedule.n_stages,
         "microbatches": schedule.n_microbatches,
         "minibatches": question.minibatches,
-        "stage_ranks": list(schedule.stage_ranks),
         "grid": _grid(schedule),
         "seconds": timeline.makespan,
         "bubble": timeline.bubble.tolist(),
@@ -62,7 +61,6 @@ def answer(
         "memory": _memory(simulation),
         "formula": formula_of(simulation),
         "facts": _facts(simulation),
-        "times": _times(simulation),
         "cuts": simulation.cuts,
     }
     if sources.measured is not None:
@@ -86,7 +84,6 @@ def start(sources: Sources) -> dict[str, Any]:
                 "name": name,
                 "any_chunks": entry.placement is Placement.LOOP,
                 "chunks": entry.stages_per_rank,
-                "placement": entry.placement.value,
             }
             for name, entry in CATALOGUE.items()
         ],
@@ -183,7 +180,8 @@ def _memory(simulation: Simulation) -> dict[str, Any]:
             f" of {show(limit)}"
         )
         if len(over) > 1:
-            words += f", and {len(over) - 1} more ranks are above it"
+            more = count(len(over) - 1, "more rank")
+            words += f", and {more} {'is' if len(over) == 2 else 'are'} above it"
     return {
         "unit": simulation.unit,
         "levels": simulation.levels,
@@ -220,12 +218,5 @@ def _most_held(simulation: Simulation) -> str:
     most = max(simulation.peaks)
     if simulation.unit == BYTES:
         return format_bytes(most)
-    return f"{most:.4g} microbatches in its layers"
-
-
-def _times(simulation: Simulation) -> dict[str, list[float]]:
-    """Returns the seconds of F, I and W of each stage, for its first microbatch."""
-    schedule = simulation.schedule
-    table = simulation.costs.durations(schedule.n_stages, schedule.n_microbatches)
-    kinds = {"F": FORWARD, "I": INPUT, "W": WEIGHT, "B": BACKWARD}
-    return {name: table[kind, :, 0].tolist() for name, kind in kinds.items()}
+    name = "microbatch" if most == 1 else "microbatches"
+    return f"{most:.4g} {name} in its layers"

@@ -89,7 +89,7 @@ def test_ranks_above_the_limit_are_named():
     memory = answered(schedule="1f1b", ranks=4, memory="2.5")["memory"]
     assert memory["over"] == [0, 1]
     assert memory["words"] == (
-        "rank 0 holds 4 at its peak, above the limit of 2.5, and 1 more ranks are above"
+        "rank 0 holds 4 at its peak, above the limit of 2.5, and 1 more rank is above"
         " it"
     )
     assert answered(schedule="1f1b", ranks=4, memory="4")["memory"]["over"] == []
