@@ -5,7 +5,8 @@ import { box } from "./drawing.js";
 const STAGE_COLORS = ["#4477aa", "#ccbb44", "#66aa55", "#ee99aa"];
 const LEAST = 0.004;
 
-/** Draws layers as wide as they are long, and a handle at each cut. */
+/** Draws layers as wide as they are long, and a handle at each cut.
+ * whenMoved: called with the new cuts; null for cuts that stay. */
 export function drawCut(area, layers, cuts, whenMoved) {
   const total = layers.seconds.reduce((sum, each) => sum + each, 0) || 1;
   const widths = layers.seconds.map((each) => Math.max(each / total, LEAST));
@@ -27,6 +28,7 @@ export function drawCut(area, layers, cuts, whenMoved) {
   cuts.slice(1, -1).forEach((cut, i) => {
     const handle = document.createElement("button");
     handle.type = "button";
+    handle.disabled = whenMoved === null;
     handle.setAttribute("role", "slider");
     handle.setAttribute("aria-label", `cut before stage ${i + 1}`);
     handle.setAttribute("aria-valuemin", cuts[i] + 1);
@@ -46,15 +48,27 @@ export function drawCut(area, layers, cuts, whenMoved) {
         moveTo(cut + step);
       }
     });
-    handle.addEventListener("pointerdown", (event) => handle.setPointerCapture(event.pointerId));
-    handle.addEventListener("pointermove", (event) => {
-      if (handle.hasPointerCapture(event.pointerId)) {
-        handle.style.left = `${100 * Math.min(Math.max(shareAt(area, event), 0), 1)}%`;
-      }
-    });
-    handle.addEventListener("pointerup", (event) => {
-      const share = shareAt(area, event);
+    // A handle is wider than a thin layer: it moves by as much as the pointer does.
+    let grabbed = null;
+    const shareOf = (event) => edges[cut] + shareAt(area, event) - grabbed;
+    const release = () => {
+      grabbed = null;
       handle.style.left = `${100 * edges[cut]}%`;
+    };
+    handle.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0) return;
+      handle.setPointerCapture(event.pointerId);
+      grabbed = shareAt(area, event);
+    });
+    handle.addEventListener("pointermove", (event) => {
+      if (grabbed === null) return;
+      handle.style.left = `${100 * Math.min(Math.max(shareOf(event), 0), 1)}%`;
+    });
+    handle.addEventListener("pointercancel", release);
+    handle.addEventListener("pointerup", (event) => {
+      if (grabbed === null) return;
+      const share = shareOf(event);
+      release();
       const distances = edges.map((edge) => Math.abs(edge - share));
       moveTo(distances.indexOf(Math.min(...distances)));
     });

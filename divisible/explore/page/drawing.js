@@ -60,7 +60,7 @@ export function timeAxis(span, width, top, bottom) {
       svgText(x, bottom + 13, label, 'font-size="11" text-anchor="middle" fill="#555"')
     );
   });
-  parts.push(svgText(width - RIGHT + 6, bottom + 13, unit, 'font-size="11" fill="#555"'));
+  parts.push(svgText(width - 4, bottom + 13, unit, 'font-size="11" text-anchor="end" fill="#555"'));
   return parts.join("");
 }
 

@@ -51,7 +51,7 @@ function keep() {
 /** Draws all panels on one scale of time. */
 function draw() {
   const began = performance.now();
-  const span = Math.max(...panels.map((panel) => panel.answer?.seconds ?? 0));
+  const span = Math.max(...panels.map((panel) => panel.seconds(state.show)));
   for (const panel of panels) panel.draw(span, state.show);
   document.body.dataset.drawn = (performance.now() - began).toFixed(1);
 }

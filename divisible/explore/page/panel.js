@@ -87,7 +87,8 @@ export class Panel {
     if (isStored) {
       const situations = [...new Set(storedAnswers.map((each) => each.situation))];
       this.form.situation.replaceChildren(...situations.map((each) => new Option(each)));
-      const there = new Set(storedAnswers.map((each) => each.question.schedule));
+      const named = storedAnswers.filter((each) => each.question.text === null);
+      const there = new Set(named.map((each) => each.question.schedule));
       for (const option of [...this.form.schedule.options]) {
         if (!there.has(option.value)) option.remove();
       }
@@ -110,7 +111,7 @@ export class Panel {
   /** Reads one control that was changed. */
   read(control) {
     const { name, value } = control;
-    if (isStored) return this.readStored();
+    if (isStored) return this.readStored(name);
     if (name === "schedule") return this.change({ schedule: value, text: null, cuts: null });
     if (name === "layers") return this.change({ layers: control.checked, memory: null });
     if (COUNTS.includes(name)) {
@@ -133,12 +134,15 @@ export class Panel {
     return this.ask();
   }
 
-  readStored() {
+  /** Shows the answer for both controls, or else the first one for the changed one. */
+  readStored(name) {
     const [situation, schedule] = [this.form.situation.value, this.form.schedule.value];
-    const found = storedAnswers.find(
-      (each) => each.situation === situation && each.question.schedule === schedule,
-    );
-    if (found) this.change(found.question);
+    const isThere = (each) => each.situation === situation;
+    const isNamed = (each) => each.question.text === null && each.question.schedule === schedule;
+    const found =
+      storedAnswers.find((each) => isThere(each) && isNamed(each)) ??
+      storedAnswers.find(name === "schedule" ? isNamed : isThere);
+    return this.change(found.question);
   }
 
   /** Shows the question in the controls. */
@@ -158,7 +162,7 @@ export class Panel {
     this.form.chunks.disabled = !takesAny || question.text !== null;
     if (!takesAny && entry) set("chunks", entry.chunks);
     for (const name of TIMES) this.form.elements[name].disabled = question.layers;
-    this.find("button[name=reset]").hidden = question.text === null;
+    this.find("button[name=reset]").hidden = question.text === null || isStored;
     if (isStored) {
       const key = JSON.stringify(question);
       const found = storedAnswers.find((each) => JSON.stringify(each.question) === key);
@@ -190,21 +194,32 @@ export class Panel {
     const place = this.find(".cut");
     place.hidden = !(answer.cuts && this.start.layers);
     if (!place.hidden) {
-      const whenMoved = (cuts) => this.change({ cuts });
+      const whenMoved = isStored ? null : (cuts) => this.change({ cuts });
       drawCut(this.find(".layers"), this.start.layers, answer.cuts, whenMoved);
     }
     this.showGrid();
+  }
+
+  /** The measured step, if it is drawn below this schedule. */
+  measured(show) {
+    const { measured } = this.start;
+    return show.measured && measured?.ranks === this.answer.ranks ? measured : null;
+  }
+
+  /** The seconds that the timeline needs. */
+  seconds(show) {
+    if (!this.answer) return 0;
+    return Math.max(this.answer.seconds, this.measured(show)?.seconds ?? 0);
   }
 
   /** Draws on a scale of time that two schedules share. */
   draw(span, show) {
     if (!this.answer) return;
     const { answer, start } = this;
-    const measured = show.measured && start.measured?.ranks === answer.ranks ? start.measured : null;
-    const longest = Math.max(span, measured ? measured.seconds : 0);
+    const measured = this.measured(show);
     const width = Math.max(320, Math.floor(this.find(".timeline").getBoundingClientRect().width));
     this.view = {
-      span: longest,
+      span,
       width,
       colors: start.colors,
       messages: show.messages,
@@ -252,8 +267,11 @@ export class Panel {
 
   /** Asks why a rank waits, or why it began its action when it did. */
   async askWhy(rank, seconds) {
+    const number = this.asked;
     try {
       const { text, chain } = await fetchReason(this.question, rank, seconds);
+      // The chain has the numbers of events in the answer that was clicked.
+      if (number !== this.asked) return;
       this.find(".why").textContent = text;
       this.chain = chain;
       this.showTimeline();
@@ -266,7 +284,7 @@ export class Panel {
     const svg = this.find(".grid");
     let rank = null;
     svg.addEventListener("pointerdown", (event) => {
-      if (!this.answer || isStored) return;
+      if (!this.answer || isStored || event.button !== 0) return;
       const at = actionAt(svg, event, this.answer);
       if (at === null) return;
       svg.setPointerCapture(event.pointerId);
@@ -316,13 +334,18 @@ export class Panel {
     const { grid } = this.answer;
     const rank = grid.rank[source];
     const first = grid.offsets[rank];
+    const number = this.asked;
     try {
       const { text } = await fetchMoved(this.question, rank, source - first, target - first);
+      // A later change of the controls takes precedence.
+      if (number !== this.asked) return;
       await this.change({ text, groups: 1 });
+      if (number + 1 !== this.asked) return;
       this.selectedAction = target;
       this.showGrid();
       this.said(`moved to position ${target - first} of rank ${rank}`);
     } catch (error) {
+      if (number !== this.asked) return;
       this.showGrid();
       this.fail(error);
       // The schedule itself is as it was.

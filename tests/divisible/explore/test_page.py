@@ -296,6 +296,51 @@ def test_a_measured_step_is_drawn_below_its_prediction(browser, visit):
         assert page.drawing() != before
 
 
+def test_a_click_beside_the_middle_of_a_handle_moves_no_cut(browser, visit):
+    # The handle is wider than three of these layers.
+    n_layers = 300
+    sources = Sources(plan_of(n_layers), [uneven_profile(n_layers)])
+    with serving(sources) as here:
+        page = visit(at=here)
+        handle = page.panel().locator(".layers button")
+        before = page.page.url
+        handle.click(position={"x": 1, "y": 20})
+        page.settle()
+        assert page.page.url == before
+        assert handle.get_attribute("aria-valuenow") == "150"
+
+
+def test_a_measured_step_and_another_schedule_have_one_scale(browser, visit):
+    slow = Costs([1, 1.2, 0.9], 1, 1, latency=0.4)
+    measured = simulate(one_f_one_b(3, 4), slow)
+    shown = {"a": {"ranks": 3, "microbatches": 4}, "b": {"ranks": 2}}
+    shown["b"]["microbatches"] = 4
+    with serving(Sources(measured=measured)) as here:
+        page = visit("#" + urllib.parse.quote(json.dumps(shown)), at=here)
+        axis = "svg.timeline text[fill='#555'][text-anchor=middle]"
+        ticks = [page.panel(i).locator(axis).all_text_contents() for i in (0, 1)]
+        # 18 s are predicted, and more than 20 s were measured.
+        assert ticks[0] == ticks[1] == ["0", "5", "10", "15", "20"]
+
+
+def test_the_page_as_a_file_shows_what_its_controls_say(visit, tmp_path):
+    path = tmp_path / "page.html"
+    write_page(path, Sources(plan_of(), [uneven_profile()]))
+    page = visit(at=path.as_uri())
+    situation = page.panel().locator("[name=situation]")
+    assert situation.input_value() == "as given"
+    for schedule in ("gpipe", "zb_v"):
+        page.set("schedule", schedule)
+        assert situation.input_value() == "the same layers"
+        assert f"Order of {schedule}" in page.drawing()
+    page.set("situation", "as given")
+    assert page.panel().locator("[name=schedule]").input_value() == "1f1b"
+    assert "Order of 1f1b" in page.drawing()
+    # Cuts stay: no server would answer.
+    assert page.panel().locator(".layers button").is_disabled()
+    assert page.panel().locator("button[name=even]").is_hidden()
+
+
 def test_the_page_as_a_file_needs_no_server(visit, tmp_path):
     path = tmp_path / "page.html"
     write_page(path, Sources())
