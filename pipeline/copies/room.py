@@ -98,7 +98,9 @@ def reason_against(
     """
     everyone = [
         {
-            name: claim._replace(taken=claim.taken + max(0, most - now))
+            # The first rank of a place may hold more than it needs: all copies of the
+            # start before, which leave room to the other ranks of the place.
+            name: claim._replace(taken=claim.taken + most - now)
             for name, claim in room.items()
         }
         for most, now, room in zip(needed, held, rooms)

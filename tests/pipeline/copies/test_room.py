@@ -26,3 +26,5 @@ def test_what_is_held_already_counts_as_room():
     needed = [60, 60]
     assert reason_against(needed, [30, 30], [room, room]) is None
     assert "are left of the place" in reason_against(needed, [0, 20], [room, room])
+    # The first rank counts the copies of the start before, of both ranks.
+    assert reason_against(needed, [90, 0], [room, room]) is None
