@@ -43,8 +43,12 @@ class Orders:
         return self._progress() is not None
 
     def begin(self) -> None:
-        """Forgets the orders to an earlier start; called before each start."""
-        self._wishes = Wishes(self._wishes.start + 1)
+        """Forgets the orders to an earlier start; called before each start.
+
+        Orders to save that came while no ranks ran are for this start.
+        """
+        self._saves = [(order, n) for n, (order, _) in enumerate(self._saves, 1)]
+        self._wishes = Wishes(self._wishes.start + 1, saves=len(self._saves))
         with self._files.writing(self._folder):
             control_files.forget(self._folder, Progress)
             control_files.write(self._folder, self._wishes)

@@ -51,6 +51,22 @@ def test_the_end_of_the_ranks_answers_what_is_open(folder):
     assert control_files.read(folder, Progress) is None
 
 
+def test_an_order_to_save_between_two_starts_is_for_the_next(folder):
+    orders = Orders(folder, "train.py")
+    orders.begin()
+    early = control_files.give(folder, "save")
+    orders.taken()
+    orders.end("rank 1 was killed")
+    assert "nothing was saved" in answers(folder, early)[0]
+    late = control_files.give(folder, "save")
+    orders.taken()
+    orders.begin()
+    assert control_files.read(folder, Wishes) == Wishes(2, saves=1)
+    control_files.write(folder, Progress(2, 9, 1.0, time.time(), 1, "saved in x"))
+    orders.taken()
+    assert answers(folder, late) == ["saved in x"]
+
+
 def test_growing_is_for_the_supervisor_and_other_words_for_nobody(folder):
     orders = Orders(folder, "train.py")
     orders.begin()
