@@ -74,11 +74,16 @@ class Fleet:
         """Asks all hosts whether they can be reached; waits some seconds at most."""
         self.out_of_reach = self.silent()
 
-    def silent(self) -> set[str]:
-        """Returns the names of the hosts that do not answer."""
+    def silent(self, busy: Collection[str] = ()) -> set[str]:
+        """Returns the names of the hosts that do not answer.
+
+        Args:
+            busy: Names of hosts that are not asked, since ranks run there. A batch
+                system may start no other program beside them.
+        """
         if not self.has_names:
             return set()
-        names = {host.name for host in self.hosts}
+        names = {host.name for host in self.hosts} - set(busy)
         return names - self.answering(names)
 
     def lose(self, host: str, has_progress: bool) -> None:

@@ -65,9 +65,10 @@ class Growth:
             is_due = self._given or (self._is_wanted and is_short)
             if is_due and time.monotonic() >= self._next_look:
                 self._look = []
+                busy = {host.name for host in self._now.hosts}
                 # A daemon, so that no run waits for it at its end.
                 threading.Thread(
-                    target=_look, args=(self._fleet, self._look), daemon=True
+                    target=_look, args=(self._fleet, busy, self._look), daemon=True
                 ).start()
         elif self._look:
             (self._fleet.out_of_reach,) = self._look
@@ -92,5 +93,5 @@ class Growth:
         self._given = []
 
 
-def _look(fleet: Fleet, found: list[set[str]]) -> None:
-    found.append(fleet.silent())
+def _look(fleet: Fleet, busy: set[str], found: list[set[str]]) -> None:
+    found.append(fleet.silent(busy))

@@ -20,6 +20,7 @@ class Hosts:
 
     def answering(self, names):
         self.n_asked += 1
+        self.asked = set(names)
         return set(names) - self.silent
 
 
@@ -56,6 +57,8 @@ def test_ranks_stop_when_an_order_finds_a_host_that_is_back(hosts, orders):
     looked(growth, hosts)
     text = control_files.answered(orders.folder, order, 1)
     assert text == "goes on with 1 rank (a:1): b is out of reach"
+    # Slurm would start nothing beside the ranks on host a.
+    assert hosts.asked == {"b"}
     assert not growth.is_under_way
 
     hosts.silent.clear()
