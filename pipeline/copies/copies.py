@@ -38,7 +38,7 @@ from pipeline.snapshots.background import settle
 from pipeline.snapshots.directories import Draft, remove_whole
 from pipeline.snapshots.errors import SnapshotError, on_all_ranks
 from pipeline.snapshots.files import Snapshot
-from pipeline.snapshots.finding import age, latest_on_all_ranks
+from pipeline.snapshots.finding import age, latest_on_all_ranks, open_on_all_ranks
 from pipeline.snapshots.loading import files_to_read, load, load_snapshot
 from pipeline.snapshots.optimizers import OptimizersOfStages
 
@@ -100,9 +100,7 @@ class Copies:
 
         Three copies of its own files, and of the files of ranks whose partner it is.
         """
-        if not self._needed:
-            return 0
-        return self._needed[self._home.rank]
+        return self._needed[self._home.rank] if self._needed else 0
 
     @property
     def folder(self) -> Path | None:
@@ -298,11 +296,12 @@ class Copies:
         Raises:
             SnapshotError: See :func:`~pipeline.load_snapshot`.
         """
-        pipeline = self._pipeline
-        found, disk = self.newest(), None
+        pipeline, found, disk = self._pipeline, self.newest(), None
         if snapshots is not None:
             path = latest_on_all_ranks(pipeline, snapshots)
-            disk = None if path is None else Snapshot.open(path)
+            if path is not None:
+                disk = open_on_all_ranks(pipeline, path)
+                self.follow(disk)
         if disk is not None and (found is None or age(found.snapshot) < age(disk)):
             return load_snapshot(
                 disk.path, pipeline, optimizer, state=state, strict=strict
@@ -343,10 +342,15 @@ class Copies:
         needed = on_all_ranks(pipeline, "load", _LOAD, names)
         with gathered(pipeline, home, found, needed, _LOAD) as folder:
             loaded = load(folder, pipeline, optimizer, state, strict, is_part=True)
-        self._time, here = loaded.time, found.folders.get(home.places[home.rank], {})
+        self.follow(loaded)
+        here = found.folders.get(home.places[home.rank], {})
         self._loaded = {Path(each) for folders in here.values() for each in folders}
         self.resumed_from = replace(loaded, path=home.run_folder)
         return self.resumed_from
+
+    def follow(self, snapshot: Snapshot) -> None:
+        """Makes the next copies newer than a snapshot, also if a clock is wrong."""
+        self._time = max(self._time, snapshot.time)
 
     def keep(self) -> None:
         """Leaves the copies where they are when Python ends, to go on from them."""

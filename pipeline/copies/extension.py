@@ -15,12 +15,12 @@ from chainer import training
 
 from divisible.keywords import names_keywords
 from pipeline.between_steps import BetweenSteps
-from pipeline.copies.gathering import Found
 from pipeline.copies.pace import Pace
-from pipeline.snapshots.errors import SnapshotError, on_all_ranks
+from pipeline.snapshots.background import settle
+from pipeline.snapshots.errors import SnapshotError
 from pipeline.snapshots.extension import SnapshotExtension
 from pipeline.snapshots.files import Snapshot
-from pipeline.snapshots.finding import age
+from pipeline.snapshots.finding import age, open_on_all_ranks
 from pipeline.snapshots.trainers import (
     calling_others,
     optimizers_of,
@@ -112,6 +112,7 @@ class CopiesExtension(training.Extension):
     Attributes:
         resumed_from (Snapshot or None): Copy that the run was resumed from, if any.
         pace (Pace or None): The choice of minibatches to copy, with ``every='auto'``.
+        is_kept (bool): Whether a copy stays in memory, after a run that was stopped.
     """
 
     pipeline: BetweenSteps | None
@@ -122,6 +123,7 @@ class CopiesExtension(training.Extension):
     strict: bool
     resumed_from: Snapshot | None = field(default=None, init=False)
     pace: Pace | None = field(default=None, init=False)
+    is_kept: bool = field(default=False, init=False)
     # End of the last copy, and the minibatch after which it was made.
     _last: tuple[float, int] | None = field(default=None, init=False)
     # The pipeline and the trainer that started, and the exception that was being
@@ -152,7 +154,10 @@ class CopiesExtension(training.Extension):
         if self.resume is None:
             return
         found = pipe.copies.newest()
-        if found is None or _is_older(found, trainer, pipe):
+        on_disk = _newest_on_disk(trainer, pipe)
+        if on_disk is not None:
+            pipe.copies.follow(on_disk)
+        if found is None or (on_disk and age(found.snapshot) < age(on_disk)):
             return
         for extension in _snapshots(trainer):
             extension.give_way()
@@ -202,10 +207,13 @@ class CopiesExtension(training.Extension):
             return
         trainer = self._trainer()
         with calling_others(self, trainer):
+            # If a snapshot in the background fails, the copies are needed.
+            settle(self._pipe)
             is_stopped = getattr(trainer.updater, "stop_code", 0) > 0
             if is_stopped and not any(each.saved_to for each in _snapshots(trainer)):
                 self._save(trainer, self._pipe)
                 self._pipe.copies.keep()
+                self.is_kept = True
             else:
                 self._pipe.copies.free()
 
@@ -217,12 +225,8 @@ def _snapshots(trainer: Any) -> Iterator[SnapshotExtension]:
             yield entry.extension
 
 
-def _is_older(found: Found, trainer: Any, pipe: BetweenSteps) -> bool:
-    """Returns whether a snapshot to resume from is newer than a copy."""
-    for path in [each.look(trainer) for each in _snapshots(trainer)]:
-        if path is not None:
-            what = f"cannot resume from {os.fspath(path)}"
-            on_disk = on_all_ranks(pipe, "load", what, Snapshot.open, path)
-            if age(found.snapshot) < age(on_disk):
-                return True
-    return False
+def _newest_on_disk(trainer: Any, pipe: BetweenSteps) -> Snapshot | None:
+    """Returns the newest of the snapshots that a trainer is to resume from, if any."""
+    paths = [each.look(trainer) for each in _snapshots(trainer)]
+    opened = [open_on_all_ranks(pipe, path) for path in paths if path is not None]
+    return max(opened, key=age, default=None)

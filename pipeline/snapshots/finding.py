@@ -103,6 +103,16 @@ def latest_on_all_ranks(
     return _newest(search, failure_on_any, attempt_on_first)
 
 
+def open_on_all_ranks(pipeline: BetweenSteps, path: str | os.PathLike) -> Snapshot:
+    """Returns :meth:`Snapshot.open` of the same path on every rank.
+
+    Raises:
+        SnapshotError: On every rank, if a rank cannot open it.
+    """
+    what = f"cannot resume from {os.fspath(path)}"
+    return on_all_ranks(pipeline, "load", what, Snapshot.open, path)
+
+
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 

@@ -83,7 +83,9 @@ class ObeyOrders(Extension):
         elif time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _SECONDS_BETWEEN_LOOKS
-        self._count_saved(trainer)
+        if not stops:
+            # Before a stop, a snapshot or a copy may be made at the very end.
+            self._count_saved(trainer)
         self._report(trainer)
         wishes = self._wishes()
         # A rank of an earlier start, on a host that was out of reach, has no orders.

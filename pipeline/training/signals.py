@@ -159,6 +159,11 @@ def saved_words(trainer: Trainer, run: Sequence[str]) -> str:
             if extension.resume == "auto":
                 words = "start the same command again"
             return f"saved in {path}; to go on, {words}"
+        if getattr(extension, "is_kept", False):
+            words = "start with memory_copies(resume='auto')"
+            if extension.resume == "auto":
+                words = "start the same command again"
+            return f"a copy stays in the memory of hosts; to go on, {words}"
     ran = [n for n, _ in extensions if any(w in n.lower() for w in run)]
     if ran:
         return f"the extension {ran[0]} has run"

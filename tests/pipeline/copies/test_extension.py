@@ -3,11 +3,13 @@
 import os
 import shutil
 import signal
+import time
 
 import pytest
 from mpi4py import MPI
 
-from pipeline import SnapshotError, memory_copies, snapshot
+from pipeline import SnapshotError, StopOnSignal, memory_copies, snapshot
+from pipeline.snapshots import writing
 from tests.support.snapshot_training import small_trainer, state_of
 
 
@@ -105,6 +107,58 @@ def test_a_run_that_a_signal_stops_keeps_a_copy_if_it_has_no_snapshot(
     # The last minibatch before the stop is in the copy.
     assert is_saved or extension.resumed_from.n_steps == 4
     assert found == undisturbed and os.listdir(tmp_path / "memory") == []
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_copies_stay_if_the_last_snapshot_fails_in_the_background(
+    tmp_path, monkeypatch, is_stopped
+):
+    def train():
+        stop = 6, "iteration"
+        trainer, _ = small_trainer(MPI.COMM_SELF, str(tmp_path / "out"), stop)
+        copies = memory_copies(directory=tmp_path / "memory")
+        trainer.extend(copies)
+        on_error = "warn" if is_stopped else "raise"
+        disk = snapshot(background=True, resume="auto", on_error=on_error)
+        trainer.extend(disk, trigger=(6, "iteration"))
+        if is_stopped:
+            trainer.extend(ask_to_stop, trigger=once_at(4))
+            trainer.extend(StopOnSignal())
+        return trainer, copies
+
+    def fail(path, arrays):
+        if "out" in path.parts:
+            raise OSError(28, "No space left on device")
+        return write_arrays(path, arrays)
+
+    (tmp_path / "memory").mkdir()
+    write_arrays = writing.write_arrays
+    monkeypatch.setattr(writing, "write_arrays", fail)
+    trainer, _ = train()
+    kind = pytest.warns(UserWarning) if is_stopped else pytest.raises(SnapshotError)
+    with kind:
+        trainer.run(show_loop_exception_msg=False)
+    # A process that has ended holds no lock.
+    trainer.updater.pipeline.copies.keep()
+    monkeypatch.undo()
+    trainer, copies = train()
+    copies.initialize(trainer)
+    assert copies.resumed_from.n_steps == (5 if is_stopped else 6)
+    trainer.updater.pipeline.close()
+
+
+def test_copies_are_newer_than_the_snapshot_before_them_also_by_a_slow_clock(
+    tmp_path, undisturbed, monkeypatch
+):
+    trained(tmp_path, 6, stop_at=once_at(3), saves=once_at(3))
+    shutil.rmtree(tmp_path / "memory")
+    now = time.time()
+    # Rank 0 is on another host now, whose clock is an hour behind.
+    monkeypatch.setattr(time, "time", lambda: now - 3600)
+    _, _, disk = trained(tmp_path, 6, stop_at=once_at(5), saves=never)
+    assert disk.resumed_from.name == "snapshot_iter_3"
+    found, extension, _ = trained(tmp_path, 6, saves=never)
+    assert extension.resumed_from.n_steps == 5 and found == undisturbed
 
 
 def never(trainer):

@@ -10,7 +10,7 @@ from chainer import training
 from mpi4py import MPI
 
 from divisible import Divisible
-from pipeline import Pipeline, PipelineUpdater, snapshot
+from pipeline import Pipeline, PipelineUpdater, memory_copies, snapshot
 from pipeline.training import control_files, obey_orders, signals
 from pipeline.training.control_files import Progress, Wishes
 
@@ -23,7 +23,7 @@ def train(tmp_path, monkeypatch):
     monkeypatch.setattr(signals, "_stopped_by", "a signal")
     monkeypatch.setenv(control_files.VARIABLE, str(tmp_path))
 
-    def run(happen, saves=True, **options):
+    def run(happen, saves=True, copies=False, **options):
         stage = Divisible(L.Linear(3, 2))
         optimizer = chainer.optimizers.SGD().setup(stage)
         samples = [(np.ones(3, np.float32), np.int32(0))] * 8
@@ -33,6 +33,9 @@ def train(tmp_path, monkeypatch):
             trainer = training.Trainer(updater, (6, "iteration"), tmp_path / "out")
             if saves:
                 trainer.extend(snapshot(**options), trigger=(100, "iteration"))
+            if copies:
+                (tmp_path / "memory").mkdir()
+                trainer.extend(memory_copies(directory=tmp_path / "memory"))
             trainer.extend(happen, trigger=(1, "iteration"), priority=10)
             trainer.run()
         return updater.iteration
@@ -88,6 +91,23 @@ def test_a_training_that_cannot_save_says_so(train, tmp_path):
     assert train(lambda trainer: None, saves=False) == 6
     words = control_files.read(tmp_path, Progress).words
     assert words.startswith("nothing was saved. Extend the trainer with")
+
+
+def test_an_order_stops_with_a_copy_in_memory_if_there_is_no_snapshot(
+    train, tmp_path, capsys
+):
+    control_files.write(tmp_path, Wishes(1))
+
+    def happen(trainer):
+        if trainer.updater.iteration == 2:
+            control_files.write(tmp_path, Wishes(1, stop=True))
+
+    assert train(happen, saves=False, copies=True) == 3
+    assert os.listdir(tmp_path / "memory")
+    words = "a copy stays in the memory of hosts"
+    assert control_files.read(tmp_path, Progress).words == f"{words}, at iteration 3"
+    out = capsys.readouterr().out
+    assert f"iteration 3: {words}; to go on, start the same command again" in out
 
 
 def test_orders_to_another_start_are_not_obeyed(train, tmp_path):
