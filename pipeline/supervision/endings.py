@@ -31,6 +31,8 @@ _KILLED = re.compile(r"killed by signal \d+")
 _OF_OTHERS = ("StallError", "Exception: MPI", "Exception: Other MPI")
 # Exit codes above this one stand for signals, in shells and launchers.
 _SIGNALS = 128
+# MPICH's launcher returns the number itself, if a signal has killed a rank.
+_NUMBERS = (signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV, signal.SIGTERM)
 
 
 class Kind(enum.Enum):
@@ -107,7 +109,7 @@ def _cause(code: int, logs: Sequence[Log]) -> tuple[Kind, str, str, int | None]:
             names = [_named(each) for each in logs if each.rank == rank]
             where = f"{(names or [f'rank {rank}'])[0]} did not answer: {where}"
         return Kind.LOST, where, "", rank
-    number = -code if code < 0 else code - _SIGNALS
+    number = -code if code < 0 else code if code in _NUMBERS else code - _SIGNALS
     if number in set(signal.Signals):
         return Kind.LOST, f"{signal.Signals(number).name} ended the ranks", "", None
     text = f"exit code {code}"

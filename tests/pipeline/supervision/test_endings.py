@@ -62,6 +62,8 @@ def test_the_cause_counts_and_not_what_follows_from_it():
         (75, Kind.STOPPED, "stopped the training"),
         (-signal.SIGKILL, Kind.LOST, "SIGKILL"),
         (128 + signal.SIGTERM, Kind.LOST, "SIGTERM"),
+        # As MPICH's launcher reports a rank that was killed on another host.
+        (int(signal.SIGKILL), Kind.LOST, "SIGKILL"),
         (3, Kind.ERROR, "exit code 3"),
     ],
 )
