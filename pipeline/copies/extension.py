@@ -46,13 +46,15 @@ def memory_copies(
     Each copy has the state that :func:`~pipeline.snapshot` saves. A rank's part lies in
     the memory of its own host, and in that of a partner on another host, to which it
     travels while the next minibatch is computed. So the run goes on after the loss of a
-    process, or of a host, with at most one complete minibatch to repeat. If all ranks
-    are on one host, there is no partner: a copy then outlives processes only. Add
-    :func:`~pipeline.snapshot` for the loss of several hosts at once.
+    process, or of a host. With a copy of every minibatch, it repeats one complete
+    minibatch at most. If all ranks are on one host, there is no partner: a copy then
+    outlives processes only. Add :func:`~pipeline.snapshot` for the loss of several
+    hosts at once.
 
     Two whole copies are kept. They are removed when the trainer's run has ended well.
-    If it was killed, they are removed when it was started again and has made others, or
-    by another run of the same user after an hour.
+    If it was killed, they are removed when it was started again and has made others.
+    Another run of the same user removes them after an hour, or after a minute if it has
+    no room otherwise.
 
     Args:
         every (int or 'auto'): Number of minibatches from one copy to the next.

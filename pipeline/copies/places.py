@@ -13,7 +13,8 @@
 
 The folder's name follows from the user and from the name of the run. A run that is
 started again finds the copies of its start before. Other runs leave them alone while
-their ranks live, and for an hour after that, in which a run may be started again.
+their ranks live, and for an hour after that, in which a run may be started again. A run
+without room for its copies leaves them for a minute only.
 """
 
 from __future__ import annotations
