@@ -40,7 +40,9 @@ from pipeline.snapshots.product_dtypes import warn_of_products
 from pipeline.snapshots.roundings import warn_of_rounding
 
 # With 'auto', the newest snapshot in a directory may be another run's.
-_OF_ANOTHER_RUN = "; if it is another run's, give this one a directory of its own"
+_OF_ANOTHER_RUN = (
+    "; if it is another run's, give this one a directory of its own, or resume=None"
+)
 
 
 def load_snapshot(

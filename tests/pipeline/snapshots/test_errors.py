@@ -150,7 +150,7 @@ def test_a_run_is_told_to_leave_the_directory_of_another_one(tmp_path, layers):
     path = saved(tmp_path, run_of(L.Linear(6, 4)))
     message = refusal(path, run_of(*layers))
     assert message.startswith(f"cannot load the snapshot {path}: ")
-    assert message.endswith("another run's, give this one a directory of its own")
+    assert message.endswith("give this one a directory of its own, or resume=None")
 
 
 def test_what_is_alike_is_loaded_without_strict(tmp_path):
