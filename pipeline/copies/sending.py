@@ -107,13 +107,16 @@ class Sending:
         """
         ranks = self._ranks
         for peer, requests in self._requests.items():
-            wait(
-                lambda requests=requests: MPI.Request.Testall(requests),
-                ranks.timeout,
-                lambda peer=peer: f"the copies that rank {peer} sends or takes",
-                ranks.watch,
-                WaitPlace(ranks.world, peer),
-            )
+            place = WaitPlace(ranks.world, peer)
+            # Each piece has a deadline of its own: all may take long on a slow link.
+            for request in requests:
+                wait(
+                    lambda request=request: request.Test(),
+                    ranks.timeout,
+                    lambda peer=peer: f"the copies that rank {peer} sends or takes",
+                    ranks.watch,
+                    place,
+                )
         if self._requests:
             mark_idle(ranks.world)
             _under_way.discard(self)
