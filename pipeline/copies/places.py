@@ -153,8 +153,8 @@ def make_run_folder(folder: Path) -> None:
     with naming(folder, "make"):
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        status = os.lstat(folder)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        is_own = _is_own(folder)
+    if not is_own:
         raise SnapshotError(
             f"{folder} belongs to somebody else: remove it, or give another directory="
         )
@@ -166,6 +166,12 @@ def make_run_folder(folder: Path) -> None:
                 f" give this one another trainer.out or name="
             )
         time.sleep(0.1)
+
+
+def _is_own(folder: Path) -> bool:
+    """Returns whether a path is a directory of this user, and no link."""
+    status = os.lstat(folder)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 def make_rank_folder(
@@ -200,6 +206,9 @@ def remove_dead_runs(directory: Path, own: Path, is_needed: bool = False) -> Non
             if not name.startswith(_prefix()) or folder == own:
                 continue
             with contextlib.suppress(OSError, SnapshotError):
+                # Other users may give such a name to anything.
+                if not _is_own(folder):
+                    continue
                 is_old = time.time() - _last_change(folder) > kept
                 if is_old and _living_owner(folder, if_unknown="nobody") is None:
                     remove_whole(folder)

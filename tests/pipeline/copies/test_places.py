@@ -94,6 +94,17 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path):
         make_run_folder(folder)
 
 
+def test_a_link_with_the_name_of_a_run_is_left_alone(tmp_path):
+    precious, memory = tmp_path / "precious", tmp_path / "memory"
+    (precious / "a-rank-0").mkdir(parents=True)
+    memory.mkdir()
+    folder_of_run(memory, "another run").symlink_to(precious)
+    made_old(precious)
+    remove_dead_runs(memory, folder_of_run(memory, "this run"), is_needed=True)
+    assert [each.is_symlink() for each in memory.iterdir()] == [True]
+    assert os.listdir(precious / "a-rank-0") == []
+
+
 def test_a_directory_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(SnapshotError, match="cannot keep copies in .*/none"):
         place_of(tmp_path / "none")
