@@ -194,7 +194,9 @@ class Supervisor:
                     f"{begin}. Starts {placement} again{because};"
                     f" {self.budget.left} more restarts"
                 )
-                self._pause(placement)
+                if self._pause(placement):
+                    self.fleet.look()
+                    placement = self.fleet.place() or placement
                 return None if self._is_stopped() else placement
             self.budget = self.budget.after(0)
             few = f"too few hosts for {self.fleet.n_ranks} ranks{because}"
@@ -214,17 +216,22 @@ class Supervisor:
             begin, told = "asked all hosts again", self._wait_on
             self.fleet.look()
 
-    def _pause(self, placement: Placement | None) -> None:
-        """Waits before a restart, unless a signal or an order to stop comes."""
-        end = time.monotonic() + self.budget.pause
+    def _pause(self, placement: Placement | None) -> bool:
+        """Waits before a restart, unless a signal or an order to stop comes.
+
+        Returns:
+            Whether an order came to ask all hosts again.
+        """
+        end, is_asked = time.monotonic() + self.budget.pause, False
         self._describe(placement, "waits for a restart")
         while True:
             for order in [] if self.orders is None else self.orders.taken():
+                is_asked = True
                 self.fleet.forgive()
                 self.orders.answer(order, "all hosts are asked before the next restart")
             left = end - time.monotonic()
             if self._is_stopped() or left <= 0:
-                return
+                return is_asked
             time.sleep(min(left, 0.1))
 
     def _is_stopped(self) -> bool:

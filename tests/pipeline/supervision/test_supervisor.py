@@ -183,6 +183,29 @@ def test_a_run_waits_for_hosts_within_its_budget(tmp_path, capfd, monkeypatch):
     )
 
 
+def test_an_order_to_grow_before_a_restart_asks_all_hosts_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(Budget, "pause", 0.0)
+    # The first start loses host b.
+    mark = tmp_path / "down-b"
+    once = f"[ -e {tmp_path}/lost ] && exit; touch {tmp_path}/lost {mark}; exit 255"
+    with control_files.opened(tmp_path / "run") as folder:
+        orders, given = Orders(folder, "script"), []
+        program = of_hosts(tmp_path, once, "a,b", shrinks=True, orders=orders)
+
+        def answering(names):
+            found = Job.answering(program.job, names)
+            if not given:
+                # It is back, and somebody says so during the pause.
+                mark.unlink()
+                given.append(control_files.give(folder, "grow"))
+            return found
+
+        program.fleet.answering = answering
+        assert program.run() == 0
+        assert "all hosts are asked" in control_files.answered(folder, *given, 5)
+    assert starts(tmp_path) == [["a:1", "b:1"]] * 2
+
+
 def test_an_order_stops_a_run_that_waits_for_a_restart(tmp_path, capfd):
     with control_files.opened(tmp_path / "run") as folder:
         orders = Orders(folder, "script")
