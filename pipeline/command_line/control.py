@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -28,6 +29,13 @@ def default_directory(process: int) -> Path:
         OSError: If another user could change the directory above it.
     """
     return Path(os.path.abspath(root_directory())) / f"{_PREFIX}{process}"
+
+
+def remove_dead_directories() -> None:
+    """Removes default directories of supervisors that were killed long ago."""
+    with contextlib.suppress(OSError):
+        for path in Path(root_directory(make=False)).glob(f"{_PREFIX}*"):
+            control_files.remove_if_dead(path)
 
 
 @click.command("control")

@@ -13,7 +13,7 @@ from typing import Callable, NamedTuple
 import click
 
 from divisible.communication.launchers import mpiexec
-from pipeline.command_line.control import default_directory
+from pipeline.command_line.control import default_directory, remove_dead_directories
 from pipeline.supervision.budget import Budget
 from pipeline.supervision.fleet import Fleet
 from pipeline.supervision.hosts import Host, allocated, read_hosts, with_slots
@@ -115,6 +115,8 @@ def _orders(
     """
     with contextlib.ExitStack() as stack:
         try:
+            if given is None:
+                remove_dead_directories()
             folder = default_directory(os.getpid()) if given is None else given
             folder = stack.enter_context(control_files.opened(folder.absolute()))
         except OSError as error:

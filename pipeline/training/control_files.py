@@ -35,6 +35,8 @@ _LOCK, _ORDER, _ANSWER = "lock", ".order", ".answer"
 _LONGEST = 100_000
 # Seconds that a run which ends waits for the readers of its last answers.
 _SECONDS_TO_READ = 5.0
+# Seconds that the directory of a killed supervisor stays at least.
+_SECONDS_KEPT = 24 * 3600
 
 
 class Run(NamedTuple):
@@ -165,11 +167,24 @@ def opened(folder: Path) -> Iterator[Path]:
         finally:
             _let_read(folder)
             _clear(folder)
-            with contextlib.suppress(OSError):
-                (folder / _LOCK).unlink()
-                folder.rmdir()
+            _remove(folder)
     finally:
         os.close(descriptor)
+
+
+def remove_if_dead(folder: Path) -> None:
+    """Removes a run's directory, if its supervisor was killed a day ago or earlier."""
+    with contextlib.suppress(OSError):
+        is_old = time.time() - os.stat(folder).st_mtime > _SECONDS_KEPT
+        if is_old and not is_live(folder):
+            _clear(folder)
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        (folder / _LOCK).unlink()
+        folder.rmdir()
 
 
 def _let_read(folder: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from divisible.communication import flight_files
+from pipeline.command_line.control import remove_dead_directories
 from pipeline.command_line.main import main
 from pipeline.training import control_files
 from pipeline.training.control_files import Progress, Run
@@ -32,6 +33,21 @@ def test_a_stale_run_is_refused_in_words(tmp_path, monkeypatch):
         assert list(tmp_path.iterdir()) == []
     with control_files.opened(tmp_path / "run-815"):
         assert "Runs here: 815\n" in control("4711", "stop")[1]
+
+
+def test_directories_of_supervisors_that_were_killed_long_ago_go(tmp_path, monkeypatch):
+    monkeypatch.setenv(flight_files.VARIABLE, str(tmp_path))
+    for name in ("run-1", "run-2", "results"):
+        folder = tmp_path / name
+        folder.mkdir()
+        for file in ("lock", "run.json", "a.order"):
+            (folder / file).touch()
+    with control_files.opened(tmp_path / "run-3") as living:
+        for folder in (tmp_path / "run-1", tmp_path / "results", living):
+            os.utime(folder, (0, time.time() - 2 * 24 * 3600))
+        remove_dead_directories()
+        left = sorted(each.name for each in tmp_path.iterdir())
+        assert left == ["results", "run-2", "run-3"]
 
 
 def test_words_that_are_no_orders_are_refused(folder):
