@@ -12,7 +12,7 @@ import numpy as np
 from chainer.utils import type_check
 
 from chainer_kernels.catalogue import backward_of
-from divisible.backward.graph_functions import functions_behind
+from divisible.backward.graph_functions import functions_behind, parameter_of
 from divisible.backward.tensors import from_tensor
 from divisible.communication.signatures import Tensor
 from divisible.dtypes import as_trainable, floating_dtypes, in_loss_dtype
@@ -219,7 +219,10 @@ def _pending(part: Divisible, results: tuple) -> int:
     own, needed, gradients = persistents(part), BufferSet(), 0
     for function in functions_behind(results):
         arrays = [x.data for x in function.inputs]
-        is_split = backward_of(type(function)).is_splittable
+        # A backward of parameters alone is W, even if it does not run in halves.
+        others = [x for x in function.inputs if x.requires_grad]
+        others = [x for x in others if parameter_of(x) is None]
+        is_split = not others or backward_of(type(function)).is_splittable
         if is_split and any(array is not None and array in own for array in arrays):
             needed |= BufferSet(arrays)
             ys = [y() for y in function.outputs]

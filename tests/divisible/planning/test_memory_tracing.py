@@ -255,6 +255,17 @@ def test_recomputed_layers_hold_their_input_alone():
     assert (traced.column("workspace_bytes")[1:] > 0).all()
 
 
+@pytest.mark.parametrize("first", [lambda: L.BatchNormalization(3), L.PReLU])
+def test_a_first_layer_waits_as_a_whole_for_w(first):
+    # Its input needs no gradient, so nothing of its backward is I.
+    model = Divisible(first(), L.Convolution2D(3, 3, 3), first())
+    x = np.zeros((8, 3, 32, 32), np.float32)
+    here = trace_memory(model, x).column("pending_bytes")
+    assert here[0] == 2 * x.nbytes
+    there = profile(model, x, repeat=1).column("pending_bytes")
+    assert here.tolist() == there.tolist()
+
+
 def test_a_stage_and_what_is_no_model_are_refused(monkeypatch):
     model = MLP(8, n_layers=3)
     x = np.ones((2, 8), "f")
