@@ -118,8 +118,11 @@ class ShapeArray(np.ndarray):
             np.zeros(i.shape, np.intp) if isinstance(i, ShapeArray) else i
             for i in indexes
         )
-        here = np.broadcast_to(np.zeros(1, bool), self.shape)
-        return ShapeArray(here[plain].shape, self.dtype)
+        # NumPy allocates what it gathers, so axes after the index are left out.
+        n = sum(i is not None for i in indexes)
+        n = self.ndim if any(i is ... for i in indexes) else n
+        here = np.broadcast_to(np.zeros(1, bool), self.shape[:n])
+        return ShapeArray(here[plain].shape + self.shape[n:], self.dtype)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         """Writes nothing: there are no numbers."""

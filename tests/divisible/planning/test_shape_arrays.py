@@ -24,6 +24,8 @@ OPERATIONS = [
     lambda x: x[:, None, ..., :2],
     lambda x: x[[0, 1]],
     lambda x: x[:, np.array([[1, 2]])],
+    lambda x: x[None, [0, 1], :, None, np.array([[0], [2]])],
+    lambda x: x[..., [0, 1]],
     lambda x: x.sum(),
     lambda x: x.sum(axis=1, keepdims=True),
     lambda x: np.sum(x, axis=(0, -1)),
@@ -76,6 +78,11 @@ def test_has_the_shape_and_dtype_that_numpy_computes(operation):
     found = operation(ShapeArray(SHAPE, np.float32))
     assert isinstance(found, ShapeArray)
     assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+
+
+def test_gathers_more_than_memory_has():
+    x = ShapeArray((5, 10**9, 10**3), np.float32)
+    assert x[np.zeros((20, 30), int)].nbytes == 20 * 30 * 4 * 10**12
 
 
 @pytest.mark.parametrize("shape", [SHAPE, (), (0, 3), (5,)])
