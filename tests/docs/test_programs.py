@@ -46,6 +46,7 @@ def test_programs_print_what_the_pages_say(name, n_ranks, printed):
 
 def run_commands(page):
     text = (ROOT / "docs" / "howto" / f"{page}.rst").read_text()
+    text = text.replace("\\\n", "")
     # "divisible run" trains, with a script of the reader's.
     commands = re.findall(r"^   \$ (divisible (?!run\b).*)$", text, re.MULTILINE)
     assert commands
@@ -90,6 +91,11 @@ def test_the_commands_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_commands("cut")
     assert (tmp_path / "step.png").exists()
+
+
+def test_the_command_for_shapes_runs(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    run_commands("memory")
 
 
 @pytest.mark.parametrize("name", ["disagreement", "left", "stall"])
