@@ -27,7 +27,8 @@ from sklearn.datasets import load_digits
 
 from divisible import Plan, deferred_init
 from divisible.communication.wire import WIRE
-from divisible.schedules.catalogue import ONE_PER_RANK
+from divisible.schedules import Schedule
+from divisible.schedules.schedule_files import schedule_argument
 from pipeline import (
     Pipeline,
     PipelineEvaluator,
@@ -84,17 +85,18 @@ def wanted(args: argparse.Namespace, n_layers: int, train: TupleDataset) -> dict
     replicas, rest = divmod(comm.size, args.stages)
     if rest or not replicas:
         raise ValueError(f"--stages {args.stages} does not divide {comm.size} ranks")
+    is_own = isinstance(args.schedule, Schedule)
     plan = Plan(
         Plan.uniform(n_layers, args.stages).cuts,
         # Microbatches of each replica: together they have the number asked for, if it
         # can be divided.
-        max(1, args.microbatches // replicas),
-        args.schedule,
+        None if is_own else max(1, args.microbatches // replicas),
+        None if is_own else args.schedule,
         replicas=replicas,
         shares=args.shares,
         exchange_dtype=args.exchange_dtype,
     )
-    return {"plan": plan}
+    return {"plan": plan, "schedule": args.schedule}
 
 
 def read_digits() -> tuple[TupleDataset, TupleDataset]:
@@ -115,7 +117,14 @@ def parse_arguments() -> argparse.Namespace:
     add("--epoch", type=int, default=8, help="number of epochs")
     add("--batchsize", type=int, help="of all replicas; default: the plan's, or 60")
     add("--microbatches", type=int, default=4, help="with --stages; of all replicas")
-    add("--schedule", choices=ONE_PER_RANK, default="1f1b")
+    add(
+        "--schedule",
+        type=schedule_argument,
+        default="1f1b",
+        metavar="SCHEDULE",
+        help="with --stages; a name of one with one stage on each rank, or a file with"
+        " the text of a schedule, which has microbatches of its own",
+    )
     add("--exchange-dtype", choices=list(WIRE), default="fp32", help="of gradients")
     add("--shares", type=shares, help="of replicas, such as 2,1; default: equal")
     add("--width", type=int, default=32, help="channels of the first convolution")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from divisible import Plan
+from divisible.schedules import gpipe
 from pipeline import latest_snapshot
 from tests.support.loaded_python import loaded_python
 from tests.support.mpiexec import mpiexec
@@ -67,12 +68,17 @@ def test_the_script_plans_by_itself(tmp_path):
 @pytest.mark.parametrize(
     "argv, words",
     [
-        (["--stages", "4"], "13 layers in 4 stages on 4 ranks"),
+        (
+            ["--stages", "4", "--schedule", "mine.txt"],
+            "13 layers in 4 stages on 4 ranks, gpipe schedule, 4 microbatches",
+        ),
         (["--stages", "1", "--exchange-dtype", "int8"], "4 replicas, which exchange"),
     ],
 )
 def test_every_grid_trains_as_one_rank(tmp_path, argv, words):
     _, expected = train(1, tmp_path / "1", "--stages", "1")
+    (tmp_path / "mine.txt").write_text(str(gpipe(4, 4)))
+    argv = [tmp_path / each if each == "mine.txt" else each for each in argv]
     output, log = train(4, tmp_path / "4", *argv)
     assert words in output
     assert_alike(log, expected)
