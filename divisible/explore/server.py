@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import socket
 import sys
 import traceback
 from collections.abc import Callable
@@ -233,6 +234,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)
+
+    def log_error(self, *words: Any) -> None:
+        """Prints an error, unless a browser was idle and is left for that."""
+        if not isinstance(sys.exc_info()[1], socket.timeout):
+            super().log_error(*words)
 
     def log_request(self, *_: Any) -> None:
         """Prints nothing for a request that was answered."""

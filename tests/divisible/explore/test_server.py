@@ -136,3 +136,19 @@ def test_sixteen_ranks_and_64_microbatches_are_quick(server):
 def test_a_port_in_use_is_an_error(server):
     with pytest.raises(OSError):
         Server(Sources(), server.server_port)
+
+
+def test_an_idle_browser_is_left_without_a_word(monkeypatch, capfd):
+    monkeypatch.setattr("divisible.explore.server._Handler.timeout", 0.2)
+    with Server(Sources()) as idle:
+        thread = threading.Thread(target=idle.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        connection = http.client.HTTPConnection(*idle.server_address, timeout=30)
+        connection.request("GET", "/style.css")
+        connection.getresponse().read()
+        # The server closes what sends nothing.
+        assert connection.sock.recv(1) == b""
+        connection.close()
+        idle.shutdown()
+        thread.join(10)
+    assert capfd.readouterr().err == ""
