@@ -121,6 +121,12 @@ class _Answer:
             at = self._supplier(busy[-1])
             if at is None:
                 break
+        else:
+            busy = self._busy(at)
+            chain += busy
+            is_first = self._supplier(busy[-1]) is None
+            words = self._from(busy) if is_first else "Earlier waits are left out."
+            sentences.append(words)
         return Reason(" ".join(sentences), self._events[chain].tolist())
 
     def _busy(self, action: int) -> list[int]:

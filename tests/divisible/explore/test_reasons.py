@@ -32,6 +32,19 @@ def test_after_its_last_action_a_rank_waits_for_the_end_of_the_step():
     assert [str(simulation.timeline[e].what) for e in chain] == ["0B1"]
 
 
+@pytest.mark.parametrize(
+    ("rank", "end"),
+    [
+        (8, "1F0 waits for 0F0. 0F0 is the first action of rank 0."),
+        (9, "2F0 waits for 1F0. Earlier waits are left out."),
+    ],
+)
+def test_a_long_answer_ends_with_words(rank, end):
+    text, chain = why(asked(ranks=10, microbatches=2), rank, 0.5)
+    assert text.endswith(end)
+    assert len(chain) == 9
+
+
 def test_a_rank_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="no rank 4: there are 4"):
         why(asked(), 4, 0.0)
