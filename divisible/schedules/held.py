@@ -173,7 +173,7 @@ def size_changes(
 ) -> np.ndarray:
     """Returns by how much each action changes the size that its rank holds.
 
-    What an action adds is there from its begin; what it frees, until its end.
+    What an action adds is there from its start on; what it frees, until its end.
 
     Args:
         schedule: See :func:`peaks`.
