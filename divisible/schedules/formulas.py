@@ -7,8 +7,9 @@ microbatches. F, I and W are the seconds of all layers of a rank, for one microb
 
     step = m (F + I + W) + time that a rank waits
 
-Sources: the papers of the schedules (docs/explanation/schedules.rst). The cases in
-which W takes longer than I follow from the simulator, with which the tests compare.
+Sources: the papers of the schedules (docs/explanation/schedules.rst). Where the papers
+leave cases out, such as an I that takes longer than F and no longer than W, the terms
+follow from the simulator, with which the tests compare.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ def _filled(d, v, m, f, i, w):
 
 
 def _halves(d, v, m, f, i, w):
-    return (d - 1) * (f + max(i - w, 0)) if m >= d else None
+    return (d - 1) * max(f, i, f + i - w) if m >= d else None
 
 
 def _ahead(d, v, m, f, i, w):
-    return (d - 1) * f if m >= 2 * d - 1 and i <= 2 * w else None
+    return (d - 1) * max(f, i - f, f + i - 2 * w) if m >= 2 * d - 1 else None
 
 
 def _loop(d, v, m, f, i, w):
@@ -68,7 +69,7 @@ def _loop(d, v, m, f, i, w):
 
 
 def _loop_halves(d, v, m, f, i, w):
-    return (d - 1) * (f + max(i - w, 0)) / v if m % d == 0 else None
+    return (d - 1) * max(f, i, f + i - w) / v if m % d == 0 else None
 
 
 def _breadth_first(d, v, m, f, i, w):
@@ -87,8 +88,10 @@ FORMULAS = {
     "gpipe": Formula(_TURNS, "", _filled),
     "1f1b": Formula(_TURNS, "", _filled),
     "pipedream_2bw": Formula(_TURNS, "", _filled),
-    "zb_h1": Formula("m (F + I + W) + (d - 1) (F + max(I - W, 0))", "m >= d", _halves),
-    "zb_h2": Formula("m (F + I + W) + (d - 1) F", "m >= 2 d - 1, and I <= 2 W", _ahead),
+    "zb_h1": Formula("m (F + I + W) + (d - 1) max(F, I, F + I - W)", "m >= d", _halves),
+    "zb_h2": Formula(
+        "m (F + I + W) + (d - 1) max(F, I - F, F + I - 2 W)", "m >= 2 d - 1", _ahead
+    ),
     "interleaved": Formula(
         "m (F + I + W) + (d - 1) (F + I + W) / v", "m is a multiple of d", _loop
     ),
@@ -96,7 +99,7 @@ FORMULAS = {
         "m (F + I + W) + (d - 1) (F + I + W) / v", "m >= d", _breadth_first
     ),
     "interleaved_zb": Formula(
-        "m (F + I + W) + (d - 1) (F + max(I - W, 0)) / v",
+        "m (F + I + W) + (d - 1) max(F, I, F + I - W) / v",
         "m is a multiple of d",
         _loop_halves,
     ),

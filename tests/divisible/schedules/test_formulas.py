@@ -10,7 +10,7 @@ from divisible.schedules.catalogue import CATALOGUE, Placement
 from divisible.schedules.costs import equal_layers
 from divisible.schedules.formulas import FORMULAS
 
-TIMES = [(1, 1, 1), (1, 2, 1), (3, 4, 2), (1, 1, 3)]
+TIMES = [(1, 1, 1), (1, 2, 1), (3, 4, 2), (1, 1, 3), (1, 6, 4), (2, 3, 5), (2, 5, 1)]
 
 
 def test_formulas_are_of_schedules_of_the_catalogue():
