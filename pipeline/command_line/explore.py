@@ -59,7 +59,7 @@ def explore_command(files, port, no_browser, output) -> None:
     server answers on this machine alone, until Ctrl-C ends it.
     """
     sources = _sources(files)
-    # What the page cannot draw is refused here, and not on an empty page.
+    # A file that the page cannot draw is refused here, not on an empty page.
     sources.first_question()
     if sources.left_out:
         console.say_wrapped(sources.left_out)
