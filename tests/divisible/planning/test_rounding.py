@@ -99,7 +99,7 @@ def test_schedules_with_two_weight_versions_round_nothing():
 
 
 def test_fewer_bytes_travel_to_a_disk():
-    machine = Machine(4, memory=22 * MB, disk=Disk(1e9, 1e9))
+    machine = Machine(4, memory=24 * MB, disk=Disk(1e9, 1e9))
     options = {**TIGHT, "recompute": ["never"]}
     plan = best_plan(layers_of(), machine, hold_dtypes=["bfloat16"], **options)
     exact = best_plan(layers_of(), machine, **options)
