@@ -254,7 +254,7 @@ def test_train_refuses_bad_arguments(argv, message, tmp_path, monkeypatch, capsy
     [
         (["--model", "mlp", "--layers", "1"], "1 layers cannot be cut into 2"),
         (["--cuts", "3,5"], "--cuts makes 3 stages, but 1f1b on 2 ranks has 2"),
-        (["--out", "/dev/null/result"], "Not a directory"),
+        (["--out", "/dev/null/result"], "error: [Errno 20] Not a directory"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
 )
