@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.loaded_python import LoadedPython, loaded_project
+from tests.support.loaded_python import LOADED_FOR_FUNCTIONS, LoadedPython
 from tests.support.processes import PACKAGES, ROOT
 
 
@@ -51,8 +51,11 @@ fail()
 """.replace("PACKAGES", str(PACKAGES))
 
 
-def test_functions_of_tests_find_this_project_loaded_and_no_mpi():
-    found = run(loaded_project(), "-c", HAS_PROJECT)
+def test_functions_of_tests_find_this_project_loaded_and_no_mpi(loaded):
+    # A server of its own, with the environment of this moment.
+    project = LoadedPython(loaded.command, LOADED_FOR_FUNCTIONS)
+    found = run(project.command, "-c", HAS_PROJECT)
+    project.close()
     first, *files = found.stdout.splitlines()
     assert first == "True False"
     # Another checkout may be installed.

@@ -13,7 +13,7 @@ from tests.support.walk import walk
 X, T = np.ones((4, 4), np.float32), np.zeros(4, np.int32)
 #: The most modules and calls of three layers on one rank. A feature that a run does not
 #: use adds none. Three modules find the dtype of products, which a snapshot has always.
-MOST_MODULES, MOST_CALLS = 27, 710
+MOST_MODULES, MOST_CALLS = 28, 730
 
 
 def test_a_save_passes_few_modules(tmp_path):

@@ -100,12 +100,12 @@ def test_memory_from_shapes_of_each_rank():
     *_, head, first, second = text.splitlines()
     assert head == "memory from shapes, for microbatches of 8 samples:"
     # Two layers of 64 * 65 float32, and twice as much for Adam. The first stage holds
-    # two microbatches of an input, the array between the layers and an output; and a
-    # message from either side.
+    # two microbatches of an input, the array between the layers and an output, a
+    # message from either side, and room for two gradients of the output.
     fixed = "parameters 32.5 KiB, gradients 32.5 KiB, optimizer 65.0 KiB"
     assert fixed in first and fixed in second
-    assert first.startswith("  rank 0: 146.0 KiB: ")
-    assert first.endswith("activations and messages 16.0 KiB")
+    assert first.startswith("  rank 0: 150.0 KiB: ")
+    assert first.endswith("activations and messages 20.0 KiB")
     assert second.startswith("  rank 1: ")
 
 

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from divisible import Divisible, Plan
 from divisible.planning.expected_costs import StagePlan
 from pipeline import Pipeline, PipelineUpdater, ProgressLine, RunStatus
+from pipeline.training import signals
 from pipeline.watching import run_status
 from pipeline.watching.events import journal_of
 from pipeline.watching.planned import Planned, planned_of
@@ -140,7 +141,9 @@ def test_a_trainer_needs_an_updater_with_a_pipeline(tmp_path):
         trainer.run()
 
 
-def test_a_run_that_is_stopped_has_not_finished(tmp_path, pipe):
+def test_a_run_that_is_stopped_has_not_finished(tmp_path, pipe, monkeypatch):
+    # The process remembers the stop.
+    monkeypatch.setattr(signals, "_has_stopped", False)
     optimizer = pipe.setup(chainer.optimizers.SGD(0.1))
     iterator = chainer.iterators.SerialIterator([(X[0], T[0])] * 6, 6)
     updater = PipelineUpdater(iterator, optimizer, pipe)

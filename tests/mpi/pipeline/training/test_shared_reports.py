@@ -180,9 +180,9 @@ def count_messages(comm, out):
         trainer.extend(extensions.LogReport())
 
     divided_log(comm, extend, out)
-    # Which extensions there are, and their files; whether layers report; then costs,
-    # and a digest once an epoch.
-    costs = [7] * 3
+    # Which extensions there are, and their files; whether layers report; then costs and
+    # an order to the run, and a digest once an epoch.
+    costs = [8] * 3
     assert sent == ["all", "all", "all", *costs, 1, *costs, 1], sent
 
 
