@@ -10,19 +10,14 @@ file, and rank 0 also reads the others' and makes the line, as if it were shown.
 
 from __future__ import annotations
 
-import argparse
-import os
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
-import chainer
-from mpi4py import MPI
-
-from benchmarks.common.perceptron import cut, minibatch, mlp, step_seconds
-from benchmarks.common.results import Result, alternate, command, machine, ratios
-from pipeline import Pipeline, RunStatus
+from benchmarks.common.perceptron import step_seconds
+from benchmarks.common.perceptron_run import PerceptronRun
+from benchmarks.common.results import alternate, ratios
+from pipeline import RunStatus
 
 
 class Timed(RunStatus):
@@ -41,31 +36,8 @@ class Timed(RunStatus):
 
 def main() -> None:
     """Runs the comparison that the arguments ask for."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=32)
-    parser.add_argument("--batch", type=int, default=1200)
-    parser.add_argument("--microbatches", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=3, help="in each round")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--output", type=Path)
-    args = parser.parse_args()
-    if os.environ.get("OMP_NUM_THREADS") != "1":
-        parser.error("set OMP_NUM_THREADS=1: the ranks share the cores")
-    comm = MPI.COMM_WORLD
-    result = Result("watching", args.output, silent=comm.rank > 0)
-    result.write(
-        command(f"OMP_NUM_THREADS=1 mpiexec -n {comm.size}"),
-        machine("numpy", "chainer", "mpi4py"),
-        f"{args.layers} layers of width {args.width}, {args.batch} samples in"
-        f" {args.microbatches} microbatches on {comm.size} ranks; {args.rounds} rounds"
-        f" of {args.steps} minibatches",
-        "",
-    )
-    stage = cut(mlp(args.width, args.layers), comm.size, comm.rank)
-    optimizer = chainer.optimizers.SGD(1e-4).setup(stage)
-    pipe = Pipeline(stage, comm, n_microbatches=args.microbatches)
-    x, t = minibatch(args.width, args.batch)
+    run = PerceptronRun.of_arguments("watching", __doc__)
+    args, comm, result, pipe, optimizer, x, t = run
     out = comm.bcast(tempfile.mkdtemp())
     status = Timed(pipe, out, n_steps=10**6, line=False)
 
