@@ -41,6 +41,22 @@ class Geometry(NamedTuple):
         )
 
 
+def pooling_geometry(function: Any) -> Geometry:
+    """Returns the shape of a node of Chainer's, a pooling of two or any dimensions."""
+    if hasattr(function, "ksize"):
+        shape = function.ksize, function.stride, function.pad
+    else:
+        shape = (
+            (function.kh, function.kw),
+            (function.sy, function.sx),
+            (function.ph, function.pw),
+        )
+    dilation = (1,) * len(shape[0])
+    # A gradient of an average has no such attribute.
+    cover_all = bool(getattr(function, "cover_all", False))
+    return Geometry(*map(tuple, shape), dilation, cover_all=cover_all)
+
+
 def geometry_of(function: Any, kernel: tuple[int, ...]) -> Geometry:
     """Returns the shape of a node of Chainer's, a convolution of any dimensions.
 

@@ -17,29 +17,13 @@ from typing import Any, Callable
 import numpy as np
 
 from chainer_kernels import threads
-from chainer_kernels.geometry import Geometry
+from chainer_kernels.geometry import Geometry, pooling_geometry
 from chainer_kernels.half_precision import in_float32, rounded
 from chainer_kernels.layouts import channels_first, channels_last
 from chainer_kernels.loops import pooling as loops
 from chainer_kernels.pooling_windows import Windows, windows
 
 Arrays = tuple[np.ndarray, ...]
-
-
-def _geometry(function: Any) -> Geometry:
-    """Reads it from a function of Chainer's, of two dimensions or of any number."""
-    if hasattr(function, "ksize"):
-        shape = function.ksize, function.stride, function.pad
-    else:
-        shape = (
-            (function.kh, function.kw),
-            (function.sy, function.sx),
-            (function.ph, function.pw),
-        )
-    dilation = (1,) * len(shape[0])
-    # A gradient of an average has no such attribute.
-    cover_all = bool(getattr(function, "cover_all", False))
-    return Geometry(*map(tuple, shape), dilation, cover_all=cover_all)
 
 
 def _windows(
@@ -55,7 +39,7 @@ def _windows(
 def max_pooling(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``MaxPoolingND.forward_cpu``."""
     (x,) = inputs
-    geometry = _geometry(function)
+    geometry = pooling_geometry(function)
     outs = geometry.output_sizes(x.shape[2:])
     table = _windows(geometry, x.shape[2:], outs)
     if table is None or not _is_covered(x):
@@ -74,19 +58,21 @@ def max_pooling_grad(function: Any, inputs: Arrays) -> Arrays:
     pooling = function.func
     if gy.dtype != pooling._in_dtype:
         return NotImplemented
-    return _put_at(_geometry(pooling), gy, pooling.indexes, pooling._in_shape[2:])
+    return _put_at(
+        pooling_geometry(pooling), gy, pooling.indexes, pooling._in_shape[2:]
+    )
 
 
 def max_pooling_with_indexes(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``MaxPoolingNDWithIndexes.forward_cpu``."""
     pooling = function.func
-    return _take_from(_geometry(pooling), inputs[0], pooling.indexes, -np.inf)
+    return _take_from(pooling_geometry(pooling), inputs[0], pooling.indexes, -np.inf)
 
 
 def upsampling_2d(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``Upsampling2D.forward_cpu``."""
     (x,) = inputs
-    geometry = _geometry(function)
+    geometry = pooling_geometry(function)
     sizes = _unpooled_sizes(function, geometry, x)
     if not (
         _are_taps(function.indexes, geometry)
@@ -102,7 +88,7 @@ def upsampling_2d(function: Any, inputs: Arrays) -> Arrays:
 
 def upsampling_2d_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``Upsampling2DGrad.forward_cpu``."""
-    geometry = _geometry(function)
+    geometry = pooling_geometry(function)
     if not _are_taps(function.indexes, geometry):
         return NotImplemented
     return _take_from(geometry, inputs[0], function.indexes, 0)
@@ -112,7 +98,7 @@ def average_pooling_2d(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``AveragePooling2D.forward_cpu``."""
     (x,) = inputs
     # Chainer's function covers all of an input in no case.
-    geometry = _geometry(function)._replace(cover_all=False)
+    geometry = pooling_geometry(function)._replace(cover_all=False)
     outs = geometry.output_sizes(x.shape[2:])
     return _averages(function, x, geometry, outs, math.prod(geometry.kernel))
 
@@ -120,7 +106,7 @@ def average_pooling_2d(function: Any, inputs: Arrays) -> Arrays:
 def average_pooling_nd(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``AveragePoolingND.forward_cpu``."""
     (x,) = inputs
-    geometry = _geometry(function)
+    geometry = pooling_geometry(function)
     outs = geometry.output_sizes(x.shape[2:])
     width = None
     if function.pad_value is None:
@@ -134,7 +120,7 @@ def average_pooling_nd(function: Any, inputs: Arrays) -> Arrays:
 
 def average_pooling_2d_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``AveragePooling2DGrad.forward_cpu``."""
-    geometry = _geometry(function)
+    geometry = pooling_geometry(function)
     divisor = math.prod(geometry.kernel)
     return _spread(geometry, inputs[0], function._in_shape[2:], divisor)
 
@@ -142,7 +128,7 @@ def average_pooling_2d_grad(function: Any, inputs: Arrays) -> Arrays:
 def average_pooling_nd_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``AveragePoolingNDGrad.forward_cpu``."""
     pooling = function.func
-    geometry = _geometry(pooling)
+    geometry = pooling_geometry(pooling)
     # Chainer divides the gradient in place, which other code may hold.
     divisor = math.prod(geometry.kernel) if pooling.width is None else pooling.width
     return _spread(geometry, inputs[0], pooling._in_shape[2:], divisor)
@@ -151,7 +137,7 @@ def average_pooling_nd_grad(function: Any, inputs: Arrays) -> Arrays:
 def unpooling_2d(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``Unpooling2D.forward``."""
     (x,) = inputs
-    geometry = _geometry(function)
+    geometry = pooling_geometry(function)
     sizes = _unpooled_sizes(function, geometry, x)
     result = _spread(geometry, x, sizes)
     if result is not NotImplemented:
@@ -162,7 +148,7 @@ def unpooling_2d(function: Any, inputs: Arrays) -> Arrays:
 def unpooling_nd(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``UnpoolingND.forward``."""
     (x,) = inputs
-    geometry = _geometry(function)
+    geometry = pooling_geometry(function)
     sizes = function.outs or geometry.input_sizes(x.shape[2:])
     result = _spread(geometry, x, sizes)
     if result is not NotImplemented:
@@ -174,7 +160,7 @@ def unpooling_nd(function: Any, inputs: Arrays) -> Arrays:
 def unpooling_grad(function: Any, inputs: Arrays) -> Arrays:
     """Stands for ``Unpooling2DGrad.forward`` and ``UnpoolingNDGrad.forward``."""
     (gy,) = inputs
-    geometry = _geometry(function)
+    geometry = pooling_geometry(function)
     return _add_up(geometry, gy, geometry.output_sizes(gy.shape[2:]))
 
 

@@ -44,7 +44,7 @@ from chainer.functions.pooling.unpooling_nd import UnpoolingND
 from chainer.functions.pooling.upsampling_2d import Upsampling2D
 
 from chainer_kernels import switch
-from chainer_kernels.geometry import Geometry, geometry_of
+from chainer_kernels.geometry import geometry_of, pooling_geometry
 from divisible.planning.shape_arrays import NoNumbersError, ShapeArray
 
 Arrays = tuple[ShapeArray, ...]
@@ -170,7 +170,7 @@ def _average_pooling(function: Any, x: Any) -> Arrays:
 
 
 def _pooled(function: Any, x: Any) -> ShapeArray:
-    geometry = _windows(function)
+    geometry = pooling_geometry(function)
     if isinstance(function, AveragePooling2D):
         geometry = geometry._replace(cover_all=False)
     sizes = geometry.output_sizes(x.shape[2:])
@@ -178,7 +178,7 @@ def _pooled(function: Any, x: Any) -> ShapeArray:
 
 
 def _unpooling_2d(function: Any, x: Any) -> Arrays:
-    found = _windows(function).input_sizes(x.shape[2:])
+    found = pooling_geometry(function).input_sizes(x.shape[2:])
     asked = function.outh, function.outw
     sizes = tuple(b if a is None else a for a, b in zip(asked, found))
     function.outh, function.outw = sizes
@@ -188,21 +188,8 @@ def _unpooling_2d(function: Any, x: Any) -> Arrays:
 
 def _unpooling_nd(function: Any, x: Any) -> Arrays:
     function.retain_inputs(())
-    function.outs = function.outs or _windows(function).input_sizes(x.shape[2:])
+    function.outs = function.outs or pooling_geometry(function).input_sizes(x.shape[2:])
     return (_like(x, (*x.shape[:2], *function.outs)),)
-
-
-def _windows(function: Any) -> Geometry:
-    if hasattr(function, "ksize"):
-        shape = function.ksize, function.stride, function.pad
-    else:
-        shape = (
-            (function.kh, function.kw),
-            (function.sy, function.sx),
-            (function.ph, function.pw),
-        )
-    dilation = (1,) * len(shape[0])
-    return Geometry(*map(tuple, shape), dilation, cover_all=bool(function.cover_all))
 
 
 def _positive(function: Any, sizes: tuple[int, ...]) -> tuple[int, ...]:

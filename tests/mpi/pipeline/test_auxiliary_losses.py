@@ -6,10 +6,10 @@ import chainer.links as L
 import numpy as np
 
 from divisible import Divisible, Plan, pop, stash
-from divisible.communication.flight_record import BEGIN, SEND, own_flight_record
 from pipeline import Pipeline
 from tests.support.equivalence import assert_close, make_batches, stages_of_rank
 from tests.support.mpiexec import assert_on_ranks, refused_on_ranks
+from tests.support.sent_messages import sent_in_a_step
 
 N_MICROBATCHES = 3
 
@@ -152,15 +152,7 @@ def sends_terms_alone(comm):
         accfun=accfun,
         timeout=30,
     ) as pipe:
-        pipe.step(x, t)
-        before = own_flight_record.log().entries[-1].number
-        pipe.step(x, t)
-        entries = own_flight_record.log().entries
-    texts = [
-        entry.text
-        for entry in entries
-        if entry.number > before and (entry.kind, entry.phase) == (SEND, BEGIN)
-    ]
+        texts = sent_in_a_step(pipe, x, t)
     found = [sum(f".{name}" in text for text in texts) for name in ("balance", "x")]
     terms, inputs = np.sum(comm.allgather(found), axis=0)
     # Each term of a microbatch goes straight to the last rank, and its gradient back.

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from divisible import Divisible, Plan, pop, stash
-from divisible.communication.flight_record import BEGIN, SEND, own_flight_record
 from pipeline import Pipeline
 from tests.support.equivalence import check_equal, make_batches, stages_of_rank
 from tests.support.mpiexec import assert_on_ranks
+from tests.support.sent_messages import sent_in_a_step
 
 N_USERS = 5
 
@@ -90,16 +90,7 @@ def sent_over_skips(comm, schedule, n_stages, n_microbatches):
     with Pipeline(
         stages, comm, n_microbatches=n_microbatches, schedule=schedule, timeout=30
     ) as pipe:
-        # Before the first step, ranks pass a few samples on besides.
-        pipe.step(x, t)
-        before = own_flight_record.log().entries[-1].number
-        pipe.step(x, t)
-        entries = own_flight_record.log().entries
-    texts = [
-        entry.text
-        for entry in entries
-        if entry.number > before and (entry.kind, entry.phase) == (SEND, BEGIN)
-    ]
+        texts = sent_in_a_step(pipe, x, t)
     return sum(".first" in text for text in texts)
 
 
