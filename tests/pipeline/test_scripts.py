@@ -16,6 +16,8 @@ from pipeline.training import signals
 def keep_settings(monkeypatch):
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    # The process remembers a stop of an earlier test.
+    monkeypatch.setattr(signals, "_has_stopped", False)
     handler = signal.getsignal(signal.SIGUSR1)
     yield
     signal.signal(signal.SIGUSR1, handler)
