@@ -28,7 +28,9 @@ IDLE, PAUSE, PATIENCE = 0.02, 0.05, 60.0
 STARTING, OF_POINT = 120, 600
 
 
-def run_points(points: Sequence[Point], module: str, job: dict[str, Any]) -> Any:
+def run_points(
+    points: Sequence[Point], module: str, job: dict[str, Any], seconds: float = OF_POINT
+) -> Any:
     """Runs a module's work for points, on hosts that are started once.
 
     Args:
@@ -37,6 +39,7 @@ def run_points(points: Sequence[Point], module: str, job: dict[str, Any]) -> Any
             `benchmarks.heterogeneous.rounds.in_turn`.
         job: Argument of the module's ``work``. The points are added as ``'points'``,
             and the folder for :func:`ask` as ``'shares'``.
+        seconds: Seconds that each point may take.
 
     Returns:
         The result of the first rank.
@@ -48,7 +51,7 @@ def run_points(points: Sequence[Point], module: str, job: dict[str, Any]) -> Any
             Hosts(n, points[0].cpu / n, points[0].rate),
             module,
             {"points": [to_json(point) for point in points], "shares": folder, **job},
-            STARTING + OF_POINT * len(points),
+            STARTING + seconds * len(points),
             serving(Path(folder)),
         )
 

@@ -95,7 +95,11 @@ def test_the_table(tmp_path, iterations, verdict):
 
 @pytest.mark.parametrize(
     ("words", "hosts", "threshold"),
-    [([], [4, 8], 0.1), (["--quick"], [4], 0.4), (["--threshold", "0.2"], [4, 8], 0.2)],
+    [
+        ([], [4], 0.1),
+        (["--quick", "--hosts", "2", "8"], [2, 8], 0.4),
+        (["--threshold", "0.2"], [4], 0.2),
+    ],
 )
 def test_the_command_line(monkeypatch, words, hosts, threshold):
     monkeypatch.setattr(sys, "argv", ["nettalk", *words])
