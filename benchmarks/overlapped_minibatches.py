@@ -218,6 +218,11 @@ def main() -> None:
     add("--rounds", type=int, default=3)
     add("--output", type=Path)
     arguments = parser.parse_args()
+    if not 0 <= arguments.clipped <= arguments.minibatches:
+        parser.error(
+            f"--clipped must be from 0 to --minibatches, {arguments.minibatches}, not"
+            f" {arguments.clipped}"
+        )
     prepare()
     keep_freed_memory()
 
