@@ -12,6 +12,7 @@ from tests.composition.cases import Case, parse
 from tests.composition.drawing import draw
 from tests.composition.driver import run_cases, run_one
 from tests.composition.judging import FAULT
+from tests.composition.rare import rare_cases
 from tests.composition.scripts import script
 from tests.composition.shrinking import shrink
 from tests.composition.tally import Tally, page
@@ -30,6 +31,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("case", nargs="*", help="cases, each as a line")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first case")
     parser.add_argument("-n", type=int, default=100, help="number of cases")
+    parser.add_argument(
+        "--rare",
+        type=int,
+        metavar="DRAWS",
+        help="take the cases among so many draws whose pairs of features have the"
+        " fewest cases in the file of --tally",
+    )
     parser.add_argument("--fault", default="", help="name of a fault to plant")
     parser.add_argument("--tally", type=Path, help="file to add the counts to")
     parser.add_argument("--page", type=Path, help="page to write from the counts")
@@ -37,7 +45,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--most-faults", type=int, default=sys.maxsize)
     options = parser.parse_args(arguments)
     cases = [parse(line) for line in options.case]
-    if not cases:
+    if options.rare is not None:
+        if options.tally is None:
+            parser.error("--rare needs --tally")
+        before = Tally.load(options.tally) if options.tally.exists() else Tally()
+        seeds = range(options.seed, options.seed + options.rare)
+        cases = rare_cases(before, options.n, seeds)
+    elif not cases:
         cases = map(draw, range(options.seed, options.seed + options.n))
     tally = Tally()
     counts: collections.Counter[str] = collections.Counter()

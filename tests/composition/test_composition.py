@@ -1,5 +1,6 @@
 """Everything with everything: drawn cases train as stock Chainer, or are refused."""
 
+import itertools
 import os
 
 import pytest
@@ -10,9 +11,11 @@ from tests.composition.drawing import cases, draw
 from tests.composition.driver import run_cases, run_one
 from tests.composition.faults import FAULTS
 from tests.composition.features import features
-from tests.composition.judging import FAULT, RIGHT
+from tests.composition.judging import FAULT, RIGHT, Verdict
+from tests.composition.rare import rare_cases
 from tests.composition.scripts import script
 from tests.composition.shrinking import candidates, shrink
+from tests.composition.tally import LEAST, Tally
 
 #: Cases within "make test", which take half a minute.
 SHARE = 30
@@ -46,6 +49,32 @@ def test_a_line_has_the_whole_case(case):
     for smaller in list(candidates(case))[:8]:
         assert parse(str(smaller)) == smaller
         features(smaller)
+
+
+def test_rare_pairs_are_chosen_first():
+    before, verdict = Tally(), Verdict(RIGHT)
+
+    def lacking(drawn):
+        after = Tally()
+        after.merge(before)
+        for case in drawn:
+            after.add(case, verdict)
+        return sum(max(0, LEAST - count.right) for count in after.counts.values())
+
+    for case in map(draw, range(200)):
+        before.add(case, verdict)
+    # Known pairs only, so that no case brings others to the sum.
+    drawn = [
+        seed
+        for seed in range(200, 600)
+        if {*itertools.combinations(features(draw(seed)), 2)} <= before.counts.keys()
+    ]
+    chosen = rare_cases(before, 10, drawn)
+    assert len({case.seed for case in chosen}) == 10
+    assert lacking(chosen) < lacking(map(draw, drawn[:10])) < lacking([])
+    for _ in range(LEAST):
+        before.add(chosen[0], verdict)
+    assert rare_cases(before, 1, [chosen[0].seed]) == []
 
 
 def test_a_case_is_shrunk_to_what_fails():
