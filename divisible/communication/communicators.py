@@ -110,8 +110,9 @@ def split(
 ) -> MPI.Comm:
     """Divides a communicator: ranks with equal colors get one together.
 
-    MPI has no split with a time limit. So a separate thread makes it, and this thread
-    waits until the timeout.
+    MPI has no split with a time limit. So ranks first wait for each other. A separate
+    thread then makes it, and this thread waits until the timeout: a rank may die
+    meanwhile.
 
     Args:
         comm (mpi4py.MPI.Comm): The communicator to divide.
@@ -136,6 +137,7 @@ def split(
             failed.append(error)
 
     with _enough_communicators("divide"):
+        wait_for_all(comm, comm.Ibarrier(), timeout, purpose)
         if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             # The script has chosen an MPI that only one thread may use.
             make()
