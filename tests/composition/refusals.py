@@ -125,6 +125,15 @@ REFUSALS: tuple[Refusal, ...] = (
         "weights on disk are too large for a copy of their gradients in memory",
     ),
     Refusal(
+        ("double_buffering", "streamed layers"),
+        lambda case: (
+            "streamed" in case.model.blocks
+            and any(dict(way.exchange).get("double_buffering") for way in case.ways)
+        ),
+        "is streamed from disk, and double_buffering=True keeps a copy",
+        "weights on disk are too large for a copy of their gradients in memory",
+    ),
+    Refusal(
         ("carry_state", "replicas"),
         lambda case: _carries(case) and any(way.n_replicas > 1 for way in case.ways),
         "carry_state goes together with replicas that have the same samples"
