@@ -92,7 +92,8 @@ def create_multi_node_optimizer(
         >>> optimizer.t
         1
 
-    See Oyama et al. (2017), Accelerating deep learning by 8-bit gradient exchange.
+    See Oyama et al. (2017), Reducing Communication in Data-Parallel Deep Learning by
+    Low-Precision Floating Point.
     """
     if pipeline is not None:
         options.setdefault("bucket_bytes", BUCKET_OF_STAGE)

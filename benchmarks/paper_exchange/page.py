@@ -98,8 +98,9 @@ def write(folder: Path, origin: Origin, curves: Curves, look: Look) -> None:
 def _setting(scale: Scale) -> list[str]:
     tasks = {task: scale.task(EXPERIMENTS[task, FLOAT]) for task in TASKS}
     return [
-        "Oyama, Nomura, Sato, Matsuoka: *Accelerating deep learning by 8-bit gradient"
-        " exchange* (2017). They train CaffeNet and GoogLeNet with 16 classes of"
+        "Oyama, Nomura, Sato, Matsuoka: *Reducing Communication in Data-Parallel Deep"
+        " Learning by Low-Precision Floating Point* (2017, in Japanese). They train"
+        " CaffeNet and GoogLeNet with 16 classes of"
         " ILSVRC2012. Here networks of the same shape read scikit-learn's digits of 8 x"
         " 8 pixels: 997 to train, 800 to test. CaffeNet has 5 convolutions, and 3 fully"
         " connected layers with most of its parameters. GoogLeNet has 22 convolutions"
