@@ -15,8 +15,8 @@ in a sum of gradients one infinity would spoil the step. *Infinities and NaN sta
 they are*, so that whoever looks for overflow after an exchange still finds it. Apart
 from saturation the codes are those of ``ml_dtypes.float8_e5m2``.
 
-See section 3.1 of Oyama et al., Reducing Communication in Data-Parallel Deep Learning by
-Low-Precision Floating Point (2017); there, infinities saturate too.
+See section 3.1 of Oyama et al., Reducing Communication in Data-Parallel Deep Learning
+by Low-Precision Floating Point (2017); there, infinities saturate too.
 """
 
 from __future__ import annotations
