@@ -56,6 +56,7 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
     float8_bits, float8  e5m2 and e4m3 as bits; e5m2 of arrays, and their rounded sums
     wire_gpu             gradients in fewer bits, on a GPU
     memory               freed arrays, kept for the next step; memory that is free
+    memory_limits        memory that a process may still take
     fusion               chains of pointwise functions as one function each
     speed                how fast operators are here, with kernels and without
     text_table           tables of text, such as that of chains

@@ -28,6 +28,7 @@ them into stages of equal time, and :func:`best_plan` also chooses how to run th
     random_streams    random numbers by layer and microbatch
     late_seeds        seeds of NumPy's generator that wait until a layer draws
     early_draws       weights that a serial script draws in its first minibatch
+    running_averages  averages that a function moves by itself, as a PyTorch module
     layer_texts       layers as texts, to be compared and read
     minibatch         x and t as arrays, cut into microbatches, joined
     dtypes            floating-point types of layers and losses
@@ -36,8 +37,10 @@ them into stages of equal time, and :func:`best_plan` also chooses how to run th
     side_files        files that a run can do without: logs and pictures
     weighted_means    means of numbers with weights
     number_lists      arguments of users: one for all, or one for each
+    keywords          errors that name the right keyword for a wrong one
     records           plans, profiles and timelines from files, with checked fields
     terminal_text     text from files, made safe for a terminal
+    notebook_html     objects as HTML, for notebooks
     user_warnings     warnings that point to the line of a script
     optimizer_wrapper an optimizer that wraps another one
     optimizer_hooks   the hooks of an optimizer, or of an update rule
@@ -46,7 +49,8 @@ them into stages of equal time, and :func:`best_plan` also chooses how to run th
     placement         the numbering of ranks in a grid of replicas and stages
     lazy_names        names of a package that are imported when they are first used
 
-    schedules, communication, deferred, backward, planning, chains, streaming: packages
+    schedules, communication, deferred, backward, planning, chains, streaming, explore:
+    packages
 
 Names are imported when they are first used, so that schedules can be planned and
 simulated, and timelines drawn, without Chainer and MPI.

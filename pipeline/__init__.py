@@ -22,6 +22,7 @@
     watching         the state of a run in files, for a terminal and a report
     smoke            hosts and links, measured and judged before a run
     porting          training scripts rewritten for a pipeline
+    compressing      smaller models by trying: "divisible compress"
     command_line     the command line
 
     scripts          runs a training script: "divisible run", "python -m pipeline"

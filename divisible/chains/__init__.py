@@ -10,6 +10,7 @@
     positional         arguments of links, by position
     read_arrays        arrays of variables, which a forward reads
     random_draws       random numbers of the forward itself, which are refused
+    written_weights    weights that the forward writes itself, which are refused
     traced_arrays      arrays that record the operations on them
     made_arrays        arrays by np.array and np.zeros, which record as well
     array_operations   these operations, which are layers

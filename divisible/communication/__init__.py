@@ -17,16 +17,19 @@
     wait_queries       questions to other ranks: which ranks are missing from a wait
     exit_notices       notices of ranks that have ended their script
     late_numbers    numbers of other ranks that are read when asked for
-    late_objects    objects of another rank, likewise
+    late_objects    objects of other ranks that are read when asked for
     collectives     operations of all ranks: gather, broadcast, clocks
     agreement       arguments that all ranks compare before they begin
     attempts        calls that succeed on all ranks, or fail on all
     communicators   this package's own communicators: making and freeing them
+    busy            communicators with messages under way, which must not be freed
     parameter_sums  a number for each parameter of all ranks
     signatures      tensors, and their shapes and dtypes
     static_shapes   shapes of messages that follow from the number of samples
     buffers         the memory of messages while MPI uses it
     receive_buffers arrays that messages come into
+    wire            wire dtypes: one entry for each
+    narrowing       messages between stages in fewer bits
     transport       channels: post, send, receive
     shared_memory   memory that several processes of a host map
     windows         memory of a receiver, into which a sender puts messages

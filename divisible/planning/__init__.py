@@ -37,6 +37,9 @@
     plan_texts         a plan in a line of text
     plan_traffic       bytes that the ranks of a plan send in a step
     expected_costs     the expected costs of stages and of the exchange
+    stage_costs        the costs of the stages of a schedule, from those of layers
+    messages           the dtypes of messages, chosen for each edge and direction
+    message_plan       these dtypes, as a plan has them
 
     cost_model         seconds and bytes of a schedule's step, for any cuts
     possible_stages    the costs of every possible stage

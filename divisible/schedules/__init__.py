@@ -6,6 +6,7 @@
     table               the actions of all ranks as columns
     schedule            for each rank its actions, in order
     grid                as text, and back
+    grid_html           as HTML, for notebooks
     dependencies        what each action waits for
     validation          proof that a schedule is complete, in order, free of deadlock
     absences            when microbatches wait on a disk
@@ -15,14 +16,14 @@
     building_blocks     schedules that hold little: one block, repeated
     dual_pipe           DualPipeV
     weight_versions     two versions of the weights, and no flush
-    pipedream           PipeDream-2BW, which has them
+    pipedream           PipeDream-2BW, a schedule with two versions
     catalogue           schedules by name, with all that is known of each
-    formulas            how long their steps take, in closed form
+    formulas            the time of their steps, in closed form
     schedule_files      schedules in files, and names that may be of such files
     greedy              a schedule made for given costs by one order of preference
     list_scheduling     the best of several such schedules, and of the catalogue's
     optimal             the shortest schedule for given costs, by a solver
-    order_problem       what must hold of the order that the solver chooses
+    order_problem       conditions on the order that the solver chooses
     constraint_solver   the shortest order by CP-SAT
     integer_solver      the shortest order by HiGHS
     groups              a schedule with groups of weight gradients
@@ -31,8 +32,8 @@
     lowering            the sends and receives between the actions
     rank_program        the actions and messages of one rank
     first_forwards      the forwards that need no backward on any rank
-    late_programs       those of one rank, with two weight versions
-    costs               what stages and edges cost
+    late_programs       the actions of one rank, with two weight versions
+    costs               the costs of stages and messages
     lower_bound         seconds that no order of the actions goes below
     simulator           how long a schedule takes
     minibatches         several minibatches one after the other

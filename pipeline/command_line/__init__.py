@@ -12,6 +12,14 @@
     stragglers       stragglers
     compress         compress
     run              run
+    keep_going       run --keep-going
+    control          control
+    watch            watch
+    report           report
+    smoke            smoke
+    explore          explore
+    schedule         schedule
+    search           schedule search
     port             port
 
     options          options that several commands share, and parsers of their values

@@ -5,6 +5,7 @@
     porting             a script in, its port and findings out
     catalogue           the rules, one for each noun
     script              a script that is read, and not run
+    neighbours          modules beside the script that it imports
     parts               its model, optimizer, iterator and updater
     edits, findings     changes of the source, and their reasons
 

@@ -6,6 +6,8 @@
     segment           a run of layers, computed or recomputed as one
     groups            how layers run on several microbatches as one
     stage_groups      groups on their way through a stage: joined, run, taken apart
+    group_masks       dropout masks of each microbatch of a group
+    stage_skips       skip connections of a stage, and the routes of their tensors
     held              what is held in between: the graph, or only the inputs
     held_elsewhere    microbatches held outside memory between forward and backward
     leaving_arrays    takes their arrays out of a graph, and puts them back

@@ -28,4 +28,5 @@ and features that only some runs use::
     confirming       updates that are confirmed after they have been made
     unconfirmed_forwards  forwards that run before the update is confirmed
     two_versions     steps whose gradients come one minibatch late
+    accumulated      gradients of earlier steps, to which a step adds its own
 """

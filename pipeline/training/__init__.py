@@ -6,6 +6,8 @@
     arguments       arguments of the updater that one rank can check alone
     one_trainer     the trainers of all ranks as one
     lasting_reports Chainer's reports, which end no training on a full disk
+    late_reports    Chainer's reports, one minibatch later
+    trigger_texts   triggers as texts, equal if they fire at the same minibatches
     shared_reports  values that extensions report, on all ranks
     confirmed_updates  updates that are confirmed before extensions read parameters
     sharing_place   the place among extensions where ranks share these values
