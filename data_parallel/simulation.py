@@ -127,7 +127,10 @@ def simulate_exchange(
         if ratio and weights is None:
             raise ValueError(oyama2017.NEEDS_WEIGHTS)
         if residuals is not None:
-            raise ValueError("strategy 'oyama2017' knows no residuals")
+            raise ValueError(
+                "strategy 'oyama2017' has no error feedback: leave residuals out, or"
+                " give strategy='two_roundings'"
+            )
         of_array = _flat([weights], "weights", shape)[0] if ratio else None
         if n_samples is not None:
             flat = [

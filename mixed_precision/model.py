@@ -125,7 +125,7 @@ def _rounded(weights: Any, what: str) -> Any:
     if not bool(chainer.backend.get_array_module(rounded).isfinite(rounded).all()):
         raise OverflowError(
             f"{what} has weights that are not finite in float16, whose largest number"
-            f" is 65504"
+            f" is 65504. Give smaller ones, or leave the layer in float32 by keep="
         )
     return rounded
 

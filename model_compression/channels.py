@@ -109,8 +109,8 @@ def channels_of(
         )
     if len(starts) > 1:
         raise ValueError(
-            f"{rule}: {weight} is used at {len(starts)} places, at each of which its"
-            f" channels would have to be the same"
+            f"{rule}: {weight} is used at {len(starts)} places, which may need each of"
+            f" its channels: granularity='row' keeps them as zeros"
         )
     (line, place) = starts[0]
     first = known[starts[0]]
@@ -122,7 +122,7 @@ def channels_of(
         if note.link is not None and users.count(note.link) > 1:
             raise ValueError(
                 f"{rule}: the channels of {weight} reach {note.link}, which is used"
-                f" at several places"
+                f" at several places: granularity='row' keeps them as zeros"
             )
         if note.kind == NORMALIZING:
             _check_axes(weight, note, first.n_dims, rule)
@@ -133,7 +133,7 @@ def channels_of(
             if left or (n_each != 1 and not note.is_flat) or not n_each:
                 raise ValueError(
                     f"{rule}: {note.weight} reads {note.n_in} channels, not the"
-                    f" {first.n_out} of {weight}"
+                    f" {first.n_out} of {weight}: granularity='row' keeps them as zeros"
                 )
             _check_own(weight, [weight, note.weight, *parameters], known, rule)
             _check_weights(weight, [weight, note.weight], layers, rule)
@@ -156,7 +156,7 @@ def channels_of(
             )
     raise ValueError(
         f"{rule}: the channels of {weight} are the outputs of the model, or of the list"
-        f" {line or '/'} in it"
+        f" {line or '/'} in it, and must stay: leave the layer out of the rule"
     )
 
 

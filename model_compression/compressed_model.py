@@ -121,7 +121,8 @@ class CompressedModel:
         for rank, (theirs, _, _) in enumerate(said):
             if theirs != said[0][0]:
                 raise DisagreementError(
-                    f"the compression plans of rank 0 and rank {rank} differ"
+                    f"the compression plans of rank 0 and rank {rank} differ: give all"
+                    f" ranks the same rules"
                 )
         layers = together(layers for _, layers, _ in said)
         known = {k: v for _, _, words in said for k, v in words.items()}

@@ -135,7 +135,10 @@ def _check_metric(metric: Any, tolerance: Any, better: str) -> None:
     if tolerance is None:
         return
     if metric is None:
-        raise ValueError("a tolerance needs the metric that it is of")
+        raise ValueError(
+            "tolerance needs a metric: give metric='validation/main/accuracy', or"
+            " another name that an evaluator reports"
+        )
     is_number = isinstance(tolerance, Real) and not isinstance(tolerance, bool)
     if not is_number or not 0 <= tolerance < float("inf"):
         raise ValueError(f"tolerance must be 0 or more, not {tolerance!r}")

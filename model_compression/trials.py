@@ -162,7 +162,10 @@ def _trials(methods: Any, degrees: Any, granularity: Any) -> list[Rule]:
     rules: list[Rule] = []
     for method in (methods,) if isinstance(methods, str) else methods:
         if method == "taylor":
-            raise ValueError("'taylor' needs gradients, and nothing trains here")
+            raise ValueError(
+                "'taylor' needs gradients, and no layer trains in these trials: try"
+                " 'magnitude', 'l1' or 'l2'"
+            )
         if str(method).startswith(("int", "codebook")):
             rules.append(Quantize(method))
         else:
@@ -171,7 +174,7 @@ def _trials(methods: Any, degrees: Any, granularity: Any) -> list[Rule]:
                 for each in degrees
             ]
     if not rules:
-        raise ValueError("there is no method, or no degree, to try")
+        raise ValueError("methods or degrees is empty: give one of each at least")
     return rules
 
 

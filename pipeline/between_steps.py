@@ -338,7 +338,9 @@ class BetweenSteps:
             StallError: If another rank does not answer in time.
         """
         if (record := self._step.record) is None:
-            raise RuntimeError("no step has been run yet")
+            raise RuntimeError(
+                "no step has been run yet: call step() before timeline()"
+            )
         with self._call("timeline"):
             self._ranks.calls.compare()
             return self._ranks.timeline(

@@ -89,7 +89,8 @@ def cut_plan(
         again = layers_to_recompute(model, cuts, limits) if chooses else ()
         if again is None:
             raise MemoryLimitError(
-                f"cut at {cuts}, a stage does not fit, whichever layers are recomputed"
+                f"cut at {cuts}, a stage does not fit, whichever layers are recomputed."
+                " Use more ranks or smaller microbatches."
             )
         chosen, on_disk = recomputing(model, again, cuts), None
         _check_memory(cuts, chosen, memory)

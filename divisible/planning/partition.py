@@ -98,7 +98,10 @@ def partition(
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
     if cuts is not None and method != "optimal":
-        raise ValueError(f"cuts are given, so there is nothing for {method!r} to cut")
+        raise ValueError(
+            f"cuts are given, so there is nothing for method={method!r} to cut: leave"
+            f" one of the two out"
+        )
     if not 1 <= n_stages <= len(profile):
         raise ValueError(
             f"{len(profile)} layers cannot be cut into {n_stages} stages: each stage"

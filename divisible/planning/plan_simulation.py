@@ -230,7 +230,7 @@ def _used(plan: Plan, machine: Machine) -> Machine:
     if machine.ranks < plan.n_ranks:
         raise ValueError(
             f"the plan {plan.cuts} is for {plan.n_ranks} ranks, but the machine has"
-            f" {machine.ranks}"
+            f" {machine.ranks}: give a machine with more ranks, or make another plan"
         )
     return replace(machine, ranks=plan.n_ranks)
 

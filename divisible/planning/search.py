@@ -210,7 +210,8 @@ def _check_size(profile: Profile, batch: int) -> None:
     n_bytes = batch / profile.n_samples * of_layers
     if n_bytes >= 2**62:
         raise ValueError(
-            f"batch is {batch}, for which the layers would hold {n_bytes:.0e} bytes"
+            f"batch is {batch}, for which the layers would hold {n_bytes:.0e} bytes:"
+            f" give the samples of one minibatch"
         )
 
 

@@ -44,20 +44,20 @@ def _degrees(text: str) -> list[float]:
     metavar="METRIC=CHANGE",
     required=True,
     help="How much worse a metric of the evaluator may become: accuracy=-0.5 for half a"
-    " point of a percent, loss=+0.02, or loss=+2% of the dense one.",
+    " point of a percent, loss=+0.02, or loss=+2% for 2 % of the dense model's loss.",
 )
 @click.option(
     "--bytes",
     "n_bytes",
     type=options.Parsed("size", _size),
-    help="Bytes that the weights may have in the end: a part of the dense ones, such as"
-    " 0.2, or 300KB.  [default: as few as the budget allows]",
+    help="Bytes of the weights in the end: a fraction of the dense model's, such as"
+    " 0.2, or a size, such as 300KB.  [default: as few as the budget allows]",
 )
 @click.option(
     "--time",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="Part of the layers' time that may be left in the end; with --granularity"
-    " channel. It follows from the parts of channels that go.",
+    help="Fraction of the layers' time in the end, with --granularity channel. It is"
+    " computed from the channels that remain.",
 )
 @click.option(
     "--methods",
@@ -98,7 +98,7 @@ def _degrees(text: str) -> list[float]:
     type=options.NUMBER,
     default=8,
     show_default=True,
-    help="Most rounds, with those that cost too much.",
+    help="Largest number of rounds, with those that are not kept.",
 )
 @click.option(
     "--epochs", type=float, help="Epochs of a round.  [default: the script's]"

@@ -75,7 +75,9 @@ def _fleet(wish: Wish, job: Job) -> Fleet:
         known, most = {host.name for host in hosts}, max(host.slots for host in hosts)
         for host in read_hosts(wish.spares):
             if host.name in known:
-                raise click.UsageError(f"{host.name} is a host and a spare one")
+                raise click.UsageError(
+                    f"{host.name} is in --hosts and in --spares: leave it out of one"
+                )
             hosts.append(host._replace(slots=host.slots or most))
     fits = _fits(wish.plan, wish.n_ranks)
     fleet = Fleet(hosts, wish.n_ranks, wish.shrink, job.answering, fits)
@@ -101,7 +103,9 @@ def _fits(plan: str | None, n_ranks: int) -> Callable[[int], bool]:
         return lambda n_ranks: True
     path = plan.replace(RANKS, str(n_ranks))
     if not os.path.exists(path):
-        raise click.BadParameter(f"there is no plan {path}", param_hint="--plan")
+        raise click.BadParameter(
+            f"there is no plan {path}: make it with divisible plan", param_hint="--plan"
+        )
     return lambda n_ranks: os.path.exists(plan.replace(RANKS, str(n_ranks)))
 
 

@@ -58,9 +58,11 @@ _OF_A_MACHINE = ("memory", "network", "speeds", "disk")
 @click.command("plan")
 @options.profiles(required=False)
 @click.option(
-    "--ranks", type=options.NUMBER, help="Number of ranks; chooses everything."
+    "--ranks", type=options.NUMBER, help="Number of ranks: choose the whole plan."
 )
-@click.option("--stages", type=options.NUMBER, help="Number of stages; only cuts.")
+@click.option(
+    "--stages", type=options.NUMBER, help="Number of stages: only cut the model."
+)
 @click.option(
     "--memory",
     type=options.Parsed("size,...", parse_bytes, several=True),
@@ -306,8 +308,8 @@ def _cut(profiles, stages, given) -> Plan:
             given[one], *more = given.pop(several)
             if more:
                 raise click.UsageError(
-                    "with --stages there is one --microbatches, --schedule and"
-                    " --recompute"
+                    "with --stages give one --microbatches, one --schedule and one"
+                    " --recompute; --ranks tries several"
                 )
     return partition(profiles[0], stages, **given)
 

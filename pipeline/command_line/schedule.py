@@ -129,7 +129,10 @@ def compare_command(
             costs = stage_costs(profile, schedule)
         timelines[schedule.name] = simulate(schedule, costs)
     if len(timelines) < len(found):
-        raise click.UsageError("two schedules have one name: change it in a file")
+        raise click.UsageError(
+            "two schedules have the same name: change the name in the first line of a"
+            " file"
+        )
     _print_comparison(timelines)
     if plot is not None:
         titled = {f"{name}: {describe(each)}": each for name, each in timelines.items()}

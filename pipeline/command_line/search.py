@@ -48,7 +48,7 @@ def _seconds(text: str) -> float:
 @options.plot
 @options.speaking
 def search_command(plan, profiles, held, seconds, output, plot) -> None:
-    """Searches the shortest schedule for the stages of a plan, and proves how short.
+    """Searches for the shortest schedule of a plan's stages, and proves a bound.
 
     A solver orders the forwards, input gradients and weight gradients of each rank. No
     schedule of these stages, within the same memory, takes less time than the printed

@@ -96,10 +96,14 @@ def simulate_command(
     own = changes.pop("schedule") if _has_file(changes) else None
     if own is not None and "n_microbatches" in changes:
         raise click.UsageError(
-            f"--microbatches: the schedule of the file has {own.n_microbatches}"
+            f"--microbatches: the schedule of the file has {own.n_microbatches}. Leave"
+            f" --microbatches out"
         )
     if "exchange_dtype" in changes and plan.replicas == 1:
-        raise click.UsageError("--exchange-dtype: the plan has no replicas")
+        raise click.UsageError(
+            "--exchange-dtype: the plan has no replicas. Leave it out, or make a plan"
+            " with divisible plan --replicas"
+        )
     if "recompute" in changes:
         plan = replace(plan, recomputed=())
     profiles = sort_profiles(profiles or profiles_of(plan))

@@ -20,7 +20,7 @@ from pipeline.rebalancing.log import read_log, slow_ranks, stragglers
 )
 @options.speaking
 def stragglers_command(checks, below: float) -> None:
-    """Lists the hosts that fell behind in a run, with the time, and slow hosts.
+    """Lists the hosts of a run that fell behind, with the time, and the slow ones.
 
     LOG is the file rebalancing.jsonl that the extension Rebalance writes, or its
     folder.

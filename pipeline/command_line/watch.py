@@ -28,8 +28,10 @@ from pipeline.watching.screen import screen_of
     metavar="SECONDS",
     help="Seconds between two looks at the files.",
 )
-@click.option("--once", is_flag=True, help="Look once.")
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON a look.")
+@click.option("--once", is_flag=True, help="Print the state once, and end.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print each state as a line of JSON."
+)
 @click.option(
     "--events",
     type=click.IntRange(0),

@@ -98,7 +98,10 @@ def export(
                 f" 'divisible[{to}]'"
             ) from error
     if form.needs_model and (model is None or x is None):
-        raise ValueError(f"{to} needs the model and the shape of its input")
+        raise ValueError(
+            f"{to} needs the model and the shape of its input: give both, in a terminal"
+            f" as --model MODULE:MODEL --input SHAPE"
+        )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.npz"
         export_npz(snapshot, file)
@@ -162,7 +165,10 @@ def _same_arrays(source: Source, again: Mapping[str, np.ndarray]) -> str:
         if not array.dtype.hasobject
     )
     if not same:
-        raise ValueError("what was read again is not what was written")
+        raise ValueError(
+            "the arrays that were read from the file are not those that were written."
+            " Write to another disk"
+        )
     return f"{len(source.arrays)} arrays, equal to the snapshot's"
 
 

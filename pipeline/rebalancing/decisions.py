@@ -328,7 +328,10 @@ def _schedule(
     if isinstance(schedule, Schedule):
         return schedule
     if n_microbatches is None:
-        raise ValueError(f"n_microbatches is missing, for the schedule {schedule!r}")
+        raise ValueError(
+            f"n_microbatches is missing: the schedule {schedule!r} is a name, without a"
+            f" number of them"
+        )
     per_rank = CATALOGUE[schedule].stages_per_rank if schedule in CATALOGUE else 1
     return create(schedule, n_stages, n_microbatches, n_stages // per_rank)
 

@@ -141,10 +141,16 @@ def check_stages(stage: Divisible | Sequence[Divisible]) -> list[Divisible]:
                 f" {type(part).__name__}"
             )
     if not mine:
-        raise ValueError("stage is an empty list: each rank needs a stage")
+        raise ValueError(
+            "stage is an empty list: give this rank one stage at least, as of"
+            " model.divide(start, end)"
+        )
     for part in mine:
         if part.model_layers != mine[0].model_layers:
-            raise ValueError("the stages of this rank are parts of different models")
+            raise ValueError(
+                "the stages of this rank are parts of different models: divide one"
+                " model for all of them"
+            )
         part.check_cuttable()
         _refuse_states(part)
     return sorted(mine, key=lambda part: part.layer_range)
@@ -212,8 +218,8 @@ def check_hold(hold_in: str | os.PathLike, device: chainer.backend.Device) -> No
         return
     if hold_in == "host":
         raise ValueError(
-            f"hold_in='host' is for what a GPU has computed, in the memory of its host;"
-            f" it is not there yet. The stage is on {device}: use 'memory' or, with"
+            f"hold_in='host' does not work yet: it would hold a GPU's activations in"
+            f" the memory of its host. The stage is on {device}: use 'memory' or, with"
             f" NumPy's arrays, 'disk'"
         )
     is_path = isinstance(hold_in, os.PathLike)
@@ -280,7 +286,10 @@ def count_microbatches(schedule: str | Schedule, n_microbatches: int | None) -> 
         )
     schedule.validate()
     if len(schedule) == len(schedule.forward_only()):
-        raise ValueError(f"the schedule {schedule.name!r} has no backward")
+        raise ValueError(
+            f"the schedule {schedule.name!r} has no backward, so it cannot train: give"
+            f" one with B, or I and W"
+        )
     return schedule.n_microbatches
 
 

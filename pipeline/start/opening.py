@@ -291,7 +291,8 @@ def _check_besides(arguments: Arguments, wish: PlanWish, n_ranks: int) -> None:
         raise TypeError(f"machine must be a Machine, not {type(wish.machine).__name__}")
     if wish.machine is not None and wish.machine.ranks != n_ranks:
         raise ValueError(
-            f"machine has {count(wish.machine.ranks, 'rank')}, but there are {n_ranks}"
+            f"machine has {count(wish.machine.ranks, 'rank')}, but there are {n_ranks}:"
+            f" give Machine(ranks={n_ranks}, ...)"
         )
 
 

@@ -58,7 +58,10 @@ def read_hosts(text: str) -> list[Host]:
             lines = [line.partition("#")[0].split() for line in file]
         return _merged(_host(" ".join(words)) for words in lines if words)
     if os.sep in text:
-        raise ValueError(f"there is no file {text} with hosts")
+        raise ValueError(
+            f"there is no file {text} with hosts: give the name of a file, or a list"
+            f" such as node1:4,node2:4"
+        )
     return _merged(_host(part.strip()) for part in text.split(","))
 
 

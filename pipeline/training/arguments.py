@@ -22,7 +22,10 @@ def by_name(optimizer: Any) -> dict[str, chainer.Optimizer]:
     """
     if isinstance(optimizer, Mapping):
         if "main" not in optimizer:
-            raise ValueError(f"no optimizer is called 'main': {sorted(optimizer)}")
+            raise ValueError(
+                f"no optimizer is called 'main', only {sorted(optimizer)}: give the"
+                f" optimizer of the stages the name 'main'"
+            )
         # 'main' comes first in any case.
         return {"main": optimizer["main"], **optimizer}
     several = enumerate(as_list(optimizer))

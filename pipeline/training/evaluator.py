@@ -241,7 +241,9 @@ def predict(
     if errors:
         raise errors[0]
     if not outputs:
-        raise ValueError("there are no samples to predict anything for")
+        raise ValueError(
+            "the data set has no samples to predict for: give at least one sample"
+        )
     with chainer.using_device(chainer.backend.get_device_from_array(*outputs[0])):
         columns = concatenate(outputs, sizes, axis)
     return columns[0] if len(columns) == 1 else columns

@@ -52,13 +52,19 @@ def read_run_log(path: str | os.PathLike) -> dict[str, list[Curve]]:
         try:
             entries = json.load(file)
         except (RecursionError, ValueError) as error:
-            raise ValueError(f"{os.fspath(path)} is no log: {error}") from None
+            raise ValueError(
+                f"{os.fspath(path)} is no log of LogReport: {error}"
+            ) from None
     if not isinstance(entries, list):
-        raise ValueError(f"{os.fspath(path)} is no log: it holds {shown(entries)}")
+        raise ValueError(
+            f"{os.fspath(path)} is no log of LogReport: it holds {shown(entries)}"
+        )
     points: dict[str, list[tuple[float, float]]] = {}
     for place, entry in enumerate(entries):
         if not isinstance(entry, Mapping):
-            raise ValueError(f"{os.fspath(path)} is no log: it holds {shown(entry)}")
+            raise ValueError(
+                f"{os.fspath(path)} is no log of LogReport: it holds {shown(entry)}"
+            )
         step = entry.get("iteration", place)
         for name, value in entry.items():
             if name not in _AXES and _is_finite(value) and _is_finite(step):

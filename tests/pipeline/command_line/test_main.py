@@ -484,7 +484,7 @@ def test_everything_has_help():
                 *("--recompute", "always", "--recompute", "never"),
             ],
             2,
-            "with --stages there is one --microbatches, --schedule and --recompute",
+            "with --stages give one --microbatches, one --schedule and one --recompute",
         ),
         (
             [

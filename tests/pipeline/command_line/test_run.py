@@ -62,7 +62,7 @@ def test_a_supervisor_is_refused_below_a_launcher(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "options, words",
     [
-        (["--hosts", "a,b", "--spares", "b"], "b is a host and a spare one"),
+        (["--hosts", "a,b", "--spares", "b"], "b is in --hosts and in --spares"),
         (["--spares", "c"], "give --hosts"),
         (["--hosts", "a:1,b:1"], "-n 3 are more ranks than"),
         (["--hosts", "a,b", "--launcher", "mine"], "'mine' is not known"),

@@ -108,7 +108,10 @@ def test_names_from_files_are_no_html(tmp_path):
     assert re.findall(r"<(?:script|b|i)\b", page) == []
     assert "\x1b" not in page
     (run / "log").write_text("[1]")
-    assert "log is no log: it holds 1" in Page(report_html(RunWatch(run).look())).text
+    assert (
+        "log is no log of LogReport: it holds 1"
+        in Page(report_html(RunWatch(run).look())).text
+    )
 
 
 def test_the_newest_timeline_is_found_among_other_files(tmp_path):
