@@ -99,8 +99,8 @@ class Pipeline(WithCopies):
             backward: ``'memory'``; a directory, for a file in it; or ``'disk'``, for
             that of temporary files. See :mod:`pipeline.stages.held_elsewhere`.
             With a plan, a directory is the place of everything that the plan has on
-            disk, weights included. ``'memory'`` and ``'disk'`` take precedence over the
-            plan.
+            disk, weights included. The words ``'memory'`` and ``'disk'`` take
+            precedence over the plan.
         hold_dtype (str): ``'bfloat16'`` to round float32 activations in host memory
             while they wait for their backward, which takes half of the memory: see
             :doc:`/howto/memory`; ``'float32'`` for their own dtype.
@@ -117,10 +117,10 @@ class Pipeline(WithCopies):
             the first minibatches, as long as they are faster and fit into memory.
         overlap_minibatches (bool or 'auto'): Whether :meth:`step` returns while other
             ranks are still in the minibatch. Its result then waits for them when it is
-            read. Parameters and results have the same bits. ``'auto'`` waits as the
-            plan predicts, or if a feature needs the whole model. ``True`` corrects an
-            update later, or refuses the feature: :mod:`pipeline.step.overlap`,
-            :meth:`confirm_update`.
+            read. Parameters and results have the same bits. With ``'auto'`` it waits as
+            the plan predicts, or if a feature needs the whole model. With ``True`` it
+            corrects an update later, or refuses the feature:
+            :mod:`pipeline.step.overlap`, :meth:`confirm_update`.
         plan (Plan, path or 'auto'): Cuts of the model and all other choices for a run:
             a plan, the path of its file, which rank 0 reads, or ``'auto'``. A plan with
             replicas makes a grid of ``comm``. With ``'auto'``, rank 0 measures the

@@ -56,7 +56,7 @@ class Reset:
 
 
 class Blanks:
-    """The modules within a module that can be filled anew.
+    """The modules within a module whose parameters can be drawn again.
 
     Args:
         module (torch.nn.Module): The module, on the device "meta" or in part.

@@ -118,7 +118,7 @@ class TorchLayer(chainer.Link):
         Args:
             args: Variables, arrays, other values, and tuples, lists and dictionaries
                 of them.
-            kwargs: The same, by keyword.
+            kwargs: Values of these kinds, by keyword.
 
         Returns:
             What the module returns, with variables in the place of tensors. Those that
@@ -150,7 +150,7 @@ class TorchLayer(chainer.Link):
                 self._freeze(param, True)
 
     def _freeze(self, param: chainer.Parameter, is_frozen: bool) -> None:
-        """Lets optimizers update a parameter, or not, so that it does not decay."""
+        """Freezes a parameter for optimizers, so that it does not decay, or frees it."""
         if is_frozen and param.update_rule.enabled:
             param.update_rule.enabled = False
             self._frozen.add(param.name)
@@ -258,7 +258,7 @@ def _is_leaf(value: Any) -> bool:
 
 
 def share_before(module: nn.Module, layer: TorchLayer) -> None:
-    """Lets a layer share memory before the state of a module is read or loaded.
+    """Shares the memory of a layer before the state of a module is read or loaded.
 
     Args:
         module (torch.nn.Module): The module of the layer, or one that has parts of it.

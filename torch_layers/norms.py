@@ -67,7 +67,7 @@ def prepare(module: nn.Module) -> None:
 
 @contextmanager
 def collecting(collect: Collect) -> Iterator[None]:
-    """Lets the modules that this thread calls report their statistics.
+    """Collects the statistics of the modules that this thread calls.
 
     Args:
         collect: Called with the averages of a module and a sample of statistics.

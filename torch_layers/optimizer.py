@@ -118,7 +118,7 @@ class TorchOptimizer(chainer.GradientMethod):
             )
         for scheduler, state in zip(self._schedulers, found):
             scheduler.load_state_dict(state)
-        # Those of another optimizer stay there.
+        # Values that another optimizer has saved are not loaded.
         if saved.keys() == values.keys():
             for name, value in saved.items():
                 is_tuple = isinstance(value, list)

@@ -90,8 +90,8 @@ def best_plan(
 
     Args:
         profile: Costs of the layers. A profile at one size of microbatch is scaled in
-            proportion, which flatters small microbatches; give several, such as at the
-            whole minibatch, a quarter and a sixteenth of it.
+            proportion, which makes small microbatches look too fast. Give several, such
+            as at the whole minibatch, a quarter and a sixteenth of it.
         machine: The ranks with their memory, speeds, links and disks. A disk is used
             where memory does not suffice: microbatches wait there for their backward
             (``plan.hold_in``), or weights of layers are there (``plan.streamed``).
@@ -111,8 +111,8 @@ def best_plan(
             product to try. By default 1, 4 and all, if there are profiles at several
             sizes, which show what groups gain.
         hold_dtypes: The dtypes to try in which activations of float32 wait for their
-            backward (``plan.hold_dtype``). ``('float32', 'bfloat16')`` allows plans
-            that round them, where that makes a step shorter: there is room for a
+            backward (``plan.hold_dtype``). With ``('float32', 'bfloat16')`` plans may
+            round them, if that makes a step shorter: there is then room for another
             schedule, or for fewer microbatches, without recomputation.
         exchange_dtype: The dtype in which replicas exchange gradients, such as
             ``'fp32'`` or ``'int8'``: a name in `divisible.communication.wire.WIRE`.
@@ -126,15 +126,15 @@ def best_plan(
         message_dtypes: Dtypes to which messages between stages may be narrowed, each
             one name, or two for activations and gradients. For each edge and direction
             the fastest one is taken, by the link and by the rates of coding in the
-            profile: ``'fp32'``, so no narrowing, where coding takes longer than it
-            saves; coding counts double (`divisible.planning.messages`).
+            profile. The dtype is ``'fp32'`` if coding takes longer than it saves;
+            coding counts double (`divisible.planning.messages`).
         progress: Function that is called with the number of configurations seen and the
             number of all.
 
     Returns:
         Plan: Plan with ``step_seconds``, ``bubble``, the ``bound`` of other orders of
         its actions, the costs of the ``exchange`` between replicas, the
-        ``alternatives`` and why they lost, the ``conditions``, and the largest
+        ``alternatives`` and why they are slower, the ``conditions``, and the largest
         ``scatter`` of the profiles. A plan that is slower by no more than the scatter
         may be as fast.
 

@@ -61,8 +61,8 @@ def snapshot(
         filename: Name of the snapshot in ``trainer.out``: a format string that gets the
             trainer, or a function of the trainer.
         pipeline (Pipeline): The pipeline; by default the updater's ``pipeline``.
-        n_retains (int): Number of snapshots to keep, of those whose names (folders
-            included) differ only in numbers; at most 0 for all.
+        n_retains (int): Number of snapshots to keep; 0 or less keeps all. This is the
+            number of those whose names, folders included, differ only in numbers.
         resume: ``'auto'`` for the newest whole snapshot in ``trainer.out`` whose name
             fits ``filename``, if there is one; newer ones that are damaged cause a
             warning. Or the path of a snapshot. ``None`` to start from the beginning.

@@ -52,9 +52,9 @@ class PipelineEvaluator(Evaluator):
         converter: Function that makes arrays from a list of samples.
         device: Device for the arrays of the converter.
         eval_hook: Called on every rank before each evaluation, with the evaluator.
-        mean (str): ``'samples'`` for means over all samples of the data set.
-            ``'batches'`` for means of the batches' means, as from Chainer's own
-            evaluator, in which each sample of a smaller last batch counts more.
+        mean (str): ``'samples'`` for means over all samples of the data set. With
+            ``'batches'`` they are means of the batches' means, as from Chainer's own
+            evaluator: each sample of a smaller last batch counts more.
         at_once (int or None): Number of the iterator's batches in a minibatch. ``None``
             for the number of microbatches, or for 1 if a layer carries a state
             (:func:`divisible.carry_state`). An evaluation begins without a state. Give
