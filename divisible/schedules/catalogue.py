@@ -89,7 +89,7 @@ _ENTRIES = (
     Entry(
         "1f1b",
         one_f_one_b,
-        "First. Memory does not grow with the number of microbatches.",
+        "The first choice. Memory does not grow with the number of microbatches.",
     ),
     Entry(
         "zb_h1",
@@ -101,9 +101,8 @@ _ENTRIES = (
     Entry(
         "zb_h2",
         zero_bubble_h2,
-        "Instead, if messages take long, there are twice as many microbatches as "
-        "stages and there is memory for nearly twice as many of them as in "
-        "``'zb_h1'``.",
+        "Instead of ``'zb_h1'``, if messages take long, there are twice as many "
+        "microbatches as stages, and memory has room for nearly twice as many.",
     ),
     Entry(
         "zb_v",
@@ -115,16 +114,16 @@ _ENTRIES = (
     Entry(
         "v_half",
         v_half,
-        "To hold half as much as ``'1f1b'`` and wait less than there, if the model has "
-        "enough layers for two stages on each rank.",
+        "To hold half as much as ``'1f1b'`` and wait less, if the model has enough "
+        "layers for two stages on each rank.",
         2,
         Placement.V,
     ),
     Entry(
         "v_min",
         v_min,
-        "To hold a third of what ``'1f1b'`` holds. As fast only where F, I and W take "
-        "about equally long.",
+        "To hold a third as much as ``'1f1b'``. It is about as fast only if F, I and W "
+        "take about equally long.",
         2,
         Placement.V,
     ),
@@ -146,7 +145,7 @@ _ENTRIES = (
     Entry(
         "looped_bfs",
         looped_bfs,
-        "If something costs time once for each stage and minibatch. Memory as GPipe.",
+        "For work that each stage does once in a minibatch. Holds as much as GPipe.",
         2,
         Placement.LOOP,
         tried_by_default=False,
@@ -154,7 +153,7 @@ _ENTRIES = (
     Entry(
         "dualpipe_v",
         dualpipe_v,
-        "To compare ``'zb_v'`` with.",
+        "For comparison with ``'zb_v'``.",
         2,
         Placement.V,
         tried_by_default=False,
@@ -162,12 +161,12 @@ _ENTRIES = (
     Entry(
         "pipedream_2bw",
         pipedream_2bw,
-        "To wait only once in a whole run, if gradients may be one step late: training "
-        "is then another one than that of the undivided model. Holds weights twice.",
+        "To wait only once in a whole run, if gradients may be one step late. The "
+        "training then differs from that of the undivided model. Holds weights twice.",
         tried_by_default=False,
         weight_versions=2,
     ),
-    Entry("gpipe", gpipe, "To compare with."),
+    Entry("gpipe", gpipe, "For comparison."),
 )
 # Limit of the forwards of a schedule, which takes a gigabyte and seconds to make.
 _MOST = 2**22

@@ -2,9 +2,9 @@
 
 Clipping by the norm of all gradients, and a loss scale, need a number of all ranks
 before they update: the norm, or whether all gradients are finite. In most steps it
-only confirms what a rank would have done without it. So the rank updates at once, and
-begins the next minibatch. When the number says otherwise, every rank takes its update
-back, makes the right one, and repeats the first forwards of the next minibatch::
+confirms the update that a rank would make without it. So the rank updates at once, and
+begins the next minibatch. If the number requires another update, every rank undoes its
+update, makes the right one, and repeats the first forwards of the next minibatch::
 
     rank 0   W3 | update | F0 F1 F2        confirmed | B0 F3 ...
     rank 1   W2 W3 | update | F0 F1        confirmed | B0 F2 ...
@@ -14,9 +14,9 @@ back, makes the right one, and repeats the first forwards of the next minibatch:
     rank 0   W3 | update | F0 F1 F2        wrong | update | F0 F1 F2 B0 F3 ...
 
 See section 4 of Qi et al. (2023), Zero Bubble Pipeline Parallelism, "Bypassing
-optimizer synchronizations". There, an update is taken back by its inverse, up to
-rounding. Here, copies are put back. So parameters, losses and states of optimizers have
-the same bits as in a run that waits.
+optimizer synchronizations". There, the inverse of an update undoes it, up to rounding.
+Here, copies are restored. So parameters, losses and states of optimizers have the same
+bits as in a run that waits.
 
 **Where.** Each rank waits for the number behind its first forwards
 (:mod:`divisible.schedules.first_forwards`), at a position that its schedule determines.

@@ -12,9 +12,9 @@ They need the whole model between two minibatches::
     GradientClipping     the norm of all gradients
     Rebalance            the times of all stages
 
-With one of these, ``overlap_minibatches='auto'`` waits at the end of each step.
-``True`` refuses the feature. Of ``loss_scale`` and ``GradientClipping`` it refuses only
-what :mod:`pipeline.hooks.late_confirmation` cannot confirm later.
+With one of these, ``overlap_minibatches='auto'`` waits at the end of each step, and
+``True`` refuses the feature. ``True`` accepts ``loss_scale`` and ``GradientClipping``
+if :mod:`pipeline.hooks.late_confirmation` can confirm their updates later.
 
 Three kinds of steps wait with ``True`` as well:
 
