@@ -15,7 +15,7 @@
     objects       the state of trainers, iterators and random generators
     serializers   Chainer's serializers without pickled objects, and dry runs
 
-    finding       finds the newest whole snapshot, and removes old ones
+    finding       finds the newest complete snapshot, and removes old ones
     directories   makes a directory appear complete; locks it for one run
     files         the files of a snapshot, and the manifest
     arrays        the arrays in files, by key

@@ -239,7 +239,7 @@ class Draft:
     def _take_name(self) -> None:
         """Renames the directory of files to the snapshot's name.
 
-        A whole snapshot can be found at every moment, because the name of a replaced
+        A complete snapshot can be found at every moment, because the name of a replaced
         snapshot can be found as well.
         """
         replaced = None

@@ -63,8 +63,8 @@ def snapshot(
         pipeline (Pipeline): The pipeline; by default the updater's ``pipeline``.
         n_retains (int): Number of snapshots to keep; 0 or less keeps all. This is the
             number of those whose names, folders included, differ only in numbers.
-        resume: ``'auto'`` for the newest whole snapshot in ``trainer.out`` whose name
-            fits ``filename``, if there is one; newer ones that are damaged cause a
+        resume: ``'auto'`` for the newest complete snapshot in ``trainer.out`` whose
+            name fits ``filename``, if there is one; newer ones that are damaged cause a
             warning. Or the path of a snapshot. ``None`` to start from the beginning.
         on_error (str): Action on every rank when saving failed on one, for instance
             because a disk is full. ``'raise'`` stops with a

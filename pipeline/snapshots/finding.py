@@ -1,4 +1,4 @@
-"""Finds the newest whole snapshot, makes a new one the newest, and removes old ones.
+"""Finds the newest complete snapshot, makes a new one the newest, and removes old ones.
 
 The search takes no lock, so a run may save in the directory meanwhile. If that run
 moves or removes a snapshot, the search is repeated: if it found none, the run would
@@ -45,7 +45,7 @@ _OF_THIS_PROCESS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def latest_snapshot(directory: str | os.PathLike, *, pattern: str = "*") -> Path | None:
-    """Returns the newest whole snapshot in a directory.
+    """Returns the newest complete snapshot in a directory.
 
     Unfinished snapshots are skipped. Snapshots with missing or changed files are
     skipped with a warning; for this, the files of the newest one are read. A snapshot
@@ -122,7 +122,7 @@ def _newest(
     failure_of: Callable[[Snapshot], _Failure | None],
     attempt_on_first: Callable[..., Any],
 ) -> Path | None:
-    """Returns the newest whole snapshot of a search.
+    """Returns the newest complete snapshot of a search.
 
     Args:
         search: Search in a directory.
@@ -270,7 +270,7 @@ def _opened(paths: Iterable[Path]) -> tuple[list[Snapshot], list[_Failure]]:
 
 
 def _was_finished(path: Path) -> bool:
-    """Returns whether a path is or was a whole snapshot."""
+    """Returns whether a path is or was a complete snapshot."""
     # The directory of lost files can often not be read.
     if path.name == "lost+found":
         return False

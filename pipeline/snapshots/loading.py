@@ -247,7 +247,7 @@ class _Loading(NamedTuple):
     def _refusal(self) -> str:
         return (
             f"the run was changed in part when {self.name} could not be loaded: load a"
-            f" whole snapshot before the model is used, or make a new model, new"
+            f" complete snapshot before the model is used, or make a new model, new"
             f" optimizers and a new Pipeline"
         )
 

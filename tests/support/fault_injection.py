@@ -135,14 +135,14 @@ def _said(comm: Any, what: str, found: list[str], was_injected: bool = True) -> 
 
 
 def newest(folder: Path) -> Path | None:
-    """Returns the newest whole snapshot, whatever is passed over."""
+    """Returns the newest complete snapshot, whatever is passed over."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return latest_snapshot(folder)
 
 
 def newest_tag(folder: Path) -> str | None:
-    """Returns the tag of the newest whole snapshot."""
+    """Returns the tag of the newest complete snapshot."""
     path = newest(folder)
     return None if path is None else Snapshot.open(path).values["tag"]
 
@@ -315,7 +315,7 @@ def _untouched_or_refused(run: SmallRun, before: list[bytes]) -> Iterator[str]:
         run.evaluate()
         is_refused = False
     except RuntimeError as error:
-        is_refused = "load a whole snapshot" in str(error)
+        is_refused = "load a complete snapshot" in str(error)
     if set(run.comm.allgather(is_refused)) != {is_refused}:
         yield "not all ranks refuse to go on"
     if is_touched and not is_refused:

@@ -113,7 +113,7 @@ def test_a_model_that_was_changed_in_part_is_refused(tmp_path):
         lambda: other.pipe.predict(X),
         lambda: other.save(tmp_path / "3"),
     ]
-    words = f"the snapshot {tmp_path}/1 could not be loaded: load a whole snapshot"
+    words = f"the snapshot {tmp_path}/1 could not be loaded: load a complete snapshot"
     # What fails before it has changed anything makes nothing whole either.
     for name, why in (("1", "a layer fails"), ("gone", "gone does not exist")):
         with pytest.raises(SnapshotError, match=why):

@@ -49,7 +49,7 @@ def fail_on_one_rank(comm, folder):
     calls = [(other.pipe.step, x, t), (other.pipe.evaluate, x, t)]
     calls += [(other.pipe.predict, x), (other.save, f"{folder}/2")]
     for call in calls:
-        assert "load a whole snapshot" in words_of(comm, RuntimeError, *call)
+        assert "load a complete snapshot" in words_of(comm, RuntimeError, *call)
     if comm.rank == 1:
         del last.serialize
     other.load(f"{folder}/1")

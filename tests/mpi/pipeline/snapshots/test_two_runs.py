@@ -85,7 +85,7 @@ def save_for_ever(comm, folder):
 
 @pytest.mark.matrix
 def test_some_are_killed_while_others_wait(tmp_path):
-    """A whole snapshot is found at every moment, and left-overs do not pile up."""
+    """A complete snapshot is found at every moment, and left-overs do not pile up."""
     chance = random.Random(os.urandom(4).hex())
     command = [sys.executable, *worker(save_for_ever, str(tmp_path))]
     n_saving = set()
