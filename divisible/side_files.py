@@ -65,7 +65,7 @@ class SideFiles:
                 warn_user(
                     f"{self._what} cannot be written to {os.fspath(path)}:"
                     f" {why_not(error, path)}. The run goes on,"
-                    f" and later failures are not told. {self._remedy}",
+                    f" and later failures are not reported. {self._remedy}",
                 )
 
 

@@ -130,8 +130,8 @@ def library() -> ModuleType | None:
     # A package of the name may be another one, or lack the library that it is for.
     except (AttributeError, ImportError, OSError, RuntimeError) as error:
         warnings.warn(
-            "chainer_kernels leaves convolutions on GPUs to Chainer: cuDNN is not to be"
-            f" used, for {error!r}. It comes with the package nvidia-cudnn-cu12 or"
+            "chainer_kernels leaves convolutions on GPUs to Chainer: cuDNN cannot be"
+            f" used ({error!r}). It comes with the package nvidia-cudnn-cu12 or"
             " nvidia-cudnn-cu13.",
             RuntimeWarning,
             stacklevel=2,

@@ -121,8 +121,8 @@ class LoggerReport(training.Extension):
             self._has_failed = True
             warn_user(
                 f"the logger of LoggerReport failed: {type(error).__name__}: {error}."
-                f" The training goes on, and later failures are not told. The entries"
-                f" are in the log of {self._log_report}."
+                f" The training goes on, and later failures are not reported. The"
+                f" entries are in the log of {self._log_report}."
             )
 
 
