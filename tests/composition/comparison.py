@@ -41,6 +41,8 @@ OF_WIRE = {
 #: How much more than a change of the initial weights by a unit in the last place a
 #: run may differ, where its bound is exceeded.
 _CONDITION = 64
+#: How much layers may enlarge an error of a number on a wire.
+_AMPLIFIED = 16
 
 
 class Difference(NamedTuple):
@@ -135,16 +137,20 @@ def _forward(way: Way) -> float:
     """Returns the largest error of a number in a forward."""
     given = way.get("message_dtype")
     names = given if isinstance(given, tuple) else (given,)
-    narrow = [name for name in (*names, "bf16" if way.products else None) if name]
-    return max((OF_WIRE[name] for name in narrow), default=0.0)
+    # Each edge adds an error. The first four are in the factor of all errors.
+    n_edges = max(4, len(way.cuts) - 2)
+    sent = max((n_edges / 4 * OF_WIRE[name] for name in names if name), default=0.0)
+    return max(sent, OF_WIRE["bf16"] if way.products else 0.0)
 
 
 def _backward(way: Way) -> float:
     """Returns the largest error of a number in a backward or an exchange."""
-    narrow = ["bf16"] if way.get("hold_dtype") == "bfloat16" else []
-    if way.n_replicas > 1:
-        narrow.append(str(dict(way.exchange)["exchange_dtype"]))
-    return max((OF_WIRE[name] for name in narrow), default=0.0)
+    held = OF_WIRE["bf16"] if way.get("hold_dtype") == "bfloat16" else 0.0
+    if way.n_replicas == 1:
+        return held
+    # Gradients of replicas partly cancel out: each may be larger than their mean.
+    sent = OF_WIRE[str(dict(way.exchange)["exchange_dtype"])]
+    return max(held, way.n_replicas * sent)
 
 
 def _unit(case: Case) -> float:
@@ -174,7 +180,7 @@ def _over(
         by = _distance(one, other, largest)
         _, is_of_entry, number = what.rpartition(" of call ")
         lossy = of_entries[int(number)] if is_of_entry else of_state
-        relative = bound(case) + 16 * lossy
+        relative = bound(case) + _AMPLIFIED * lossy
         least = relative * max(magnitudes.get(_kind(what), 0.0), 1e-3)
         allowed = max(least, _CONDITION * moved.get(what, 0.0))
         if not by <= allowed:

@@ -174,6 +174,14 @@ REFUSALS: tuple[Refusal, ...] = (
         "a copy of their gradients does not fit into memory",
     ),
     *(_of_overlap(*each) for each in _OF_WHOLE_MODELS),
+    # An update that a loss scale may skip is taken back, but not what a hook changed.
+    _of_overlap(
+        "Prune of channels",
+        "loss_scale and the hook Masks",
+        lambda case, _: (
+            bool(case.update.loss_scale) and case.update.compression == "channels"
+        ),
+    ),
     # Only a schedule of two versions cannot confirm the norm later.
     _of_overlap(
         "GradientClipping",
