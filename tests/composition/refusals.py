@@ -81,6 +81,19 @@ _OF_WHOLE_MODELS: tuple[tuple[str, str, Callable[[Case, Way], bool]], ...] = (
     ("several outputs", "lossfun", lambda case, _: case.model.n_outputs > 1),
     ("auxiliary losses", "lossfun", lambda case, _: "auxiliar" in case.model.loss),
 )
+
+
+def _is_masked_late(case: Case, compression: str) -> bool:
+    is_late = case.update.loss_scale or "GradientClipping" in case.update.hooks
+    return case.update.compression == compression and bool(is_late)
+
+
+#: What waits for the whole model takes updates back, but not what a hook changed.
+_MASKS = "(loss_scale|GradientClipping) and the hook Masks"
+_OF_MASKS: tuple[tuple[str, str, Callable[[Case, Way], bool]], ...] = (
+    ("Prune", _MASKS, lambda case, _: _is_masked_late(case, "prune")),
+    ("Prune of channels", _MASKS, lambda case, _: _is_masked_late(case, "channels")),
+)
 _OF_TWO_VERSIONS: tuple[tuple[str, str, Callable[[Case, Way], bool]], ...] = (
     (
         "transport='chainermn'",
@@ -174,14 +187,7 @@ REFUSALS: tuple[Refusal, ...] = (
         "a copy of their gradients does not fit into memory",
     ),
     *(_of_overlap(*each) for each in _OF_WHOLE_MODELS),
-    # An update that a loss scale may skip is taken back, but not what a hook changed.
-    _of_overlap(
-        "Prune of channels",
-        "loss_scale and the hook Masks",
-        lambda case, _: (
-            bool(case.update.loss_scale) and case.update.compression == "channels"
-        ),
-    ),
+    *(_of_overlap(*each) for each in _OF_MASKS),
     # Only a schedule of two versions cannot confirm the norm later.
     _of_overlap(
         "GradientClipping",
