@@ -204,8 +204,9 @@ def _prepare(
     def check() -> tuple[_Task, list[int], list[list[str]]]:
         plan = checking.check_cuts(pipe, cuts)
         optimizers = OptimizersOfStages(optimizer, pipe)
-        checking.check_moment(pipe, optimizers.of_stages)
+        # Reasons that hold at any moment come first.
         words = checking.check_optimizers(pipe, optimizers)
+        checking.check_moment(pipe, optimizers.of_stages)
         model = checking.built(build, pipe)
         checking.check_leaving(pipe, model, plan)
         return _Task(model, _changes(pipe, model, plan), optimizers), plan, words
