@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import math
 import sys
 import time
 from pathlib import Path
@@ -43,6 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, help="page to write from the counts")
     parser.add_argument("--shrink", action="store_true", help="shrink what fails")
     parser.add_argument("--most-faults", type=int, default=sys.maxsize)
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="end after so many seconds"
+    )
     options = parser.parse_args(arguments)
     cases = [parse(line) for line in options.case]
     if options.rare is not None:
@@ -66,6 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
             failed.append(case)
             if counts[FAULT] >= options.most_faults:
                 break
+        if time.perf_counter() - begin > options.seconds:
+            break
     if options.shrink:
         for case in failed:
             print_small(case, options.fault)
