@@ -150,7 +150,7 @@ class TorchLayer(chainer.Link):
                 self._freeze(param, True)
 
     def _freeze(self, param: chainer.Parameter, is_frozen: bool) -> None:
-        """Freezes a parameter for optimizers, so that it does not decay, or frees it."""
+        """Freezes a parameter for optimizers, so that it stays, or unfreezes it."""
         if is_frozen and param.update_rule.enabled:
             param.update_rule.enabled = False
             self._frozen.add(param.name)

@@ -134,8 +134,8 @@ def best_plan(
     Returns:
         Plan: Plan with ``step_seconds``, ``bubble``, the ``bound`` of other orders of
         its actions, the costs of the ``exchange`` between replicas, the
-        ``alternatives`` and why they are slower, the ``conditions``, and the largest
-        ``scatter`` of the profiles. A plan that is slower by no more than the scatter
+        ``alternatives`` with reasons, the ``conditions``, and the largest ``scatter``
+        of the profiles. A plan that is slower by no more than the scatter
         may be as fast.
 
     Raises:

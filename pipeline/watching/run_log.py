@@ -53,17 +53,17 @@ def read_run_log(path: str | os.PathLike) -> dict[str, list[Curve]]:
             entries = json.load(file)
         except (RecursionError, ValueError) as error:
             raise ValueError(
-                f"{os.fspath(path)} is no log of LogReport: {error}"
+                f"{os.fspath(path)} is not a log of LogReport: {error}"
             ) from None
     if not isinstance(entries, list):
         raise ValueError(
-            f"{os.fspath(path)} is no log of LogReport: it holds {shown(entries)}"
+            f"{os.fspath(path)} is not a log of LogReport: it holds {shown(entries)}"
         )
     points: dict[str, list[tuple[float, float]]] = {}
     for place, entry in enumerate(entries):
         if not isinstance(entry, Mapping):
             raise ValueError(
-                f"{os.fspath(path)} is no log of LogReport: it holds {shown(entry)}"
+                f"{os.fspath(path)} is not a log of LogReport: it holds {shown(entry)}"
             )
         step = entry.get("iteration", place)
         for name, value in entry.items():

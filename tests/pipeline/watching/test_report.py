@@ -109,7 +109,7 @@ def test_names_from_files_are_no_html(tmp_path):
     assert "\x1b" not in page
     (run / "log").write_text("[1]")
     assert (
-        "log is no log of LogReport: it holds 1"
+        "log is not a log of LogReport: it holds 1"
         in Page(report_html(RunWatch(run).look())).text
     )
 
