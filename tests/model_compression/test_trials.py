@@ -241,7 +241,7 @@ def test_pictures_are_drawn(tmp_path):
     [
         ({"methods": "taylor"}, "needs gradients"),
         ({"methods": "random"}, "must be one of magnitude"),
-        ({"methods": []}, "no method"),
+        ({"methods": []}, "methods or degrees is empty"),
         ({"degrees": [1.5]}, "to must be between 0 and 1"),
         ({"granularity": "channel"}, "reaches into other layers"),
         ({"layers": "/9"}, "means no layer"),
