@@ -93,7 +93,7 @@ def sort_profiles(profiles: Sequence[Profile]) -> list[Profile]:
     """
     profiles = sorted(profiles, key=lambda profile: profile.n_samples)
     if not profiles:
-        raise ValueError("profiles is empty: give one Profile at least")
+        raise ValueError("there is no profile: give one Profile at least")
     names = [[layer.name for layer in profile.layers] for profile in profiles]
     for profile, theirs in zip(profiles, names):
         if (profile.loss is None) != (profiles[0].loss is None):

@@ -178,7 +178,7 @@ def test_a_metric_that_nobody_reports_is_said(tmp_path):
     "options, error, words",
     [
         ({"metric": 3}, TypeError, "metric must be a name"),
-        ({"tolerance": 0.1}, ValueError, "needs the metric"),
+        ({"tolerance": 0.1}, ValueError, "tolerance needs a metric"),
         ({"metric": "a", "tolerance": -1}, ValueError, "tolerance must be 0 or more"),
         ({"metric": "a", "better": "more"}, ValueError, "'higher' or 'lower'"),
     ],

@@ -776,7 +776,7 @@ def test_profiles_at_several_sizes():
         ({"microbatches": []}, "microbatches must be some positive integers"),
         ({"microbatches": [0, 1]}, "microbatches must be some positive integers"),
         ({"pipeline_ranks": [5]}, r"pipeline_ranks \[5\]"),
-        ({"profile": []}, "at least one profile"),
+        ({"profile": []}, "there is no profile"),
     ],
 )
 def test_bad_requests(options, message):
