@@ -30,9 +30,7 @@ def _load(path: str) -> Plan | Profile | Timeline:
         elif "traceEvents" in content:
             load = Timeline.load
         else:
-            raise ValueError(
-                "it is no plan, no profile and no timeline of this project"
-            )
+            raise ValueError("it is another kind of file")
     return load(path)
 
 
