@@ -1,4 +1,4 @@
-"""Small perceptrons as one function, against fused layers that end at each product.
+"""Products and what is between them as one function, against single functions.
 
     OMP_NUM_THREADS=1 python -m benchmarks.fused_products
     OMP_NUM_THREADS=2 python -m benchmarks.fused_products --output two_threads.txt
@@ -9,8 +9,14 @@ Two linear layers with a tanh between them run forward and backward::
     layers        Linear > tanh as a product and a loop, and Linear
     perceptron    all as one function, where that was measured faster
 
-All three take turns in one run. The ratio is that of layers over perceptron. All have
-the same bits, which is checked.
+``L.LSTM`` and ``L.GRU`` run steps of sequences forward and backward::
+
+    functions     products, additions, gates: a function for each
+    steps         each step as one function
+
+All ways take turns in one run. Ratios are those of layers over perceptron, and of
+functions over steps. It is checked that the bits are the same. A sequence of GRU adds
+up in another order, and is compared within rounding.
 """
 
 from __future__ import annotations
@@ -36,13 +42,16 @@ from benchmarks.common.results import (
     machine,
     ratios,
 )
-from chainer_kernels import providers
+from chainer_kernels import providers, threads
+from chainer_kernels.functions import recurrent_links
 from chainer_kernels.fusion import perceptrons
 from divisible import Divisible
 
 #: Seconds that one measurement takes at least, for the clock.
 _LONG = 0.05
 WIDTHS, BATCHES = (64, 128, 256), (16, 64)
+#: Recurrent links, and how many steps of a sequence they run.
+LINKS, N_STEPS = {"LSTM": L.LSTM, "GRU": L.GRU}, (1, 8)
 
 
 def made(width: int) -> Divisible:
@@ -74,12 +83,61 @@ def models(width: int, x: np.ndarray) -> tuple[dict[str, Divisible], bool]:
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
-    """Returns the seconds of one call by the clock, of as many as the clock needs."""
-    start, n = time.perf_counter(), 0
-    while n == 0 or time.perf_counter() - start < _LONG:
+    """Returns the seconds of one call, of as many calls as the clock needs.
+
+    With one thread these are seconds of the processor, on which other processes have
+    less influence.
+    """
+    clock = time.process_time if threads.blas_threads() == 1 else time.perf_counter
+    start, n = clock(), 0
+    while n == 0 or clock() - start < _LONG:
         call()
         n += 1
-    return (time.perf_counter() - start) / n
+    return (clock() - start) / n
+
+
+def steps(link: Any, xs: list[np.ndarray], state: list[np.ndarray]) -> list[np.ndarray]:
+    """Returns outputs, and the gradients of inputs, the state and all parameters."""
+    link.cleargrads()
+    leaves = [chainer.Variable(a) for a in (*xs, *state)]
+    link.set_state(*leaves[len(xs) :])
+    ys = [link(x) for x in leaves[: len(xs)]]
+    ys[-1].grad = np.ones_like(ys[-1].array)
+    ys[-1].backward()
+    gradients = [each.grad for each in (*leaves, *link.params())]
+    return [*(y.array for y in ys), *gradients]
+
+
+def by_functions(call: Callable[[], Any]) -> Any:
+    """Calls a function with recurrent links left to Chainer's code."""
+    with mock.patch.object(recurrent_links, "_parameters_of", lambda *_: None):
+        return call()
+
+
+def measure_steps(
+    result: Result, name: str, n_steps: int, shape: tuple[int, int], rounds: int
+) -> float:
+    """Measures a link for a width and a batch, and returns the ratio."""
+    width, batch = shape
+    np.random.seed(0)
+    link, random = LINKS[name](width, width), np.random.default_rng(1)
+    n_states = 2 if name == "LSTM" else 1
+    *xs, last = random.normal(size=(n_steps + n_states, batch, width)).astype("f")
+    state = [*xs[n_steps:], last]
+    call = functools.partial(steps, link, xs[:n_steps], state)
+    calls = {"functions": functools.partial(by_functions, call), "steps": call}
+    for one, other in zip(*(run() for run in calls.values())):
+        if name == "LSTM" or n_steps == 1:
+            np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, other, 1e-3, 1e-3 * np.abs(other).max())
+    seconds = alternate(calls, rounds, seconds_of)
+    ms = {way: 1e3 * statistics.median(each) for way, each in seconds.items()}
+    ratio = ratios(seconds["functions"], seconds["steps"])
+    result.write(
+        f"{name:4} {n_steps:5d} {width:5d} {batch:5d} {ms['functions']:10.3f}"
+        f" {ms['steps']:8.3f}  {ratio}"
+    )
+    return ms["functions"] / ms["steps"]
 
 
 def measure(result: Result, width: int, batch: int, rounds: int) -> float | None:
@@ -109,11 +167,12 @@ def main() -> None:
     arguments = parser.parse_args()
     result = Result("fused_products", arguments.output)
     provider = providers.active()
+    clock = "of the processor" if threads.blas_threads() == 1 else "by the clock"
     result.write(
         command(),
         machine("numpy", "numba", "chainer"),
         f"products by {provider.NAME} {provider.version()}",
-        f"milliseconds by the clock, medians of {arguments.rounds} rounds",
+        f"milliseconds {clock}, medians of {arguments.rounds} rounds",
         "",
         f"{'width':>5} {'batch':>5} {'one by one':>10} {'layers':>8}"
         f" {'perceptron':>10}  {'layers / perceptron':<20} chosen",
@@ -122,6 +181,22 @@ def main() -> None:
     chosen = [ratio for ratio in found if ratio is not None]
     if chosen:
         result.write("", f"median where it is chosen: {statistics.median(chosen):.2f}")
+    result.write(
+        "",
+        f"{'link':4} {'steps':>5} {'width':>5} {'batch':>5} {'functions':>10}"
+        f" {'steps':>8}  functions / steps",
+    )
+    medians = {}
+    for name in LINKS:
+        for n_steps in N_STEPS:
+            found = [
+                measure_steps(result, name, n_steps, (w, b), arguments.rounds)
+                for w in WIDTHS
+                for b in BATCHES
+            ]
+            medians[f"{name}, {n_steps}"] = statistics.median(found)
+    texts = [f"{name}: {median:.2f}" for name, median in medians.items()]
+    result.write("", f"medians by link and number of steps: {'; '.join(texts)}")
     result.save()
 
 

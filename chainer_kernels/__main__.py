@@ -123,7 +123,7 @@ def _rows() -> Iterable[Sequence[str]]:
         if not has_cudnn:
             on_cpu, _, _ = by.partition(cudnn.NAME)
             by = on_cpu.rstrip("; ") or f"Chainer, without {cudnn.NAME}"
-        yield f"{entry.module.rpartition('.')[2]}.{entry.name}", by, entry.kernel
+        yield entry.label, by, entry.kernel
 
 
 def _print_speed() -> None:

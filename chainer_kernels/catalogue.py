@@ -25,6 +25,12 @@ class KernelEntry(NamedTuple):
     kernel: str
     by: str = "Numba"
 
+    @property
+    def label(self) -> str:
+        """The method with the last part of its module, and ``links`` for a link's."""
+        *package, module = self.module.split(".")
+        return f"{'links.' * ('links' in package)}{module}.{self.name}"
+
     def load(self) -> Callable:
         """Returns the kernel."""
         return _load(self.kernel)
@@ -43,12 +49,15 @@ class Backward(NamedTuple):
             gradient is an array in memory that Chainer could look at.
         has_arrays: Whether a method ``gradient_arrays(indexes, output_gradients)``
             computes the same as ``backward``, with arrays in the place of variables.
+        is_given_all: Whether ``weights`` gets the gradients of all outputs, which are
+            variables or ``None``. Otherwise it gets the array of the first one.
     """
 
     is_splittable: bool = False
     weights: str | Callable = ""
     is_only_told: bool = False
     has_arrays: bool = False
+    is_given_all: bool = False
 
     def load(self) -> Callable | None:
         """Returns the function that computes what to add, if there is one."""
@@ -254,27 +263,34 @@ _RECURRENT = _entries(
 )
 
 _CELLS = _entries(
-    "functions.rnn",
+    "links.rnn",
     {
         "lstm": {
+            "LSTM.forward": "recurrent_links:lstm",
+            "StatelessLSTM.forward": "recurrent_links:stateless_lstm",
+        },
+        "gru": {
+            "GRU.forward": "recurrent_links:gru",
+            "StatefulGRU.forward": "recurrent_links:stateful_gru",
+            "StatelessGRU.forward": "recurrent_links:stateless_gru",
+        },
+    },
+    by="{provider}",
+)
+
+_OTHERS = _entries(
+    "functions",
+    {
+        "rnn.lstm": {
             "LSTM.forward": "recurrent_cells:lstm",
             "LSTMGrad.forward": "recurrent_cells:lstm_grad",
         },
-    },
-)
-
-_EMBEDDINGS = _entries(
-    "functions.connection",
-    {"embed_id": {"EmbedIDGrad.forward": "embedding:embed_id_grad"}},
-)
-
-_NOISE = _entries(
-    "functions.noise",
-    {
-        "dropout": {
+        "connection.embed_id": {"EmbedIDGrad.forward": "embedding:embed_id_grad"},
+        "noise.dropout": {
             "Dropout.forward_cpu": "dropout:dropout",
             "DropoutGrad.forward": "dropout:dropout_grad",
         },
+        "math.sum": {"Sum.forward": "sums:sum_over_axes"},
     },
 )
 
@@ -296,8 +312,6 @@ _STACKS = _entries(
     by="{provider}, NumPy for stacks",
 )
 
-_SUMS = _entries("functions.math", {"sum": {"Sum.forward": "sums:sum_over_axes"}})
-
 CATALOGUE = (
     *_ACTIVATIONS,
     *_CONVOLUTIONS,
@@ -310,11 +324,9 @@ CATALOGUE = (
     *_LOSSES,
     *_RECURRENT,
     *_CELLS,
-    *_EMBEDDINGS,
-    *_NOISE,
+    *_OTHERS,
     *_PRODUCTS,
     *_STACKS,
-    *_SUMS,
 )
 
 #: Entries by exact class, within ``chainer.functions`` or
@@ -344,6 +356,10 @@ BACKWARD = {
     "math.tensordot:TensorDot": Backward(True),
     "block_products:BlockProduct": Backward(True, "block_products:contributions"),
     "recurrent:NStepLayer": Backward(True),
+    **dict.fromkeys(
+        (f"recurrent_steps:{name}Step" for name in ("LSTM", "FirstGRU", "GRU")),
+        Backward(True, "recurrent_steps:contributions", is_given_all=True),
+    ),
 }
 
 

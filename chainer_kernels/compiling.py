@@ -106,8 +106,10 @@ def _kept_code(function: Callable) -> KeptCode | None:
         return None
 
 
-def loop(signature: str, is_sum: bool = False) -> Callable[[Callable], Loop]:
-    """Makes a function a :class:`Loop`.
+def loop(
+    signature: str, is_sum: bool = False, is_exact: bool = False
+) -> Callable[[Callable], Loop]:
+    """Makes a function a :class:`Loop`, which has the arguments.
 
     Example:
         >>> import numpy as np
@@ -120,7 +122,7 @@ def loop(signature: str, is_sum: bool = False) -> Callable[[Callable], Loop]:
         >>> array
         array([2., 2., 2.], dtype=float32)
     """
-    return lambda function: Loop(function, signature, is_sum)
+    return lambda function: Loop(function, signature, is_sum, is_exact)
 
 
 def _behaved(argument: Any) -> Any:

@@ -66,6 +66,10 @@ class Weights:
         self._made: dict[Hashable, Any] = {}
         self._n_bytes = 0
 
+    def count_application(self) -> None:
+        """Counts a function that is applied to the array, by its own backward."""
+        self._watched.n_applied += 1
+
     def use(self) -> None:
         """Counts one use, before it; forgets what was made of other values."""
         watched = self._watched
@@ -178,6 +182,17 @@ def of(array: np.ndarray) -> Weights | None:
     if weights is not None:
         weights.use()
     return weights
+
+
+def count_application(array: np.ndarray) -> None:
+    """Counts a function that is applied to weights, where Chainer does not see it.
+
+    The backward of a function that computes with its weights calls this for each use.
+    Otherwise a use looks like one of an array that was changed.
+    """
+    weights = None if here.scope is None else here.scope.find(array)
+    if weights is not None:
+        weights.count_application()
 
 
 def kept(

@@ -40,6 +40,7 @@ SMALLEST = 1 << 12
 #: Modules whose functions read arrays of parameters and never write to them.
 _READERS = (
     "chainer.links.connection.",
+    "chainer_kernels.functions.recurrent_links",
     "chainer_kernels.functions.weight_gradients",
     "divisible.backward.",
 )

@@ -24,7 +24,7 @@ def linear(function: Any, inputs: Arrays) -> Arrays:
     if not are_float32(*inputs) or _is_recorded():
         return NotImplemented
     function._config_use_ideep = chainer.config.use_ideep
-    x, W, *b = map(_as_matrix, inputs)
+    x, W, *b = map(as_matrix, inputs)
     provider = providers.of(record(function))
     y = provider.product_with_weights(x, W, is_transposed=True)
     for bias in b:
@@ -39,7 +39,7 @@ def linear_grad_data(function: Any, inputs: Arrays) -> Arrays:
         return NotImplemented
     function._config_use_ideep = chainer.config.use_ideep
     function.retain_inputs((0, 1))
-    W, gy = map(_as_matrix, inputs)
+    W, gy = map(as_matrix, inputs)
     return (providers.of(record(function)).product_with_weights(gy, W),)
 
 
@@ -49,7 +49,7 @@ def linear_grad_weight(function: Any, inputs: Arrays) -> Arrays:
         return NotImplemented
     function._config_use_ideep = chainer.config.use_ideep
     function.retain_inputs((0, 1))
-    x, gy = map(_as_matrix, inputs)
+    x, gy = map(as_matrix, inputs)
     return (providers.of(record(function)).product(gy.T, x),)
 
 
@@ -76,7 +76,7 @@ def matmul(function: Any, inputs: Arrays) -> Arrays:
     if b.ndim > 2:
         return (_products(a, b) if dtype == FLOAT32 else _narrow_products(a, b),)
     rows = a.reshape(math.prod(a.shape[:-1]), a.shape[-1])
-    y = providers.of(dtype).product(_as_matrix(rows), _as_matrix(b))
+    y = providers.of(dtype).product(as_matrix(rows), as_matrix(b))
     return (y.reshape(*a.shape[:-1], b.shape[-1]),)
 
 
@@ -107,7 +107,7 @@ def _narrow_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return _products(rounded(a), rounded(b)) if y is None else y
 
 
-def _as_matrix(a: np.ndarray) -> np.ndarray:
+def as_matrix(a: np.ndarray) -> np.ndarray:
     """Returns an array that is contiguous, perhaps seen transposed."""
     return a if a.flags.c_contiguous or a.flags.f_contiguous else a.copy("C")
 

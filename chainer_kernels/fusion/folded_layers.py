@@ -15,8 +15,8 @@ import chainer
 
 from chainer_kernels.fusion import inner_pairs
 from chainer_kernels.fusion.folding import are_pair, folded
-from chainer_kernels.fusion.hooks import has_hooks, is_quiet
 from chainer_kernels.fusion.trust import is_marked
+from chainer_kernels.hooks import has_hooks, is_quiet
 
 Layer = Callable[..., Any]
 

@@ -23,12 +23,12 @@ from chainer_kernels.functions.dropout import drawn_mask
 from chainer_kernels.fusion import products
 from chainer_kernels.fusion.chains import TAKES_ANOTHER_SHAPE, Chain, traced
 from chainer_kernels.fusion.heads import heads_of, unobserved
-from chainer_kernels.fusion.hooks import has_hooks, is_quiet
 from chainer_kernels.fusion.measuring import FusionChoice, measured
 from chainer_kernels.fusion.perceptrons import Perceptron, is_small
 from chainer_kernels.fusion.side_inputs import SideInputs, Surroundings
 from chainer_kernels.fusion.tracing import NotPointwise
 from chainer_kernels.fusion.trust import why_not
+from chainer_kernels.hooks import has_hooks, is_quiet
 from chainer_kernels.layouts import are_alike
 
 #: Largest number of input shapes for which a chain is traced; it is unfused for others.

@@ -221,7 +221,10 @@ class GraphWalk:
             if rule is not None and (
                 not chainer.is_debug() or backward_of(kind).is_only_told
             ):
-                added = rule(function, parameters, output_gradients[0].array)
+                given = output_gradients
+                if not backward_of(kind).is_given_all:
+                    given = output_gradients[0].array
+                added = rule(function, parameters, given)
                 for i, contribution in added.items():
                     self._weight_gradients.accumulate(parameters[i], contribution)
                 targets = tuple([i for i in targets if i not in added])

@@ -32,7 +32,7 @@ def test_a_method_has_one_entry():
 @pytest.mark.parametrize("name", catalogue.BACKWARD)
 def test_backward(name):
     module, _, node = name.partition(":")
-    is_ours = module in ("recurrent", "block_products")
+    is_ours = module in ("recurrent", "recurrent_steps", "block_products")
     package = "chainer_kernels" if is_ours else "chainer"
     function = getattr(importlib.import_module(f"{package}.functions.{module}"), node)
     assert issubclass(function, chainer.FunctionNode)

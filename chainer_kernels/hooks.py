@@ -1,4 +1,4 @@
-"""Hooks that observe single functions; layers run one by one for such hooks."""
+"""Hooks that observe single functions, which are not computed together then."""
 
 from __future__ import annotations
 
