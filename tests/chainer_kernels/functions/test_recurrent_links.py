@@ -29,6 +29,7 @@ from divisible.backward.weight_gradients import WeightGradients
 from pipeline.stages.held import Graph
 from pipeline.stages.leaving_arrays import take_out
 from tests.support import kernels
+from tests.support.bfloat16 import in_bfloat16
 from tests.support.examples import examples
 from tests.support.fusion import assert_same_bits
 
@@ -97,6 +98,7 @@ def assert_same(found, expected):
 @example(16, 64, 64, "C")
 @example(5, 300, 200, "C")
 @example(33, 1, 7, "reversed")
+@example(128, 3, 256, "C")
 def test_a_step_has_the_bits_of_single_functions(kind, n_rows, n_in, n, order):
     link, x = made(kind, n_in, n), kernels.arrays((n_rows, n_in), 0, order)
     state = states(link, n_rows, n)
@@ -279,6 +281,7 @@ def test_layers_without_a_size():
     assert isinstance(link(kernels.arrays((3, 5), 0)).creator, Step)
 
 
+@in_bfloat16
 def test_products_in_bfloat16_are_single_functions():
     link = made(L.StatelessGRU, 5, 6)
     (h,) = states(link, 3, 6)
