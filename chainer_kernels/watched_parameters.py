@@ -39,9 +39,11 @@ from chainer_kernels.kept_weights import WatchedArray
 SMALLEST = 1 << 12
 #: Modules whose functions read arrays of parameters and never write to them.
 _READERS = (
+    "chainer.functions.rnn.",
     "chainer.links.connection.",
-    "chainer_kernels.functions.recurrent_links",
+    "chainer_kernels.functions.recurrent",
     "chainer_kernels.functions.weight_gradients",
+    "chainer_kernels.fusion.",
     "divisible.backward.",
 )
 

@@ -226,6 +226,12 @@ class NStepLayer(chainer.FunctionNode):
         key = "stacked gates", is_transposed, self._dtype
         return kept_weights.kept_of_all(weights, key, n_bytes, make)
 
+    def _stacked_again(self, weights: Sequence[Array]) -> Array:
+        """Returns stacked weights, and counts a use that Chainer does not see."""
+        for each in weights:
+            kept_weights.count_application(each)
+        return self._stacked(weights)
+
     def _split(self, inputs: Sequence[Any]) -> tuple:
         """Returns x, the states, and the weights and biases of x and of h."""
         first, k = 1 + self._cell.n_states, self._cell.n_gates
@@ -277,7 +283,7 @@ class NStepLayer(chainer.FunctionNode):
             if wanted & {*at}:
                 found.update(zip(at, gradient.sum(axis=0).reshape(k, n)))
         if 0 in wanted:
-            found[0] = provider.product(g_x, self._stacked(wx))
+            found[0] = provider.product(g_x, self._stacked_again(wx))
         return found
 
     def _gradients_of_sums(
@@ -304,7 +310,7 @@ class NStepLayer(chainer.FunctionNode):
             for g, state in zip(g_after, states)
         ]
         result = g_states, *self._cell.new_gradients(self._memory[0])
-        self._steps_back(self._stacked(wh), g_y, *result)
+        self._steps_back(self._stacked_again(wh), g_y, *result)
         if is_half:
             self._half = grad_outputs, result
         return result

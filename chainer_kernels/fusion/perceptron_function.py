@@ -18,7 +18,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
-from chainer_kernels import providers, threads
+from chainer_kernels import kept_weights, providers, threads
 from chainer_kernels.catalogue import Backward
 from chainer_kernels.contributions import Contribution, Product
 from chainer_kernels.functions.sums import total
@@ -146,8 +146,7 @@ class PerceptronFunction(chainer.FunctionNode):
             return tuple(chainer.grad([y], wanted, [gy], enable_double_backprop=True))
         gradients, found = self._product_gradients(gy.array, False), {}
         if 0 in indexes:
-            W = self.inputs[1].data
-            found[0] = providers.active().product_with_weights(gradients[0], W)
+            found[0] = _times(gradients[0], self.inputs[1].data)
         for i, (place, is_weight) in enumerate(self._places(), 1):
             if i in indexes and is_weight:
                 x, _ = self._held(place)
@@ -178,14 +177,14 @@ class PerceptronFunction(chainer.FunctionNode):
         self._known = None, False, []
         if known is gy and was_told is not is_told:
             return found
-        found, g, provider = [], gy, providers.active()
+        found, g = [], gy
         weights = [node.data for node, _ in self._parameters(self.inputs)]
         for place in reversed(range(len(self._layers))):
             _, given = self._held(place)
             g = self._layers[place].product_gradient(given, g)
             found.insert(0, g)
             if place:
-                g = provider.product_with_weights(g, weights[place])
+                g = _times(g, weights[place])
         self._known = gy, is_told, found
         return found
 
@@ -199,6 +198,12 @@ class PerceptronFunction(chainer.FunctionNode):
                 g, (x, _) = gradients[place], self._held(place)
                 shares[i] = Product(g.T, x) if is_weight else Sum(g, (0,))
         return shares
+
+
+def _times(gradient: Array, W: Array) -> Array:
+    """Returns the product of a gradient with weights."""
+    kept_weights.count_application(W)
+    return providers.active().product_with_weights(gradient, W)
 
 
 PerceptronFunction.taken_apart = Backward(True, PerceptronFunction.contributions)

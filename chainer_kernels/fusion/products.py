@@ -39,7 +39,7 @@ def is_linear(link: Any) -> bool:
 
 def n_outputs(link: Any) -> int | None:
     """Returns how many outputs a link has; ``None`` before its weights have a size."""
-    return None if link.W.array is None else len(link.W)
+    return None if link.W.array is None else link.W.shape[0]
 
 
 def is_unsized(link: Any) -> bool:

@@ -22,6 +22,7 @@ from chainer_kernels import (
     watched_parameters,
 )
 from chainer_kernels.providers import blas, onednn, onednn_products
+from divisible import Divisible
 
 PROVIDERS = ["blas", "onednn"]
 
@@ -439,23 +440,46 @@ def test_double_backward():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-3)
 
 
+def fused(end):
+    model = Divisible(L.Linear(6, 5), F.tanh, L.Linear(5, 4))
+    model.fuse([(0, end)])
+    return model
+
+
+class Sequences(chainer.Chain):
+    def __init__(self):
+        super().__init__(steps=L.NStepLSTM(1, 6, 5, 0.0))
+
+    def forward(self, x):
+        return self.steps(None, None, [x])[2][0]
+
+
 @pytest.mark.parametrize(
-    ("make", "x"),
+    ("make", "x", "n_weights"),
     [
-        (lambda: L.Convolution2D(4, 6, 3, pad=1), images()),
+        (lambda: L.Convolution2D(4, 6, 3, pad=1), images(), (1, 1)),
         # With so many rows, forward gains and backward does not.
-        (lambda: L.Linear(6, 5), rows(300)),
+        (lambda: L.Linear(6, 5), rows(300), (0, 1)),
+        (lambda: fused(2), rows(), (0, 2)),
+        (lambda: fused(3), rows(), (0, 2)),
+        (lambda: L.LSTM(6, 5), rows(), (0, 2)),
+        (lambda: L.GRU(6, 5), rows(), (0, 6)),
+        # Stacked whatever multiplies them.
+        (Sequences, rows(), (8, 8)),
     ],
+    ids=["convolution", "linear", "fused", "perceptron", "LSTM", "GRU", "n-step"],
 )
-def test_unchanged_weights_cost_no_checksum(make, x, provider, monkeypatch):
+def test_unchanged_weights_cost_no_checksum(make, x, n_weights, provider, monkeypatch):
+    """Each weight is summed when it is first kept, and not again."""
     sums = []
     checksum = kept_weights._checksum
     monkeypatch.setattr(
         kept_weights, "_checksum", lambda a: sums.append(a) or checksum(a)
     )
+    model = make()
     with chainer_kernels.unchanged_weights():
-        passes(make(), x)
-    assert len(sums) == (x.ndim > 2 or provider == "onednn")
+        passes(model, x)
+    assert len(sums) == n_weights[PROVIDERS.index(provider)]
 
 
 def test_replaced_arrays_are_freed():
