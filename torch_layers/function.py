@@ -211,18 +211,11 @@ class TorchFunction(AveragingFunction):
         has_hooks: bool,
     ) -> None:
         """Keeps what the backward needs, without the inputs and outputs themselves."""
-        with_gradient = []
         for leaf in leaves:
             if leaf.requires_grad:
                 leaf.data = leaf.new_empty(0)
-                with_gradient.append(leaf)
-        self._graph = Graph(
-            tuple([edge_of(y) for y in outputs]),
-            tuple(with_gradient),
-            self._parameters,
-            has_hooks,
-        )
         self._leaves = leaves
+        self._graph = Graph(tuple([edge_of(y) for y in outputs]), has_hooks)
 
     def retained(self) -> Iterator[Array]:
         """Yields the arrays that the graph of PyTorch keeps, some twice."""
@@ -315,16 +308,17 @@ class TorchFunction(AveragingFunction):
         leaves, self._leaves = self._leaves, None
         # The engine rounds a gradient of another dtype than its output.
         gradients = [None if g is None else to_tensor(g) for g in output_gradients]
-        n_leaves = len(leaves)
-        tensors = {i: leaf for i, leaf in enumerate(leaves) if leaf.requires_grad}
-        tensors.update(enumerate(self._parameters, n_leaves))
+        tensors = {
+            i: tensor
+            for i, tensor in enumerate((*leaves, *self._parameters))
+            if tensor.requires_grad
+        }
         now = [i for i in indexes if i in tensors]
         targets = [tensors[i] for i in now]
-        if len(now) < len(tensors) and max(now, default=-1) < n_leaves:
+        if len(now) < len(tensors) and max(now, default=-1) < len(leaves):
             later = [i for i in tensors if i not in now]
-            weights = tuple([tensors[i] for i in later])
-            graph = graph._replace(inputs=tuple(targets), parameters=weights)
-            found, half = first_half(graph, targets, gradients)
+            weights = [tensors[i] for i in later]
+            found, half = first_half(graph, targets, weights, gradients)
             self._half = half, later
         else:
             found = whole(graph, targets, gradients)

@@ -58,14 +58,10 @@ class Graph(NamedTuple):
 
     Attributes:
         outputs: The places in the graph of the tensors that have a gradient.
-        inputs: The leaves for inputs.
-        parameters: The parameters of the module that have a gradient.
         has_hooks: Whether the forward registered hooks of tensors.
     """
 
     outputs: tuple[GradientEdge, ...]
-    inputs: tuple[torch.Tensor, ...]
-    parameters: tuple[torch.Tensor, ...]
     has_hooks: bool = False
 
 
@@ -74,7 +70,7 @@ class _Part(NamedTuple):
 
     Attributes:
         edge: The place of its output in the graph.
-        weights: Positions of the parameters that only this operation uses.
+        weights: Positions of the weights that only this operation uses.
     """
 
     edge: GradientEdge
@@ -94,28 +90,28 @@ class SecondHalf:
     """The weight gradients that :func:`first_half` has left out.
 
     Args:
-        parameters: The parameters.
+        weights: The weights.
         parts: The operations, each with the gradient of its output.
         known: Gradients that the first half has computed, by position.
     """
 
     def __init__(
         self,
-        parameters: Sequence[torch.Tensor],
+        weights: Sequence[torch.Tensor],
         parts: Sequence[tuple[_Part, torch.Tensor | None]],
         known: dict[int, torch.Tensor | None],
     ) -> None:
-        self._parameters, self._parts, self._known = parameters, parts, known
+        self._weights, self._parts, self._known = weights, parts, known
 
     def run(self) -> list[torch.Tensor | None]:
-        """Returns the gradients of all parameters, and releases the graph."""
-        found: list[Any] = [None] * len(self._parameters)
+        """Returns the gradients of all weights, and releases the graph."""
+        found: list[Any] = [None] * len(self._weights)
         for i, gradient in self._known.items():
             found[i] = gradient
         for (edge, weights), gradient in self._parts:
             if gradient is None:
                 continue
-            targets = [self._parameters[i] for i in weights]
+            targets = [self._weights[i] for i in weights]
             for i, g in zip(weights, _gradients((edge,), targets, (gradient,), False)):
                 found[i] = g
         self._parts, self._known = (), {}
@@ -130,40 +126,42 @@ def whole(
 
 
 def first_half(
-    graph: Graph, targets: Sequence[torch.Tensor], output_gradients: Gradients
+    graph: Graph,
+    inputs: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+    output_gradients: Gradients,
 ) -> tuple[Gradients, SecondHalf]:
-    """Computes the gradients of inputs, and leaves those of parameters to later.
+    """Computes the gradients of inputs, and leaves those of weights to later.
 
     Args:
         graph: The graph.
-        targets: The inputs whose gradients to compute.
+        inputs: The leaves whose gradients to compute.
+        weights: The leaves whose gradients come later, such as parameters.
         output_gradients: A gradient for each output; ``None`` where there is none.
 
     Returns:
-        The gradients of ``targets``, and the other half.
+        The gradients of ``inputs``, and the other half.
 
     Example:
         >>> module, x = torch.nn.Linear(2, 1), torch.ones(3, 2, requires_grad=True)
-        >>> y = torch.autograd.graph.get_gradient_edge(module(x))
-        >>> graph = Graph((y,), (x,), tuple(module.parameters()))
-        >>> (gx,), half = first_half(graph, [x], [torch.ones(3, 1)])
+        >>> graph = Graph((get_gradient_edge(module(x)),))
+        >>> weights = [*module.parameters()]
+        >>> (gx,), half = first_half(graph, [x], weights, [torch.ones(3, 1)])
         >>> bool((gx == module.weight).all()), half.run()[0].tolist()
         (True, [[3.0, 3.0]])
     """
-    everything = range(len(graph.parameters))
-    parts = [] if graph.has_hooks else _parts(graph)
+    parts = [] if graph.has_hooks else _parts(graph.outputs, inputs, weights)
     left_out = {i for part in parts for i in part.weights}
-    now = [i for i in everything if i not in left_out]
+    now = [i for i in range(len(weights)) if i not in left_out]
     found = _gradients(
         graph.outputs,
-        [*targets, *(graph.parameters[i] for i in now), *(part.edge for part in parts)],
+        [*inputs, *(weights[i] for i in now), *(part.edge for part in parts)],
         output_gradients,
         keeps_graph=bool(parts),
     )
-    n, n_now = len(targets), len(targets) + len(now)
+    n, n_now = len(inputs), len(inputs) + len(now)
     known = dict(zip(now, found[n:n_now]))
-    half = SecondHalf(graph.parameters, list(zip(parts, found[n_now:])), known)
-    return found[:n], half
+    return found[:n], SecondHalf(weights, list(zip(parts, found[n_now:])), known)
 
 
 def _gradients(
@@ -190,18 +188,22 @@ def _gradients(
     )
 
 
-def _parts(graph: Graph) -> list[_Part]:
+def _parts(
+    outputs: Sequence[GradientEdge],
+    inputs: Sequence[torch.Tensor],
+    weights: Sequence[torch.Tensor],
+) -> list[_Part]:
     """Returns the operations that meet weights and can run for them alone.
 
     What an operation depends on is a number: bit 0 stands for the inputs, and bit
-    ``i + 1`` for parameter ``i``.
+    ``i + 1`` for weight ``i``.
     """
-    leaves = {id(tensor): 2 << i for i, tensor in enumerate(graph.parameters)}
-    leaves.update((id(tensor), 1) for tensor in graph.inputs)
-    roots = [edge.node for edge in graph.outputs]
+    leaves = {id(tensor): 2 << i for i, tensor in enumerate(weights)}
+    leaves.update((id(tensor), 1) for tensor in inputs)
+    roots = [edge.node for edge in outputs]
     bits: dict[Any, int] = {}
     operands: dict[Any, list[Any]] = {}
-    # The parameters that an operation uses, and those that several use.
+    # The weights that an operation uses, and those that several use.
     used = many = 0
     meeting: list[tuple[Any, int]] = []
     waiting = [*roots]
@@ -240,9 +242,9 @@ def _parts(graph: Graph) -> list[_Part]:
     for node, own in meeting:
         alone = own & ~many
         if alone and type(node).__name__ in _APART:
-            weights = []
+            own_weights = []
             while alone:
-                weights.append((alone & -alone).bit_length() - 2)
+                own_weights.append((alone & -alone).bit_length() - 2)
                 alone &= alone - 1
-            parts.append(_Part(GradientEdge(node, 0), tuple(weights)))
+            parts.append(_Part(GradientEdge(node, 0), tuple(own_weights)))
     return parts
