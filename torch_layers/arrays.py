@@ -45,23 +45,31 @@ def to_tensor(array: Array) -> torch.Tensor:
 
 
 def to_array(tensor: torch.Tensor) -> Array:
-    """Returns an array with the memory of a tensor, without its graph.
+    """Returns an array with the memory of a tensor of the CPU, without its graph.
 
     Args:
-        tensor (torch.Tensor): A tensor of any shape. A sparse one becomes dense, and
-            bfloat16 becomes float32.
+        tensor (torch.Tensor): A tensor of any shape. A sparse one becomes dense, a
+            lazy conjugate is computed, and bfloat16 becomes float32.
+
+    Raises:
+        TypeError: If the tensor is on another device.
 
     Example:
         >>> to_array(torch.ones(2, requires_grad=True))
         array([1., 1.], dtype=float32)
     """
-    if tensor.requires_grad:
-        tensor = tensor.detach()
+    if not tensor.is_cpu:
+        raise TypeError(
+            f"a module of PyTorch computed a tensor on the device {tensor.device}, but"
+            f" layers compute on the CPU: call module.cpu(), and let its forward make"
+            f" tensors on the device of its input"
+        )
     if tensor.dtype is torch.bfloat16:
         tensor = tensor.float()
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
-    return tensor.numpy()
+    # Without the graph, and without marks for a conjugation that is yet to come.
+    return tensor.numpy(force=True)
 
 
 def address_of(array: Array) -> int:

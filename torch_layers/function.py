@@ -82,6 +82,10 @@ class TorchFunction(AveragingFunction):
     #: The gradients of inputs and of weights may be asked for one after the other.
     taken_apart = Backward(is_splittable=True, has_arrays=True)
 
+    _graph: Graph | None = None
+    # The other half of the backward, and the indexes of its results.
+    _half: tuple[SecondHalf, list[int]] | None = None
+
     def __init__(
         self,
         layer: CalledLayer,
@@ -91,12 +95,6 @@ class TorchFunction(AveragingFunction):
     ) -> None:
         self._layer, self._structure = layer, structure
         self._needed, self._parameters = needed, parameters
-        self._graph: Graph | None = None
-        # The other half of the backward, and the indexes of its results.
-        self._half: tuple[SecondHalf, list[int]] | None = None
-        self._outputs: Any = None
-        # Outputs without a gradient, by the index of their slot.
-        self._others: dict[int, Array] = {}
 
     @property
     def label(self) -> str:
@@ -116,34 +114,25 @@ class TorchFunction(AveragingFunction):
         Args:
             inputs: The leaves, then the parameters of the link.
         """
-        if (
-            chainer.get_function_hooks()
-            or self._n_local_function_hooks
-            or chainer.is_debug()
-        ):
+        if chainer.get_function_hooks() or chainer.config.debug:
             return super().apply(inputs)
         n_leaves = len(self._needed)
-        variables = [
-            x if isinstance(x, chainer.Variable) else chainer.as_variable(x)
-            for x in inputs[:n_leaves]
-        ]
-        params = inputs[n_leaves:]
+        variables = [chainer.as_variable(x) for x in inputs[:n_leaves]]
         outputs = self.forward(tuple([x.raw_array for x in variables]))
-        needs_gradient = True in self._needed or any([x.requires_grad for x in params])
-        found = tuple(
-            [_unchecked(data=y, requires_grad=needs_gradient) for y in outputs]
-        )
+        needs_gradient = True in self._needed or bool(self._parameters)
+        found = [_unchecked(data=y, requires_grad=needs_gradient) for y in outputs]
         self._input_layouts = (None,) * len(inputs)
         self._output_layouts = (None,) * len(outputs)
         self._output_count = len(outputs)
         if self._graph is not None:
             self.rank = max([x.rank for x in variables], default=0)
-            for y in found:
-                y.node.creator_node = self
-            self.inputs = tuple([x.node for x in (*variables, *params)])
-            self.outputs = tuple([weakref.ref(y.node) for y in found])
+            nodes = [y.node for y in found]
+            for node in nodes:
+                node.creator_node = self
+            self.inputs = tuple([x.node for x in (*variables, *inputs[n_leaves:])])
+            self.outputs = tuple(map(weakref.ref, nodes))
             self.lazy_grad_sum = chainer.config.lazy_grad_sum
-        return found
+        return tuple(found)
 
     def forward(self, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
         """Calls the module.
@@ -156,7 +145,7 @@ class TorchFunction(AveragingFunction):
         for array, is_needed in zip(arrays, self._needed):
             leaf = to_tensor(array)
             leaves.append(leaf)
-            if has_graph and is_needed and leaf.is_floating_point():
+            if has_graph and is_needed and _is_continuous(leaf):
                 # The graph keeps the leaf, and so its memory, needed or not; but not
                 # the memory of a view.
                 leaf = leaf.requires_grad_().view_as(leaf)
@@ -187,18 +176,20 @@ class TorchFunction(AveragingFunction):
             self._outputs = _ONE
         else:
             self._outputs = without_leaves(y, torch.is_tensor, tensors)
-        numbers, outputs = [], []
+        # Outputs without a gradient, and the indexes of the slots of the others.
+        self._others: dict[int, Array] = {}
+        self._numbers: list[int] = []
+        outputs = []
         # The graph of a forward that runs again has the same outputs.
         may_have = has_graph or any(self._needed) or bool(self._parameters)
         for i, tensor in enumerate(tensors):
             if may_have and (
-                tensor.requires_grad if has_graph else tensor.is_floating_point()
+                tensor.requires_grad if has_graph else _is_continuous(tensor)
             ):
-                numbers.append(i)
+                self._numbers.append(i)
                 outputs.append(tensor)
             else:
                 self._others[i] = to_array(tensor)
-        self._numbers = numbers
         if has_graph:
             has_hooks = RemovableHandle.next_id != n_hooks
             self._keep_graph(outputs, leaves, has_hooks)
@@ -255,7 +246,7 @@ class TorchFunction(AveragingFunction):
         arrays = []
         for i, gradient in zip(indexes, found):
             array = None if gradient is None else to_array(gradient)
-            if gradient is not None:
+            if gradient is not None and gradient.layout is torch.strided:
                 memory = gradient.untyped_storage().data_ptr()
                 if i >= n_leaves and (memory in seen or 0 in array.strides):
                     array = array.copy()
@@ -308,11 +299,8 @@ class TorchFunction(AveragingFunction):
         leaves, self._leaves = self._leaves, None
         # The engine rounds a gradient of another dtype than its output.
         gradients = [None if g is None else to_tensor(g) for g in output_gradients]
-        tensors = {
-            i: tensor
-            for i, tensor in enumerate((*leaves, *self._parameters))
-            if tensor.requires_grad
-        }
+        tensors = {i: leaf for i, leaf in enumerate(leaves) if leaf.requires_grad}
+        tensors.update(enumerate(self._parameters, len(leaves)))
         now = [i for i in indexes if i in tensors]
         targets = [tensors[i] for i in now]
         if len(now) < len(tensors) and max(now, default=-1) < len(leaves):
@@ -325,9 +313,16 @@ class TorchFunction(AveragingFunction):
         return _at(indexes, now, found)
 
 
+def _is_continuous(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor has numbers of a kind that can have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def _at(
     indexes: Sequence[int], known: Sequence[int], gradients: Gradients
 ) -> Gradients:
     """Returns gradients at other indexes than those that they are for."""
+    if tuple(indexes) == tuple(known):
+        return gradients
     found = dict(zip(known, gradients))
     return [found.get(i) for i in indexes]

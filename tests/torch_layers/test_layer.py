@@ -66,6 +66,33 @@ def test_gradients_are_those_of_pytorch_bit_for_bit():
         np.testing.assert_array_equal(param.grad, grads0[path[1:]].numpy())
 
 
+class Spectrum(nn.Module):
+    def forward(self, x):
+        return torch.fft.fft(x).conj()
+
+
+class Power(nn.Module):
+    def forward(self, x):
+        return (x * x.conj()).real.sum()
+
+
+def test_complex_numbers_between_layers_have_gradients():
+    x = chainer.Variable(X)
+    h = TorchLayer(Spectrum())(x)
+    assert h.dtype == np.complex64
+    TorchLayer(Power())(h).backward()
+    leaf = torch.from_numpy(X).requires_grad_()
+    Power()(Spectrum()(leaf)).backward()
+    np.testing.assert_array_equal(x.grad, leaf.grad.numpy())
+
+
+def test_sparse_gradients_become_dense():
+    layer = TorchLayer(nn.Embedding(7, 6, sparse=True))
+    layer.cleargrads()
+    F.sum(layer(np.array([1, 2, 1]))).backward()
+    np.testing.assert_array_equal(layer.weight.grad[:4, 0], [0, 2, 1, 0])
+
+
 class Added(nn.Module):
     """Adds parameters whose gradients are that of the output, and one of its sum."""
 
