@@ -92,7 +92,24 @@ def _tolerant(function, name):
             _drop(kwargs, ignored)
             return function(*args, **kwargs)
 
+    if places:
+        call.__signature__ = _with_names(inspect.signature(function), places)
     return call
+
+
+def _with_names(signature, places):
+    """Returns a signature that has these names, too, before further arguments."""
+    parameters = list(signature.parameters.values())
+    n_named = len([p for p in parameters if p.kind != p.VAR_KEYWORD])
+    missing = [
+        inspect.Parameter(
+            name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=name == "train"
+        )
+        for name in places
+        if name not in signature.parameters
+    ]
+    parameters[n_named:n_named] = missing
+    return signature.replace(parameters=parameters)
 
 
 def _named(function):
@@ -260,16 +277,15 @@ def _change_optimizer(optimizer) -> None:
             setattr(optimizer.Optimizer, function.__name__, function)
 
 
-def _change_training(module) -> None:
-    from chainer_compat import _chainer1_training
+def _in_training(name):
+    """Returns a change that is a function of another module, imported when needed."""
 
-    _chainer1_training.change(module)
+    def change(module) -> None:
+        from chainer_compat import _chainer1_training
 
+        getattr(_chainer1_training, name)(module)
 
-def _change_extensions(extensions) -> None:
-    from chainer_compat import _chainer1_training
-
-    _chainer1_training.change_extensions(extensions)
+    return change
 
 
 def _change_root(chainer) -> None:
@@ -284,8 +300,10 @@ _CHANGES = {
     "chainer.functions": _change_functions,
     "chainer.links": _change_links,
     "chainer.optimizer": _change_optimizer,
-    "chainer.training.extensions": _change_extensions,
-    "chainer.training.extensions.evaluator": _change_training,
-    "chainer.training.updaters.standard_updater": _change_training,
+    "chainer.training.extensions": _in_training("change_extensions"),
+    "chainer.training.extensions.evaluator": _in_training("change"),
+    "chainer.training.trainer": _in_training("change_trainer"),
+    "chainer.training.updaters.parallel_updater": _in_training("change_parallel"),
+    "chainer.training.updaters.standard_updater": _in_training("change"),
     "chainer.variable": _change_variable,
 }

@@ -8,6 +8,9 @@
     trainer.extend(extensions.snapshot(trigger=(1, "epoch")))
                                               trainer.extend(snapshot(), trigger=...)
 
+    trainer.extend(extension, invoke_before_training=True)
+                                              ..., call_before_training=True)
+
 Loss functions that a script calls itself get what the script passes.
 """
 
@@ -30,17 +33,20 @@ class Converting:
         return getattr(self._convert, name)
 
     def _call_converter(self, *args):
-        found = self._convert._call_converter(*args)
-        tell(
-            "variables",
-            "a model gets variables of a minibatch's arrays: as_variable(x) in the"
-            " script",
-        )
-        if isinstance(found, tuple):
-            return tuple(map(_variable, found))
-        if isinstance(found, dict):
-            return {name: _variable(each) for name, each in found.items()}
-        return _variable(found)
+        return _variables(self._convert._call_converter(*args))
+
+
+def _variables(found):
+    """Returns variables of a minibatch's arrays."""
+    tell(
+        "variables",
+        "a model gets variables of a minibatch's arrays: as_variable(x) in the script",
+    )
+    if isinstance(found, tuple):
+        return tuple(map(_variable, found))
+    if isinstance(found, dict):
+        return {name: _variable(each) for name, each in found.items()}
+    return _variable(found)
 
 
 def _variable(value):
@@ -53,6 +59,40 @@ def _variable(value):
 def change(module) -> None:
     """Makes variables of what a module's converter returns."""
     module.convert = Converting(module.convert)
+
+
+def change_parallel(module) -> None:
+    """Makes variables of what the converter of a ``ParallelUpdater`` returns."""
+    cls = module.ParallelUpdater
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def call(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        convert = self.converter
+        self.converter = lambda *args: _variables(convert(*args))
+
+    cls.__init__ = call
+
+
+def change_trainer(module) -> None:
+    """Makes trainers call extensions before training, as their attribute says."""
+    cls = module.Trainer
+    extend = cls.extend
+
+    @functools.wraps(extend)
+    def call(self, extension, *args, **kwargs):
+        attribute = getattr(extension, "invoke_before_training", False)
+        if kwargs.pop("invoke_before_training", attribute):
+            kwargs["call_before_training"] = True
+            tell(
+                "before training",
+                "invoke_before_training is call_before_training of trainer.extend in"
+                " the script",
+            )
+        return extend(self, extension, *args, **kwargs)
+
+    cls.extend = call
 
 
 def change_extensions(extensions) -> None:

@@ -34,20 +34,31 @@ class ArgSpec(NamedTuple):
 def getargspec(function: Any) -> ArgSpec:
     """Returns names and default values of a function's arguments.
 
+    Chainer's functions are shown as they were before they had annotations, and a link
+    whose call is ``forward`` with the arguments of that.
+
     Args:
-        function (callable): A Python function or method.
+        function (callable): A Python function or method, or an object with a call.
 
     Raises:
         ValueError: If the function has arguments by keyword only, or annotations, which
             an ``ArgSpec`` cannot show.
     """
+    call = inspect.getattr_static(type(function), "__call__", None)
+    if hasattr(function, "forward") and _is_of_chainer(call):
+        function = function.forward
     full = inspect.getfullargspec(function)
-    if full.kwonlyargs or full.annotations:
+    if full.kwonlyargs or (full.annotations and not _is_of_chainer(function)):
         raise ValueError(
             f"{function!r} has keyword-only arguments or annotations, which "
             f"inspect.getargspec cannot show: call inspect.getfullargspec"
         )
     return ArgSpec(full.args, full.varargs, full.varkw, full.defaults)
+
+
+def _is_of_chainer(function: Any) -> bool:
+    module = getattr(function, "__module__", None) or ""
+    return module.partition(".")[0] == "chainer"
 
 
 def gcd(a: int, b: int) -> int:

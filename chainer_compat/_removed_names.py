@@ -6,9 +6,10 @@
                     -> _numpy_aliases.enable(), and one warning
                     -> numpy.float is float, as all of the names
 
-Modules that Chainer renamed are found by ``_moved_modules``, and classes of functions
-by ``_function_classes``. Methods of classes, such as ``Thread.isAlive``, are added at
-once, without a warning.
+Modules that Chainer renamed are found by ``_moved_modules``, classes of functions by
+``_function_classes``, and modules that Chainer's modules imported by ``_passed_on``.
+Devices are compared with numbers by ``_device_numbers``. Methods of classes, such as
+``Thread.isAlive``, are added at once, without a warning.
 """
 
 import inspect
@@ -22,6 +23,8 @@ from chainer_compat._same_module import spec_of
 from chainer_compat._warned import tell
 
 _enabled = []
+# Modules that change Chainer's modules when they are loaded.
+_OF_CHAINER = "_function_classes", "_passed_on", "_device_numbers"
 
 
 def enable() -> None:
@@ -32,7 +35,8 @@ def enable() -> None:
     after_import("numpy", _watch_numpy)
     _watch_python()
     _moved_modules.enable()
-    chainer_compat.plug_in("chainer_compat._function_classes")
+    for name in _OF_CHAINER:
+        chainer_compat.plug_in(f"chainer_compat.{name}")
 
 
 class _Finder:

@@ -75,6 +75,11 @@ SCRIPT = """
     assert abs(scaled[1].W.array.std() - 1) < 0.1 and scaled[1].b is not None
     assert L.Linear(4, 50, True).b is None
     assert chainer.Variable(x, "on").volatile == "on"
+    import inspect
+    assert inspect.getargspec(model.bn).args == ["self", "x", "test", "finetune"]
+    assert inspect.getargspec(F.dropout) == (
+        ["x", "ratio", "train"], None, "kwargs", (0.5, True)
+    )
     lstm = L.NStepLSTM(1, 4, 3, 0.5, use_cudnn=False)
     (h, _, _), (same, _, _) = [lstm(None, None, [x], train=False) for _ in range(2)]
     assert (h.array == same.array).all()
@@ -91,7 +96,7 @@ SCRIPT = """
 
 
 def test_a_script_for_chainer_1_runs_as_it_is(tmp_path):
-    command = "-m", "chainer_compat", "run", "--compat", "chainer1"
+    command = "-m", "chainer_compat", "run", "--compat", "names,chainer1"
     result = done(run(tmp_path, SCRIPT, *command))
     assert result.stdout == "done\n"
     told = [line for line in result.stderr.splitlines() if "RuntimeWarning" in line]
@@ -102,6 +107,7 @@ def test_a_script_for_chainer_1_runs_as_it_is(tmp_path):
 
 
 TRAINING = """
+    import sys
     import numpy as np
     import chainer
     from chainer import training
@@ -133,16 +139,38 @@ TRAINING = """
     assert taken.trigger == (3, "iteration")
     of_model = extensions.snapshot_object(model, "x", trigger=(5, "epoch"))
     assert of_model.trigger == (5, "epoch")
+
+    # As training on several GPUs does it.
+    before = model.l.W.array.copy()
+    updater = training.ParallelUpdater(iterator, optimizer, devices={"main": -1})
+    updater.update()
+    assert (model.l.W.array != before).any()
+
+    class Early(training.Extension):
+        invoke_before_training = True
+
+        def __call__(self, trainer):
+            seen.append(trainer.updater.iteration)
+
+    seen = []
+    updater = training.StandardUpdater(iterator, optimizer)
+    trainer = training.Trainer(updater, (2, "iteration"), out=sys.argv[1])
+    trainer.extend(Early(), trigger=(2, "iteration"))
+    trainer.extend(lambda trainer: seen.append("once"), "once", (9, "epoch"),
+                   invoke_before_training=True)
+    trainer.run()
+    assert seen == [0, "once", 2], seen
     print("done")
 """
 
 
 def test_updaters_and_evaluators_pass_variables(tmp_path):
     command = "-m", "chainer_compat", "run", "--compat", "chainer1"
-    result = done(run(tmp_path, TRAINING, *command))
+    given = [str(tmp_path / "out")]
+    result = done(run(tmp_path, TRAINING, *command, arguments=given))
     assert result.stdout == "done\n" and "as_variable(x)" in result.stderr
     assert result.stderr.count("trainer.extend(extension") == 1
-    plain = run(tmp_path, TRAINING, "-m", "chainer_compat", "run")
+    plain = run(tmp_path, TRAINING, "-m", "chainer_compat", "run", arguments=given)
     assert plain.returncode == 1 and "memoryview" in plain.stderr
 
 

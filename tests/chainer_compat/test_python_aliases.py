@@ -66,6 +66,21 @@ def test_arguments_of_a_function():
                 getargspec(function)
 
 
+def test_arguments_of_links_and_of_chainers_functions():
+    import chainer
+    import chainer.functions as F
+    import chainer.links as L
+
+    class Block(chainer.Chain):
+        def __call__(self, x, test=False):
+            return x
+
+    getargspec = CATALOGUE[inspect, "getargspec"]
+    assert getargspec(L.Linear(2, 1)).args == ["self", "x", "n_batch_axes"]
+    assert getargspec(Block()) == (["self", "x", "test"], None, None, (False,))
+    assert getargspec(F.relu).args == ["x"]
+
+
 def test_common_divisors():
     import fractions
 
