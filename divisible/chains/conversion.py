@@ -8,6 +8,7 @@ from typing import Any, Callable
 import chainer
 import numpy as np
 
+from divisible.chains.apart import Apart, UnlikeLayerError
 from divisible.chains.arguments import Seen
 from divisible.chains.calls import (
     Call,
@@ -62,10 +63,13 @@ def from_chain(
                                             3  conv2           '/conv2/W' is '/3/W'
                                             4  pop('x', add)
 
-    A child that defines ``__call__`` is called as one with ``forward``. The chain gets
-    arrays, as from an updater. Operations of NumPy on them become layers as well, such
-    as ``x >= 0``, and so do constants, such as ``xp.zeros(...)``. On a GPU the chain
-    gets variables, because operations of CuPy are not recorded.
+    A child that defines ``__call__`` is called as one with ``forward``. No layer can
+    call a child with a number or a flag, or return more than variables. Such a child is
+    taken apart: the links that it calls become layers.
+
+    The chain gets arrays, as from an updater. Operations of NumPy on them become layers
+    as well, such as ``x >= 0``, and so do constants, such as ``xp.zeros(...)``. On a
+    GPU the chain gets variables, because operations of CuPy are not recorded.
 
     The chain also runs on a minibatch with another number of samples, and on longer
     sequences and larger images if it accepts them. Arguments that depend on these sizes
@@ -127,15 +131,21 @@ def from_chain(
     name = type(chain).__name__
     forward = chain if forward is None else forward
     device = chain.device
+    apart = Apart(depth)
     try:
         early_draws, as_variables = _size(chain, forward, inputs)
         with preserved_state(chain), restored_random_state(device):
             if _is_list(chain, forward, depth):
                 layers, sized = _listed_layers(chain), []
             else:
-                examples = recorded_examples(
-                    chain, forward, inputs, depth, as_variables
-                )
+                examples = None
+                while examples is None:
+                    try:
+                        examples = recorded_examples(
+                            chain, forward, inputs, apart, as_variables
+                        )
+                    except UnlikeLayerError as error:
+                        apart = apart.opening(error)
                 layers, sized = _layers(examples), examples[2:]
             _check_parameters(chain, layers)
             model = ChainLayers(*(layer for layer, _ in layers))
@@ -159,12 +169,14 @@ def from_chain(
             try:
                 compare(chain, call, model, inputs, (False,))
             except ChainError as error:
-                how = depth, as_variables
+                how = apart, as_variables
                 place = where_modes_differ(chain, forward, inputs, *how)
                 raise ChainError(str(error), place) from error.__cause__
             for each in sized:
                 compare(chain, call, model, each.minibatch, (False,))
     except ChainError as error:
+        # A link was taken apart, and that did not help: its call is what to change.
+        error = apart.reason or error
         raise ChainError(f"from_chain({name}): {error}") from error.__cause__
     return model
 

@@ -8,6 +8,7 @@ from typing import Any
 import chainer
 
 from divisible.chains.anchors import anchored
+from divisible.chains.apart import Apart
 from divisible.chains.calls import ChainError, ForwardError, Recording
 from divisible.chains.constants import settled
 from divisible.chains.preserved_state import alike_run, changed_parameters
@@ -21,7 +22,7 @@ def recorded_examples(
     chain: chainer.Chain,
     forward: Callable[..., Any],
     inputs: tuple,
-    depth: int,
+    apart: Apart,
     as_variables: bool,
 ) -> list[Example]:
     """Returns the calls for minibatches of several sizes, those of the example first.
@@ -33,19 +34,20 @@ def recorded_examples(
         chain (chainer.Chain): The chain; its parameters have their sizes.
         forward: The function of the chain to take apart.
         inputs: Arrays of the example.
-        depth (int): How many levels of links are taken apart.
+        apart (Apart): The links that are taken apart.
         as_variables (bool): Whether the forward gets variables in place of arrays.
 
     Raises:
-        ChainError: If the forward goes another way for another minibatch, or makes a
-            call that no layer can make.
+        UnlikeLayerError: If no layer can make a call of a link with children.
+        ChainError: If the forward goes another way for another minibatch, or makes
+            another call that no layer can make.
     """
 
     def recorded(
         minibatch: tuple, seed: int = 0, weights: Weights | None = None
     ) -> Example:
         with alike_run(chain, train=True, seed=seed):
-            noted = run(chain, forward, minibatch, depth, as_variables, weights)
+            noted = run(chain, forward, minibatch, apart, as_variables, weights)
             return Example(minibatch, resolve(chain, noted))
 
     def attempt(minibatch: tuple) -> Example | None:

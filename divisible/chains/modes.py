@@ -8,6 +8,7 @@ from typing import Any, Callable
 
 import chainer
 
+from divisible.chains.apart import Apart
 from divisible.chains.calls import ChainError, title
 from divisible.chains.places import Place
 from divisible.chains.preserved_state import alike_run
@@ -21,7 +22,7 @@ def where_modes_differ(
     chain: chainer.Chain,
     forward: Callable[..., Any],
     inputs: Sequence[Any],
-    depth: int,
+    apart: Apart,
     as_variables: bool,
 ) -> Place | None:
     """Returns the first call that a forward makes in one mode only.
@@ -30,7 +31,7 @@ def where_modes_differ(
         chain (chainer.Chain): The chain.
         forward: The function of the chain to take apart.
         inputs: Arrays of the example.
-        depth (int): How many levels of links are taken apart.
+        apart (Apart): The links that are taken apart.
         as_variables (bool): Whether the forward gets variables in place of arrays.
 
     Returns:
@@ -40,7 +41,7 @@ def where_modes_differ(
     for train in (True, False):
         try:
             with alike_run(chain, train):
-                noted = run(chain, forward, inputs, depth, as_variables).noted
+                noted = run(chain, forward, inputs, apart, as_variables).noted
         except ChainError:
             return None
         runs.append([n for n in noted if type(n.callee).__name__ not in _IN_TRAINING])

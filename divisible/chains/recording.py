@@ -17,6 +17,7 @@ import chainer
 import numpy as np
 from chainer import FunctionNode, Link, Variable
 
+from divisible.chains.apart import Apart, UnlikeLayerError
 from divisible.chains.array_operations import ArrayOperation
 from divisible.chains.calls import (
     Callee,
@@ -79,7 +80,7 @@ def run(
     chain: chainer.Chain,
     forward: Callable[..., Any],
     inputs: Sequence[Any],
-    depth: int,
+    apart: Apart,
     as_variables: bool,
     weights: Weights | None = None,
 ) -> Run:
@@ -89,16 +90,17 @@ def run(
         chain (chainer.Chain): The chain.
         forward: The chain itself, or another function that calls its links.
         inputs: The arrays to call it with.
-        depth (int): How many levels of links are taken apart.
+        apart (Apart): The links that are taken apart.
         as_variables (bool): Whether the forward gets variables in place of arrays.
         weights (Weights): Parameters to compare before and after calls of links;
             ``None`` not to compare them.
 
     Raises:
         ForwardError: If the forward raises an error.
-        ChainError: If no layer can make a call.
+        UnlikeLayerError: If no layer can make a call of a link with children.
+        ChainError: If no layer can make another call.
     """
-    watch = _Watch(chain, depth, weights)
+    watch = _Watch(chain, apart, weights)
     given = given_to(inputs, as_variables)
     if not as_variables:
         # CuPy's arrays are given as they are, and operations on them are not noted.
@@ -157,7 +159,7 @@ class _Watch:
     """The position of a running forward in the hierarchy of links."""
 
     def __init__(
-        self, chain: chainer.Chain, depth: int, weights: Weights | None
+        self, chain: chainer.Chain, apart: Apart, weights: Weights | None
     ) -> None:
         self.noted: list[Noted] = []
         self.given: list[Any] = []
@@ -165,7 +167,7 @@ class _Watch:
         self._thread = threading.get_ident()
         self._train = chainer.config.train
         self._chain = chain
-        self._depth = depth
+        self._apart = apart
         self._weights = weights
         self._paths = link_paths(chain)
         self._entered: list[_Entered] = []
@@ -189,8 +191,8 @@ class _Watch:
         self._entered.append(_Entered(link, above.level + (not is_again)))
         if self._within is not None or is_again:
             return
-        is_last = above.level + 1 >= self._depth or not any(link.children())
-        if not is_last:
+        path = self._paths.get(id(link), "")
+        if not self._apart.is_layer(link, path, above.level + 1):
             return
         self._within = len(self._entered)
         place = _place()
@@ -200,20 +202,20 @@ class _Watch:
                 f" chain: make it an attribute in init_scope()",
                 place,
             )
-        path = self._paths[id(link)]
         if self._weights is not None:
             self._weights.check(link.params(), place)
-        inputs = self._checked(link, title(link, path), args, kwargs, place)
+        inputs = self._checked(link, path, args, kwargs, place)
         self.noted.append(Noted(link, path, inputs, place))
 
     def _checked(
-        self, link: Link, name: str, args: tuple, kwargs: dict, place: Place | None
+        self, link: Link, path: str, args: tuple, kwargs: dict, place: Place | None
     ) -> tuple:
         """Returns the inputs of a link by position, if a layer can make the call."""
+        name = title(link, path)
         try:
             inputs = by_position(signature_of(link), name, args, kwargs)
         except ChainError as error:
-            raise ChainError(str(error), place) from None
+            raise _unlike_a_layer(link, path, str(error), place) from None
         if not inputs:
             raise ChainError(f"{name} is called without an input", place)
         if chainer.config.train is not self._train:
@@ -242,14 +244,16 @@ class _Watch:
             outputs = result if isinstance(result, tuple) else (result,)
             for value in outputs:
                 if not is_plain(value):
-                    raise ChainError(
-                        f"{title(link, self._paths[id(link)])} returns a"
+                    path = self._paths[id(link)]
+                    reason = (
+                        f"{title(link, path)} returns a"
                         f" {type(value).__name__}, {short(value)}, and layers return"
                         f" a variable or a tuple of variables: let it return them, or"
                         f" put the calls of it and of what reads the result into the"
-                        f" forward of a link of its own",
-                        self.noted[-1].place,
+                        f" forward of a link of its own"
                     )
+                    place = self.noted[-1].place
+                    raise _unlike_a_layer(link, path, reason, place)
             self.noted[-1].outputs = outputs
         self._entered.pop()
 
@@ -331,6 +335,14 @@ def _array(array: Any) -> Any:
 
 
 _array.__name__ = "array"
+
+
+def _unlike_a_layer(
+    link: Link, path: str, reason: str, place: Place | None
+) -> ChainError:
+    if any(link.children()):
+        return UnlikeLayerError(path, reason, place)
+    return ChainError(reason, place)
 
 
 def _place() -> Place | None:

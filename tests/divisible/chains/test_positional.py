@@ -73,8 +73,8 @@ class Block(chainer.Chain):
 
 
 class Net(chainer.Chain):
-    def __init__(self, call):
-        super().__init__(p=Block(), q=Block())
+    def __init__(self, call, q=None):
+        super().__init__(p=Block(), q=q or Block())
         self._call = call
 
     def __call__(self, x):
@@ -96,11 +96,54 @@ def test_a_chain_with_optional_inputs_becomes_layers(call):
     np.testing.assert_allclose(model(Y).array, chain(Y).array, rtol=1e-6)
 
 
+class Scaled(chainer.Chain):
+    def __init__(self):
+        super().__init__(a=L.Linear(4, 4), bn=L.BatchNormalization(4))
+
+    def __call__(self, x, scale, is_shown):
+        h = F.relu(self.bn(self.a(x))) * scale
+        return h, None if is_shown else 1
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_a_child_that_no_layer_can_call_is_taken_apart(is_shown):
+    chain = chainer.Chain(p=Block(), q=Scaled(), r=Scaled())
+
+    def call(x):
+        h, _ = chain.q(chain.p(x), 3, is_shown)
+        return chain.r(h, 0.5, is_shown=is_shown)[0]
+
+    model = from_chain(chain, X, forward=call)
+    assert chain.p in set(model) and chain.q not in set(model)
+    names = ["/p", "/q/a", "/q/bn", "/r/a", "/r/bn"]
+    assert list(model.chain_names.values()) == names
+    with chainer.using_config("train", False):
+        np.testing.assert_allclose(model(Y).array, call(Y).array, rtol=1e-6)
+
+
+def test_a_child_is_taken_apart_in_all_of_its_calls():
+    chain = Net(lambda self, x: self.q(self.q(self.p(x)), None, 3))
+    model = from_chain(chain, X)
+    assert list(model).count(chain.q.a) == 2
+    np.testing.assert_allclose(model(Y).array, chain(Y).array, rtol=1e-6)
+
+
+class Shifted(chainer.Chain):
+    def __init__(self):
+        super().__init__(a=L.Linear(4, 4))
+        with self.init_scope():
+            self.shift = chainer.Parameter(1.0, (4,))
+
+    def __call__(self, x, scale=None):
+        return self.a(x) + scale * F.broadcast_to(self.shift, x.shape)
+
+
 def test_a_refusal_has_the_line_of_the_forward():
-    chain = Net(lambda self, x: self.q(self.p(x), None, 3))
+    # Its parameter is used between its links, so that it cannot be taken apart either.
+    chain = Net(lambda self, x: self.q(self.p(x), 3), q=Shifted())
     with pytest.raises(ValueError) as caught:
         from_chain(chain, X)
     text = str(caught.value)
-    assert "/q (Block) is called with scale=3" in text
-    assert "test_positional.py, in " in text and "self.q(self.p(x), None, 3)" in text
+    assert "/q (Shifted) is called with scale=3" in text
+    assert "test_positional.py, in " in text and "self.q(self.p(x), 3)" in text
     assert text.count("\n") < 10 and len(text) < 1000
