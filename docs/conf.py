@@ -24,6 +24,7 @@ extensions = [
     "sphinx_click",
     "explore_page",
     "mathml",
+    "old_programs",
     "paper_tables",
     "predicted_timeline",
     "schedule_tables",

@@ -16,5 +16,6 @@ are run in the folder that the table names, which is on the path of modules as w
     processes     processes with a deadline, in copies of trees
     recording     within that run: losses and times of steps
     comparing     losses with kernels and without, and the verdict
+    rows          rows of the result, written and read
     pipelines     models as pipelines on two ranks: model_table, on_two_ranks
 """

@@ -13,6 +13,7 @@ from benchmarks.old_repositories.environments import environment
 from benchmarks.old_repositories.made_up import data_sets
 from benchmarks.old_repositories.program import Program
 from benchmarks.old_repositories.programs import PROGRAMS
+from benchmarks.old_repositories.rows import STOPPED, Row, read
 from benchmarks.old_repositories.trial import Run, Way, run
 
 #: Ways that are tried in turn, until a program runs.
@@ -57,7 +58,7 @@ def first_way(program: Program, places: Places, seconds: float) -> Found:
     python, failure = environment(places.environments, needs, seconds)
     done = Run([], [], failure, failure)
     if failure:
-        return Found(f"stopped: {failure}", done, WAYS[0], python)
+        return Found(f"{STOPPED}: {failure}", done, WAYS[0], python)
     ways = list(CHAINER_1 if program.is_chainer_1 else WAYS)
     if program.change:
         ways.append(ways[-1]._replace(change=True))
@@ -72,7 +73,7 @@ def first_way(program: Program, places: Places, seconds: float) -> Found:
         if not done.failure:
             words = comparing.help_needed(program, way, version)
             return Found(words, done, way, interpreter)
-    return Found(f"stopped: {done.failure}", done, way, python)
+    return Found(f"{STOPPED}: {done.failure}", done, way, python)
 
 
 def compared(
@@ -110,16 +111,29 @@ def main() -> None:
     add("--no-timing", action="store_true", help="compare losses alone")
     add("--environments", type=Path, help="where environments stay for the next run")
     add("--timeout", type=float, default=900, help="seconds of an installation")
+    add(
+        "--rows",
+        nargs="*",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="results whose rows are kept, of programs that are not run now",
+    )
     add("--show", action="store_true", help="print all that failing programs print")
     add("--output", type=Path)
     arguments = parser.parse_args()
+    # One of them may be the file that is written.
+    kept = [read(each.read_text(), PROGRAMS) for each in arguments.rows]
     result = Result("old_repositories", arguments.output)
     result.write(command(), machine("chainer", "numpy"), "")
     if arguments.no_timing:
-        result.write("Steps were not timed.", "")
+        result.write("Steps were not timed: losses alone were compared.")
+    if kept:
+        result.write("Rows of programs that this command did not run are from others.")
     head = f"{'repository':44} {'kind':22} {'for':5}"
-    result.write(f"{head} ran, losses with kernels against without, seconds of a step")
-    found = []
+    words = "ran, losses with kernels against without, seconds of a step"
+    result.write("", f"{head} {words}")
+    rows = []
     with tempfile.TemporaryDirectory() as folder:
         sets = Path(folder, "data_sets")
         data_sets.write(sets, 60000, 10000)
@@ -128,10 +142,19 @@ def main() -> None:
             sets,
             (arguments.environments or Path(folder, "environments")).resolve(),
         )
-        for program in chosen(arguments.only, arguments.kinds):
-            words, line = row(program, places, arguments)
-            found.append((program, words))
-            result.write(line)
+        now = set(chosen(arguments.only, arguments.kinds))
+        for program in PROGRAMS:
+            former = [
+                each[program.repository] for each in kept if program.repository in each
+            ]
+            if program in now:
+                rows.append(row(program, places, arguments))
+            elif former:
+                rows.append(former[-1])
+            else:
+                continue
+            result.write(str(rows[-1]))
+    found = [(each.program, each.words) for each in rows]
     result.write("", *comparing.counts(found))
     result.save()
 
@@ -146,20 +169,17 @@ def chosen(only: list[str], kinds: list[str]) -> list[Program]:
     ]
 
 
-def row(program: Program, places: Places, arguments) -> tuple[str, str]:
-    """Runs a program; returns what it needed, and its line."""
-    head = f"{program.repository:44} {program.kind:22} {program.chainer:5}"
+def row(program: Program, places: Places, arguments) -> Row:
+    """Runs a program."""
     if program.beyond:
-        return f"stopped: {program.beyond}", f"{head} {program.beyond}"
+        return Row(program, program.beyond)
     found = first_way(program, places, arguments.timeout)
-    if found.words.startswith("stopped"):
+    if found.run.failure:
         if arguments.show:
             print(found.run.output)
-        return found.words, f"{head} {found.words}"
+        return Row(program, found.words)
     rounds = 0 if arguments.no_timing else arguments.rounds
-    agree, times = compared(program, found, places, rounds)
-    line = f"{head} {found.words}; {agree}; {times}"
-    return found.words, line.rstrip("; ")
+    return Row(program, found.words, *compared(program, found, places, rounds))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 
 from benchmarks.old_repositories.program import Program
+from benchmarks.old_repositories.rows import STOPPED, Row
 from benchmarks.old_repositories.trial import Run, Way
 
 #: Largest difference of losses that rounding explains in a few steps, relative.
@@ -96,7 +97,7 @@ def counts(found: list[tuple[Program, str]]) -> list[str]:
         lines += _counts_of(name, part)
     beyond = Counter(program.beyond for program, _ in found if program.beyond)
     lines += [f"not for a CPU and Python 3: {n} ({why})" for why, n in beyond.items()]
-    kinds = {p.kind for p, words in found if not words.startswith("stopped")}
+    kinds = {p.kind for p, words in found if Row(p, words).has_run}
     lines.append(f"kinds that ran: {len(kinds)} ({', '.join(sorted(kinds))})")
     return lines
 
@@ -105,13 +106,13 @@ def _counts_of(name: str, part: list[tuple[Program, str]]) -> list[str]:
     unedited = [
         words
         for _, words in part
-        if not words.startswith(("stopped", ONE_LINE)) and "driver" not in words
+        if not words.startswith((STOPPED, ONE_LINE)) and "driver" not in words
     ]
     scripts = [(p, words) for p, words in part if not p.is_driver]
     drivers = [words for p, words in part if p.is_driver]
     as_is = sum(words == UNCHANGED for words in unedited)
     share = f" ({len(unedited) / len(scripts):.0%})" if scripts else ""
-    ran = sum(not words.startswith("stopped") for words in drivers)
+    ran = sum(not words.startswith(STOPPED) for words in drivers)
     return [
         f"{name}: {len(unedited)} of {len(scripts)} scripts without an edit{share},"
         f" {as_is} of them without any help;"

@@ -23,7 +23,7 @@ def copied(program: Any, trees: Path, place: Path) -> Path:
     """Copies the tree of a repository, and returns the copy.
 
     Args:
-        program: A `Program` or `Model`.
+        program: A `Program`, `Model` or `Repository`.
         trees: Folder of all trees.
         place: Where to.
 

@@ -27,6 +27,23 @@ class Change(NamedTuple):
     text: str
 
 
+class Repository(NamedTuple):
+    """A repository whose modules a program imports.
+
+    Attributes:
+        repository: ``owner/name``.
+        commit: Commit of the tree, or its first digits.
+    """
+
+    repository: str
+    commit: str
+
+    @property
+    def name(self) -> str:
+        """Name of the folder of its tree."""
+        return self.repository.replace("/", "+")
+
+
 class Program(NamedTuple):
     """A program and what a run of it needs.
 
@@ -42,6 +59,7 @@ class Program(NamedTuple):
         downloads: Functions that write further files into Chainer's root of data sets.
         needs: Packages from PyPI, with conditions; one on NumPy is the older NumPy that
             is tried last.
+        beside: Other repositories whose modules it imports.
         steps: Calls of ``backward`` to record.
         change: A line to change, if nothing else helps.
         beyond: Why no CPU with Python 3 can run it, or nothing.
@@ -57,6 +75,7 @@ class Program(NamedTuple):
     data: tuple[MakesData, ...] = ()
     downloads: tuple[MakesData, ...] = ()
     needs: tuple[str, ...] = ()
+    beside: tuple[Repository, ...] = ()
     steps: int = 20
     change: Change | None = None
     beyond: str = ""

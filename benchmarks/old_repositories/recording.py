@@ -91,6 +91,8 @@ def main() -> None:
 
     random.seed(seed)
     np.random.seed(seed)
+    # Games take the seeds of their random generators from it.
+    os.urandom = random.Random(seed).randbytes
     sys.argv[:] = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     # A driver of ours lies elsewhere, and its model here.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.common.results import ROOT
 from benchmarks.old_repositories.processes import (
     copied,
     last_line,
@@ -101,6 +103,9 @@ def run(program: Program, trees: Path, python: Path, data_sets: Path, way: Way) 
         }
         if way.modes:
             own["CHAINER_COMPAT"] = way.modes
+        if program.beside:
+            others = [copied(b, trees, Path(folder, b.name)) for b in program.beside]
+            own["PYTHONPATH"] = os.pathsep.join(map(str, [ROOT, *others]))
         environment = variables(Path(folder), own)
         status, text = run_process(
             command, tree / program.folder, environment, program.seconds

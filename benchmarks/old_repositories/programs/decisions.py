@@ -10,7 +10,7 @@ PROGRAMS = (
         chainer="3",
         command="train_cartpole.py",
         folder="dqn",
-        needs=("gym<0.22",),
+        needs=("gym<0.18",),
     ),
     Program(
         "okdshin/chainer_frmqn",
@@ -18,5 +18,7 @@ PROGRAMS = (
         kind="reinforcement learning",
         chainer="2",
         command="i_maze_rogue.py -gpu -1 -y 1 -initexp 100 -testoutput 1",
+        # Its replays call cuda.to_gpu, whatever -gpu is.
+        beyond="a GPU",
     ),
 )

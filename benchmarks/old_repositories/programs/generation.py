@@ -3,7 +3,7 @@
 import json
 
 from benchmarks.old_repositories.made_up import texts
-from benchmarks.old_repositories.program import Change, Program
+from benchmarks.old_repositories.program import Program
 
 SETTINGS = {
     "zdim": 20,
@@ -78,8 +78,8 @@ PROGRAMS = (
         "d47879de826e",
         kind="VAE",
         chainer="3",
-        command="train.py",
-        change=Change("train.py", 24, "gpu = -1"),
+        # The number of a GPU is written into its script.
+        command="with_model.py iaf.model 'create_sample_model(784)' f4:32,784",
     ),
     Program(
         "takyamamoto/CIFAR-ConvolutionalAutoEncoder-Chainer",

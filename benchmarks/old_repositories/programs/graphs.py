@@ -1,7 +1,7 @@
 """Networks over graphs, clouds of points and molecules."""
 
 from benchmarks.old_repositories.made_up import arrays
-from benchmarks.old_repositories.program import Program
+from benchmarks.old_repositories.program import Program, Repository
 
 PROGRAMS = (
     Program(
@@ -19,6 +19,8 @@ PROGRAMS = (
         chainer="4",
         command="experiments/modelnet40/train.py -b 4 --num_point 128",
         data=(arrays.clouds("experiments/modelnet40/data/modelnet40_ply_hdf5_2048"),),
+        needs=("pandas", "scikit-learn", "tqdm"),
+        beside=(Repository("corochann/chainerex", "15efb34a8fa6"),),
         steps=6,
     ),
     Program(
@@ -50,6 +52,8 @@ PROGRAMS = (
             arrays.one_hot_blocks("validate.npy", 4, 700, [22, 9, 26]),
         ),
         steps=4,
+        # rnn.py:34 reads the variable of the list in the line before.
+        beyond="Python 2",
     ),
     Program(
         "pfnet-research/graph-nvp",
@@ -58,7 +62,7 @@ PROGRAMS = (
         chainer="6",
         command="with_model.py graph_nvp.models.relgcn"
         " 'RelGCN(16, 4, [8, 16], input_type=\"float\")' f4:4,9,5 f4:4,4,9,9",
-        needs=("rdkit", "tqdm"),
+        needs=("rdkit", "tqdm", "chainer-chemistry"),
         steps=10,
     ),
 )

@@ -107,6 +107,8 @@ PROGRAMS = (
             texts.ranked_lists(f"build/MQ2007/Fold1/{part}.txt")
             for part in ("train", "vali", "test")
         ),
+        # Arrays of map's results, and xrange.
+        beyond="Python 2",
     ),
     Program(
         "butsugiri/chainer-qrnn",
@@ -128,6 +130,8 @@ PROGRAMS = (
         command="train.py -g -1 -b 8 -nh 32 -ne 32 -train made_up.txt",
         folder="rnn",
         data=(texts.text("made_up.txt"),),
+        # int() of an array with one element.
+        needs=("numpy<2.4",),
         steps=10,
     ),
     Program(

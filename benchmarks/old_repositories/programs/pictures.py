@@ -114,6 +114,7 @@ PROGRAMS = (
         kind="segmentation",
         chainer="3",
         command="with_model.py enet.models.enet_paper 'Block(16, 8, 16)' f4:2,16,32,32",
+        needs=("chainercv",),
         steps=4,
     ),
     Program(

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.old_repositories import comparing
 from benchmarks.old_repositories.__main__ import Places, compared, first_way
 from benchmarks.old_repositories.made_up import data_sets, texts
-from benchmarks.old_repositories.program import Change, Program
+from benchmarks.old_repositories.program import Change, Program, Repository
 from benchmarks.old_repositories.trial import Way, run
 
 SCRIPT = """
@@ -77,6 +77,22 @@ def test_help_is_given_in_turn_until_the_script_runs(places):
 
 def one(places, program, way=AS_IT_IS):
     return run(program, places.trees, Path(sys.executable), places.data_sets, way)
+
+
+def test_modules_of_another_tree_are_found(places):
+    beside = places.trees / "owner+other"
+    beside.mkdir()
+    (beside / "other_module.py").write_text("")
+    write(places, "import other_module")
+    other = Repository("owner/other", "0")
+    assert one(places, PROGRAM._replace(beside=(other,))).failure == ""
+    assert "other_module" in one(places, PROGRAM).failure
+
+
+def test_seeds_from_the_system_are_the_same_in_each_run(places):
+    write(places, "import os; numpy.random.seed(list(os.urandom(4)))")
+    losses = [one(places, PROGRAM, Way(kernels=False)).losses for _ in range(2)]
+    assert losses[0] == losses[1] and len(losses[0]) == 3
 
 
 def test_failures_are_named(places):
