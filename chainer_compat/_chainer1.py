@@ -11,6 +11,8 @@
     F.relu(x, use_cudnn=False)      F.relu(x)
     F.Linear(3, 2)                  L.Linear(3, 2)
     F.MaxPooling2D(2)(x)            F.max_pooling_2d(x, 2)
+    class Mine(Pooling2D): ...      a chainer.Function with Mine's forward and backward
+    Mine(2)(x)
     chainer.FunctionSet(a=...)      a Chain
     optimizer.zero_grads()          target.cleargrads()
     StandardUpdater, Evaluator      as_variable(x) of each array of a minibatch
@@ -267,6 +269,14 @@ def _change_function_node(function_node) -> None:
         return outputs
 
     cls.apply = call
+    cls.__call__ = _call_node
+
+
+def _call_node(self, *inputs):
+    """Calls a function of Chainer, as scripts do whose class has one as its base."""
+    from chainer_compat import _chainer1_functions
+
+    return _chainer1_functions.call(self, inputs)
 
 
 def _change_optimizer(optimizer) -> None:

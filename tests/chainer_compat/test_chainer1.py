@@ -164,6 +164,44 @@ TRAINING = """
 """
 
 
+FUNCTIONS = """
+    import numpy as np
+    import chainer
+    from chainer.functions.activation.relu import ReLU
+    from chainer.functions.pooling import pooling_2d
+
+    class SumPooling(pooling_2d.Pooling2D):
+        def forward_cpu(self, x):
+            assert (self.kh, self.kw) == (2, 2)
+            n, c, h, w = x[0].shape
+            return x[0].reshape(n, c, h // 2, 2, w // 2, 2).sum(axis=(3, 5)),
+
+        def backward_cpu(self, x, gy):
+            assert x[0].shape == (1, 1, 4, 4)
+            return gy[0].repeat(2, axis=2).repeat(2, axis=3),
+
+    x = chainer.Variable(np.arange(-8, 8, dtype="f").reshape(1, 1, 4, 4))
+    y = SumPooling(2)(ReLU()(x))
+    assert (y.array == chainer.functions.average_pooling_2d(
+        chainer.functions.relu(x), 2).array * 4).all()
+    chainer.functions.sum(y * y).backward()
+    assert (x.grad[0, 0, :2] == 0).all()
+    assert x.grad[0, 0, 3, 3] == 2 * y.array[0, 0, 1, 1]
+    try:
+        SumPooling(2)(x[0])
+    except chainer.utils.type_check.InvalidType:
+        print("done")
+"""
+
+
+def test_a_function_may_have_one_of_chainers_as_its_base(tmp_path):
+    command = "-m", "chainer_compat", "run", "--compat", "chainer1"
+    result = done(run(tmp_path, FUNCTIONS, *command))
+    assert result.stdout == "done\n"
+    assert result.stderr.count("runs as a chainer.Function") == 1
+    assert result.stderr.count("ReLU(...).apply((x,))[0]") == 1
+
+
 def test_updaters_and_evaluators_pass_variables(tmp_path):
     command = "-m", "chainer_compat", "run", "--compat", "chainer1"
     given = [str(tmp_path / "out")]
