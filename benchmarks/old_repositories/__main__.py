@@ -88,8 +88,13 @@ def compared(
     without = again(kernels=False)
     apart, nudged = comparing.difference(found.run, without), None
     if apart > comparing.ROUNDING:
-        other = again(kernels=False, nudge=comparing.LAST_BITS)
-        nudged = comparing.difference(other, without)
+        nudged = 0.0
+        for draw in range(comparing.DRAWS):
+            other = again(kernels=False, nudge=comparing.LAST_BITS, draw=draw)
+            if not other.failure:
+                nudged = max(nudged, comparing.difference(other, without))
+            if apart <= comparing.FACTOR * nudged:
+                break
     times = ""
     if rounds:
         ours, stock = [], []

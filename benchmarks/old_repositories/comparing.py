@@ -12,10 +12,13 @@ from benchmarks.old_repositories.trial import Run, Way
 
 #: Largest difference of losses that rounding explains in a few steps, relative.
 ROUNDING = 1e-4
-#: How much more than noise in the last bits of gradients the kernels may change losses.
+#: How much more than noise in the last bits the kernels may change losses.
 FACTOR = 10.0
-#: Noise of gradients, as part of the largest number: the last bit of float32.
+#: Noise of gradients, as part of the largest number, and of initial parameters, as part
+#: of each: the last bit of float32.
 LAST_BITS = 2.0**-23
+#: Runs with noise, until one explains the difference. One may cross no kink of a ReLU.
+DRAWS = 3
 
 UNCHANGED = "unchanged"
 BY_DRIVER = "model unchanged, by a driver"
@@ -68,8 +71,8 @@ def agreement(apart: float, nudged: float | None) -> str:
 
     Args:
         apart: Largest difference with kernels and without.
-        nudged: Largest difference of two runs without kernels, one of which had noise
-            in the last bits of its gradients; None if it was not needed.
+        nudged: Largest difference of runs without kernels to one that had noise in
+            the last bits; None if it was not needed.
     """
     if apart == 0:
         return "equal"

@@ -239,7 +239,7 @@ MODELS = (
         expression="ResnetGenerator()",
         inputs=("f4:1,3,64,64",),
         loss="mean_square",
-        needs=("chainercv", "scikit-image", "opencv-python-headless"),
+        needs=("chainercv", "fcn", "scikit-image", "opencv-python-headless"),
     ),
     Model(
         "wkentaro/chainer-cyclegan",
@@ -249,7 +249,7 @@ MODELS = (
         expression="NLayerDiscriminator()",
         inputs=("f4:1,3,64,64",),
         loss="mean_square",
-        needs=("chainercv", "scikit-image", "opencv-python-headless"),
+        needs=("chainercv", "fcn", "scikit-image", "opencv-python-headless"),
     ),
     Model(
         "raahii/3dgan-chainer",

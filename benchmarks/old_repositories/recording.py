@@ -27,15 +27,17 @@ class Recorder:
     Args:
         steps (int): Steps to record.
         nudge (float): Noise of all gradients, as part of the largest number of each,
-            which shows how much rounding matters: sums of products in another order
-            differ by as much.
+            and of initial parameters, as part of each number. It shows how much
+            rounding matters: sums of products in another order differ by as much.
+        draw (int): Seed of the noise.
     """
 
-    def __init__(self, steps: int, nudge: float = 0.0) -> None:
+    def __init__(self, steps: int, nudge: float = 0.0, draw: int = 0) -> None:
         self.losses: list[float] = []
         self.times: list[float] = []
         self._steps = steps
         self._nudge = nudge
+        self._draw = draw
         self._process = os.getpid()
 
     def install(self) -> None:
@@ -54,6 +56,22 @@ class Recorder:
                 self._change_gradients()
 
         chainer.Variable.backward = backward
+        if self._nudge:
+            self._nudge_initial_parameters(chainer.Parameter)
+
+    def _nudge_initial_parameters(self, parameter: type) -> None:
+        import numpy as np
+
+        own = np.random.RandomState(self._draw)
+        original = parameter.initialize
+
+        def initialize(param, shape):
+            original(param, shape)
+            if param.dtype.kind == "f":
+                noise = own.uniform(-self._nudge, self._nudge, shape)
+                param.array *= (1 + noise).astype(param.dtype)
+
+        parameter.initialize = initialize
 
     def step(self, variable) -> None:
         """Records a step.
@@ -72,9 +90,10 @@ class Recorder:
         import chainer
         import numpy as np
 
-        own = np.random.RandomState(len(self.losses))
+        own = np.random.RandomState([len(self.losses), self._draw])
         for each in gc.get_objects():
-            if isinstance(each, chainer.Parameter) and each.grad is not None:
+            # A weak reference would be asked for the class of what is gone.
+            if issubclass(type(each), chainer.Parameter) and each.grad is not None:
                 size = self._nudge * abs(each.grad).max(initial=0.0)
                 noise = own.uniform(-size, size, each.shape).astype(each.dtype)
                 each.grad = each.grad + noise
@@ -84,7 +103,7 @@ def main() -> None:
     """Runs the script of the settings, and writes what was recorded."""
     settings = json.loads(Path(sys.argv[1]).read_text())
     script, *arguments = settings["arguments"]
-    recorder = Recorder(settings["steps"], settings["nudge"])
+    recorder = Recorder(settings["steps"], settings["nudge"], settings.get("draw", 0))
     recorder.install()
     seed = settings["seed"]
     import numpy as np

@@ -30,13 +30,15 @@ class Way(NamedTuple):
         kernels: Whether kernels are in force.
         modes: Modes of ``chainer_compat``, separated by commas.
         change: Whether the program's line is changed.
-        nudge: Noise of gradients, as part of the largest number of each.
+        nudge: Noise of gradients and parameters, as part of their size.
+        draw: Seed of that noise.
     """
 
     kernels: bool = True
     modes: str = ""
     change: bool = False
     nudge: float = 0.0
+    draw: int = 0
 
 
 class Run(NamedTuple):
@@ -127,6 +129,7 @@ def _settings(program: Program, way: Way, output: Path) -> dict:
         "arguments": [script, *others],
         "steps": program.steps,
         "nudge": way.nudge,
+        "draw": way.draw,
         "seed": SEED,
         "output": str(output),
     }

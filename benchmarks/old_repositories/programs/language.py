@@ -127,9 +127,9 @@ PROGRAMS = (
         "ee73f6a23941",
         kind="language model",
         chainer="2",
-        command="train.py -g -1 -b 8 -nh 32 -ne 32 -train made_up.txt",
+        command="train.py -g -1 -b 8 -nh 32 -ne 32 -train made_up.txt -dev dev.txt",
         folder="rnn",
-        data=(texts.text("made_up.txt"),),
+        data=(texts.text("made_up.txt"), texts.text("dev.txt", 50)),
         # int() of an array with one element.
         needs=("numpy<2.4",),
         steps=10,

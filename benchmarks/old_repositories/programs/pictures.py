@@ -11,8 +11,8 @@ PROGRAMS = (
         "fbd2f20ec05f",
         kind="super-resolution",
         chainer="5",
-        command="train.py -d made_up -b 8 -p 8 -a VGG7 --max_size 128 --out_size 32",
-        data=(images.pictures("made_up", 12, (128, 128)),),
+        # Its own script needs ImageMagick.
+        command="with_model.py lib.srcnn 'VGG7(3)' f4:8,3,46,46",
         steps=16,
     ),
     Program(
@@ -69,7 +69,7 @@ PROGRAMS = (
         chainer="4",
         command="with_model.py chainer_cyclegan.models 'ResnetGenerator()'"
         " f4:1,3,64,64",
-        needs=("chainercv", "scikit-image", "opencv-python-headless"),
+        needs=("chainercv", "fcn", "scikit-image", "opencv-python-headless"),
         steps=4,
     ),
     Program(
@@ -105,7 +105,7 @@ PROGRAMS = (
         "774bb943c433",
         kind="segmentation",
         chainer="2",
-        command="with_model.py refinenet 'RefineResNet(5)' f4:1,3,64,64",
+        command="with_model.py refinenet 'RefineResNet(5)' f4:1,3,64,64 'i4<5:1,64,64'",
         steps=2,
     ),
     Program(
