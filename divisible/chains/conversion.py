@@ -148,6 +148,7 @@ def from_chain(
                         apart = apart.opening(error)
                 layers, sized = _layers(examples), examples[2:]
             _check_parameters(chain, layers)
+            apart = apart._replace(reason=None)
             model = ChainLayers(*(layer for layer, _ in layers))
             if early_draws is not None:
                 with alike_run(chain, train=True):
@@ -175,7 +176,7 @@ def from_chain(
             for each in sized:
                 compare(chain, call, model, each.minibatch, (False,))
     except ChainError as error:
-        # A link was taken apart, and that did not help: its call is what to change.
+        # A link was taken apart, and no layers came of it: its call is what to change.
         error = apart.reason or error
         raise ChainError(f"from_chain({name}): {error}") from error.__cause__
     return model

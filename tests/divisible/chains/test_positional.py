@@ -128,6 +128,18 @@ def test_a_child_is_taken_apart_in_all_of_its_calls():
     np.testing.assert_allclose(model(Y).array, chain(Y).array, rtol=1e-6)
 
 
+def test_a_flag_of_training_in_a_child_is_what_is_refused():
+    class Flagged(Scaled):
+        def __call__(self, x, scale, is_training):
+            with chainer.using_config("train", is_training):
+                return self.bn(F.relu(x)) * scale
+
+    chain = Net(lambda self, x: self.q(self.p(x), 3, True), q=Flagged())
+    del chain.q.a
+    with pytest.raises(ValueError, match="another way in test mode, as by a flag"):
+        from_chain(chain, X)
+
+
 class Shifted(chainer.Chain):
     def __init__(self):
         super().__init__(a=L.Linear(4, 4))
