@@ -16,6 +16,18 @@ SHIMS = (
         ),
     ),
     Shim(
+        name="minibatch-as-array",
+        module="chainer.dataset.convert",
+        why="concat_examples of a minibatch that is an array, as Chainer up to 5 took "
+        "it, ends in 'The truth value of an array ... is ambiguous'",
+        edits=(
+            Edit(
+                "    if not batch:\n        raise ValueError('batch is empty')\n",
+                "    if len(batch) == 0:\n        raise ValueError('batch is empty')\n",
+            ),
+        ),
+    ),
+    Shim(
         name="optimizer-not-set-up",
         module="chainer.optimizer",
         why="update() of an optimizer that was not set up ends in ''NoneType' object "

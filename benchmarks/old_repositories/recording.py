@@ -95,8 +95,10 @@ class Recorder:
             # A weak reference would be asked for the class of what is gone.
             if issubclass(type(each), chainer.Parameter) and each.grad is not None:
                 size = self._nudge * abs(each.grad).max(initial=0.0)
-                noise = own.uniform(-size, size, each.shape).astype(each.dtype)
-                each.grad = each.grad + noise
+                # Chainer fills gradients that were never computed with NaN.
+                if np.isfinite(size):
+                    noise = own.uniform(-size, size, each.shape).astype(each.dtype)
+                    each.grad = each.grad + noise
 
 
 def main() -> None:

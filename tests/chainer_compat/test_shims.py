@@ -154,6 +154,15 @@ def test_concat_examples_with_padding():
     np.testing.assert_array_equal(y[1], [[1, -1], [1, -1]])
 
 
+def test_concat_examples_of_an_array():
+    batch = np.arange(6, dtype=np.float32).reshape(3, 2)
+    found = chainer.dataset.concat_examples(batch)
+    assert (found == batch).all() and found.dtype == np.float32
+    for empty in batch[:0], []:
+        with pytest.raises(ValueError, match="batch is empty"):
+            chainer.dataset.concat_examples(empty)
+
+
 def test_maxout_with_functions_as_initializers():
     shapes = []
 
