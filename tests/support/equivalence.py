@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import time
 from typing import Any, Callable, NamedTuple
 
 import chainer
@@ -17,6 +18,8 @@ from divisible.schedules.catalogue import CATALOGUE, Placement
 from pipeline import Pipeline
 
 N_STEPS = 5
+#: Tag of the messages of `from_first`.
+_TAG = 83
 
 #: Every schedule that a pipeline knows by name, and how many stages a rank gets. Those
 #: with two weight versions are left out, because they train another way.
@@ -136,7 +139,9 @@ def check_equal(
     microbatches = None
     if serially_in_microbatches:
         microbatches = options["n_microbatches"], options.get("seed", 0)
-    expected_losses, expected = _undivided(
+    expected_losses, expected = from_first(
+        comm,
+        _undivided,
         make_model,
         pickle.dumps(batches),
         lr,
@@ -148,11 +153,11 @@ def check_equal(
     assert_close(losses, expected_losses, rtol=rtol)
     for stage in stages:
         for path, param in stage.namedparams():
-            assert_close(param.array, expected[path].array, rtol, atol, path)
+            assert_close(param.array, expected[path], rtol, atol, path)
 
 
-# Schedules and cuts in a row are compared with the same run, which takes each rank as
-# long as all stages together.
+# Schedules and cuts in a row are compared with the same run, which takes as long as all
+# stages together.
 @functools.lru_cache(maxsize=1)
 def _undivided(
     make_model: Callable,
@@ -179,9 +184,40 @@ def _undivided(
     batches = pickle.loads(pickled_batches)
     np.random.seed(3)
     if microbatches is None:
-        return train_serially(make_model(), batches, lr, frozen, measures)
-    n, seed = microbatches
-    return train_in_microbatches(make_model(), batches, n, lr, measures, seed)
+        found = train_serially(make_model(), batches, lr, frozen, measures)
+    else:
+        n, seed = microbatches
+        found = train_in_microbatches(make_model(), batches, n, lr, measures, seed)
+    losses, params = found
+    return losses, {path: param.array for path, param in params.items()}
+
+
+def from_first(comm, function, *args):
+    """Returns on all ranks what ``function(*args)`` returns on rank 0."""
+    if comm.rank == 0:
+        found = function(*args)
+        for rank in range(1, comm.size):
+            comm.send(found, rank, _TAG)
+        return found
+    # A wait in MPI computes all the time, which would take a core from rank 0.
+    while not comm.iprobe(0, _TAG):
+        time.sleep(0.002)
+    return comm.recv(source=0, tag=_TAG)
+
+
+def shared(comm, tasks):
+    """Calls each of the functions on one of the ranks.
+
+    Args:
+        comm: The ranks.
+        tasks: Functions without arguments, the same on all ranks.
+
+    Returns:
+        What they return, on every rank.
+    """
+    mine = [task() for task in tasks[comm.rank :: comm.size]]
+    by_rank = comm.allgather(mine)
+    return [by_rank[i % comm.size][i // comm.size] for i in range(len(tasks))]
 
 
 def stages_of_rank(comm, n_stages, schedule=None):

@@ -1,4 +1,4 @@
-"""How many examples are tried where each takes long."""
+"""How many examples of a property ``make test`` and ``make test-all`` try."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from typing import Any
 
 from hypothesis import settings
 
+#: Examples of ``make test-all`` for each example of ``make test``, which tries the same
+#: ones in each run: after the first run, more of them find little.
+SHARE = 4
+
 
 def examples(n: int, **others: Any) -> settings:
     """Returns settings for ``n`` examples in ``make test-all``, and a quarter else.
 
-    For properties of which 100 examples take a second or more. ``make test`` tries the
-    same examples in each run: after the first run, more of them find little.
+    For properties of which 100 examples are too many or too few.
     """
-    share = 4 if settings.default.derandomize else 1
+    share = SHARE if settings.default.derandomize else 1
     return settings(max_examples=max(1, n // share), **others)

@@ -11,6 +11,7 @@ from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from data_parallel import Exchange, simulate_exchange
 from data_parallel.arrays import specs_of
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 
 TIMEOUT = 30
@@ -145,7 +146,7 @@ def many_units(comm):
         assert sum(len(bucket.units) for bucket in exchange._layouts.buckets) > 4096
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3])
+@pytest.mark.parametrize("n_ranks", [3, *matrix(2)])
 @pytest.mark.parametrize("case", [in_parts, not_put, changing, interleaved])
 def test_calls(n_ranks, case):
     assert_on_ranks(n_ranks, case)

@@ -83,8 +83,17 @@ def oyama2017(comm):
 
 
 @pytest.mark.parametrize(
-    "n_ranks", [1, 2, pytest.param(3, marks=pytest.mark.matrix), 4]
+    "n_ranks, strategy",
+    [
+        (1, two_roundings),
+        (3, two_roundings),
+        (4, oyama2017),
+        *(
+            pytest.param(n, strategy, marks=pytest.mark.matrix)
+            for n in range(1, 5)
+            for strategy in (two_roundings, oyama2017)
+        ),
+    ],
 )
-@pytest.mark.parametrize("strategy", [two_roundings, oyama2017])
 def test_one_array_is_as_simulated(n_ranks, strategy):
     assert_on_ranks(n_ranks, strategy)

@@ -12,6 +12,7 @@ from data_parallel import Exchange
 from data_parallel.arrays import Spec
 from data_parallel.nodes import shares
 from divisible.communication.wire import WIRE
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 
 TIMEOUT = 30
@@ -117,7 +118,7 @@ def means(comm, seed):
         assert columns.tobytes() == arrays[5].base.tobytes(), choice
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3, 4])
+@pytest.mark.parametrize("n_ranks", [3, *matrix(2, 4)])
 def test_means_are_within_their_bounds(n_ranks):
     assert_on_ranks(n_ranks, means, n_ranks)
 
@@ -229,7 +230,7 @@ def not_finite(comm):
             check_means(arrays, of_ranks, exchange_dtype, None, exact_ones)
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3])
+@pytest.mark.parametrize("n_ranks", [3, *matrix(2)])
 def test_what_is_not_finite_is_so_on_all_ranks_alone(n_ranks):
     assert_on_ranks(n_ranks, not_finite)
 
@@ -273,6 +274,8 @@ def missing(comm, local_size):
                 assert i not in given or results[i] is given[i]
 
 
-@pytest.mark.parametrize(("n_ranks", "local_size"), [(2, 1), (2, 2), (3, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("n_ranks", "local_size"), [(2, 1), (3, 2), *matrix((2, 2), (3, 1))]
+)
 def test_zeros_stand_for_what_is_missing(n_ranks, local_size):
     assert_on_ranks(n_ranks, missing, local_size)

@@ -17,6 +17,7 @@ from mpi4py import MPI
 from data_parallel import create_multi_node_optimizer
 from divisible.communication.errors import DisagreementError
 from mixed_precision import DynamicLossScale, MixedPrecision, to_float16
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.replicas import (
     CODED,
@@ -60,7 +61,7 @@ def as_serial(comm):
             optimizer.close()
 
 
-@pytest.mark.parametrize("n_ranks", [2, 4])
+@pytest.mark.parametrize("n_ranks", [4, *matrix(2)])
 def test_replicas_equal_a_serial_run(n_ranks):
     assert_on_ranks(n_ranks, as_serial)
 

@@ -99,10 +99,10 @@ def serial_equivalence(comm, seed, name, dtype, moves):
     weights.pop("b")
     serial = make_paper()
     others = np.random.RandomState(seed + 100).uniform(0.2, 1, (2, comm.size))
-    for i in range(50):
-        if moves and i == 20:
+    for i in range(30):
+        if moves and i == 10:
             mlp.remap(first.resized(others[0]), optimizer=optimizer)
-        if moves and i == 35:
+        if moves and i == 20:
             mlp.remap(first.remade(others[1]), optimizer=optimizer)
         error, sums = paper(weights["W"], weights["V"], *data("d"))
         loss = mlp.step(x, t)["loss"]
@@ -134,7 +134,7 @@ def several(comm, cases):
     [
         1,
         pytest.param(2, marks=pytest.mark.matrix),
-        3,
+        pytest.param(3, marks=pytest.mark.matrix),
         4,
         pytest.param(6, marks=pytest.mark.matrix),
     ],
@@ -229,7 +229,7 @@ def with_biases(comm):
     mlp.close()
 
 
-@pytest.mark.parametrize("n_ranks", [2, 4])
+@pytest.mark.parametrize("n_ranks", [pytest.param(2, marks=pytest.mark.matrix), 4])
 def test_biases_and_another_loss(n_ranks):
     assert_on_ranks(n_ranks, with_biases)
 

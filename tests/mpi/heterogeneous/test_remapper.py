@@ -21,6 +21,7 @@ from tests.mpi.heterogeneous.test_mlp import (
     assert_copies_are_equal,
     data,
 )
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 
 EVERY = 3
@@ -82,7 +83,7 @@ def training(comm):
         assert checks[0].slowest == 0
 
 
-@pytest.mark.parametrize("n_ranks", [2, 4])
+@pytest.mark.parametrize("n_ranks", [4, *matrix(2)])
 def test_losses_do_not_change_when_units_move(n_ranks):
     assert_on_ranks(n_ranks, training)
 

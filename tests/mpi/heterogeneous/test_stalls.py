@@ -12,6 +12,7 @@ from divisible.communication.communicators import announcement
 from divisible.communication.errors import StallError
 from heterogeneous import RectangularMLP, rectangular_partition
 from tests.support.loaded_python import loaded_project
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks, on_ranks, worker
 from tests.support.processes import launcher, running
 
@@ -39,7 +40,7 @@ def remap_for_ever(comm):
             print(f"rank {comm.rank} runs in process {os.getpid()}", flush=True)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, *matrix(signal.SIGTERM)])
 def test_a_rank_that_is_killed_in_a_remapping_ends_all(how):
     command = [launcher(), "-n", str(N_RANKS), *loaded_project()]
     with running([*command, *worker(remap_for_ever)]) as program:

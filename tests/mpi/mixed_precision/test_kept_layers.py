@@ -11,6 +11,7 @@ from divisible import Divisible, pop, stash
 from mixed_precision import LayerTypes, MixedPrecision, to_float16
 from pipeline import Pipeline, load_snapshot, rebalance, save_snapshot
 from tests.support.equivalence import make_batches
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks, refused_on_ranks
 
 BATCHES = make_batches([8] * 4)
@@ -86,7 +87,7 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(array, expected[path], path)
 
 
-def every_cut(comm):
+def every_cut(comm, cuts):
     whole = Run(MPI.COMM_SELF, build())
     losses = [whole.step(i) for i in range(4)]
     expected, x = whole.weights(), BATCHES[0][0]
@@ -94,7 +95,7 @@ def every_cut(comm):
     assert {"/3/W", "/7/second/W"}.isdisjoint(whole.optimizer.masters())
     assert {"/5/W", "/7/first/W"} <= {*whole.optimizer.masters()}
     assert outputs.dtype == np.float32
-    for cut in range(1, N_LAYERS):
+    for cut in cuts:
         run = Run(comm, build(), *((0, cut), (cut, N_LAYERS))[comm.rank], cut % 2 == 0)
         assert [run.step(i) for i in range(4)] == losses
         assert_same(run.weights(), expected)
@@ -104,8 +105,9 @@ def every_cut(comm):
         run.pipe.close()
 
 
-def test_every_cut_is_one_rank_bit_for_bit():
-    assert_on_ranks(2, every_cut)
+@pytest.mark.parametrize("cuts", [[1, 4, 7], *matrix([*range(1, N_LAYERS)])])
+def test_every_cut_is_one_rank_bit_for_bit(cuts):
+    assert_on_ranks(2, every_cut, cuts)
 
 
 def schedules(comm):
@@ -166,8 +168,25 @@ def test_a_model_without_types_cannot_be_moved_in():
     assert "/3 has types of its own, which build() does not give it" in words
 
 
-@pytest.mark.parametrize("keep", [KEEP, [3, 5], ["/5"], {0: "float16"}])
-@pytest.mark.parametrize("options", [{"fuse": "auto"}, {"recompute": "always"}])
+FUSED, RECOMPUTED = {"fuse": "auto"}, {"recompute": "always"}
+
+
+@pytest.mark.parametrize(
+    "keep, options",
+    [
+        (KEEP, FUSED),
+        ([3, 5], RECOMPUTED),
+        *matrix(
+            (KEEP, RECOMPUTED),
+            ([3, 5], FUSED),
+            *(
+                (keep, o)
+                for keep in (["/5"], {0: "float16"})
+                for o in (FUSED, RECOMPUTED)
+            ),
+        ),
+    ],
+)
 def test_options_that_change_no_bit(keep, options):
     """Chains of functions in float32 may be fused; what has types is not."""
     losses = []

@@ -25,6 +25,7 @@ from pipeline import (
 )
 from pipeline.rebalancing.log import read_log
 from tests.support.equivalence import assert_close, stages_of_rank
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.told_times import SECONDS, Clock
 
@@ -188,10 +189,10 @@ def equal_to_masked(comm, cuts, schedule, kind, n_replicas=1):
     [
         # What follows a layer whose channels go is on another rank: the next pruned
         # layer, the normalization and the last layer, or the normalization alone.
-        ([0, 4, 8], "1f1b", "adam"),
         ([0, 1, 5, 8], "1f1b", "momentum"),
         ([0, 1, 8], "zb_h1", "mixed"),
         ([0, 1, 3, 5, 8], "interleaved", "together"),
+        *matrix(([0, 4, 8], "1f1b", "adam")),
         *(
             pytest.param(*each, marks=pytest.mark.matrix)
             for each in [
@@ -281,9 +282,9 @@ def goes_on(comm, cuts, folder, is_same_cut, kind):
 @pytest.mark.parametrize(
     "before, after, kind",
     [
-        ([0, 8], [0, 4, 8], "adam"),
         ([0, 1, 8], [0, 8], "mixed"),
         ([0, 2, 8], [0, 2, 8], "adam"),
+        *matrix(([0, 8], [0, 4, 8], "adam")),
     ],
 )
 def test_a_snapshot_without_the_channels_resumes_on_other_stages(
@@ -349,7 +350,7 @@ def layers_move(comm, cuts):
         np.testing.assert_array_equal(array, arrays[name], err_msg=name)
 
 
-@pytest.mark.parametrize("cuts", [[0, 1, 8], [0, 7, 8]])
+@pytest.mark.parametrize("cuts", [[0, 1, 8], *matrix([0, 7, 8])])
 def test_layers_without_channels_move_to_other_ranks(cuts):
     assert_on_ranks(2, layers_move, cuts)
 
@@ -382,7 +383,7 @@ def goes_on_by_a_trainer(comm, cuts, folder):
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
 
-@pytest.mark.parametrize("cuts", [[0, 8], [0, 1, 8]])
+@pytest.mark.parametrize("cuts", [[0, 1, 8], *matrix([0, 8])])
 def test_a_trainer_resumes_without_the_channels(cuts, tmp_path):
     assert_on_ranks(len(cuts) - 1, goes_on_by_a_trainer, cuts, str(tmp_path))
 

@@ -13,6 +13,7 @@ from divisible import Divisible, Plan
 from model_compression import Compress, CompressionPlan, Prune, block_report
 from pipeline import Pipeline, load_snapshot, rebalance, save_snapshot
 from tests.support.equivalence import assert_close, make_batches
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 
 RULE = Prune("l2", layers=["/0", "/2"], to=0.5, granularity=(8, 8), skip_blocks=True)
@@ -144,6 +145,6 @@ def goes_on_at_another_cut(comm, moment, folder):
             np.testing.assert_array_equal(array, expected[path], err_msg=path)
 
 
-@pytest.mark.parametrize("moment", [1, 4])
+@pytest.mark.parametrize("moment", [4, *matrix(1)])
 def test_layers_that_skip_blocks_go_on_at_another_cut(moment, tmp_path):
     assert_on_ranks(2, goes_on_at_another_cut, moment, str(tmp_path / "snapshot"))

@@ -14,6 +14,7 @@ from divisible.schedules.automatic import N_TIMED, N_WARM
 from pipeline import Pipeline
 from tests.support import kernels
 from tests.support.equivalence import check_equal, make_batches
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 
 N_TRIAL = N_WARM + N_TIMED
@@ -42,7 +43,8 @@ def trains_as_ever(comm, transport):
 
 # ChainerMN's waits spin, so that more ranks than cores take long.
 @pytest.mark.parametrize(
-    "n_ranks, transport", [(1, "mpi"), (2, "mpi"), (4, "mpi"), (2, "chainermn")]
+    "n_ranks, transport",
+    [(1, "mpi"), (4, "mpi"), *matrix((2, "mpi"), (2, "chainermn"))],
 )
 def test_it_trains_as_the_undivided_model(n_ranks, transport):
     assert_on_ranks(n_ranks, trains_as_ever, transport)

@@ -24,6 +24,7 @@ from pipeline import (
     rebalance,
     save_snapshot,
 )
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 
 N_WORDS, N_UNITS, LENGTH = 20, 6, 4
@@ -360,8 +361,15 @@ def done_in_last_call():
     return [each.text for each in made if each.kind in (ACTION, SEND)]
 
 
-@pytest.mark.parametrize("call", ["step", "evaluate", "predict"])
-@pytest.mark.parametrize("n_ranks", [1, 3])
+@pytest.mark.parametrize(
+    "call, n_ranks",
+    [
+        ("step", 3),
+        ("evaluate", 1),
+        ("predict", 3),
+        *matrix(("step", 1), ("evaluate", 3), ("predict", 1)),
+    ],
+)
 def test_a_larger_minibatch_is_refused_on_all_ranks(n_ranks, call):
     assert_on_ranks(n_ranks, refuses, call)
 

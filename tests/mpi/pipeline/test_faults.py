@@ -17,6 +17,7 @@ from divisible import Divisible, Plan
 from pipeline import Pipeline
 from tests.support.emulated_hosts import need_emulated_hosts
 from tests.support.loaded_python import loaded_project
+from tests.support.matrix import matrix
 from tests.support.mpiexec import on_ranks, refused_on_ranks, worker
 from tests.support.processes import launcher, running
 
@@ -114,7 +115,7 @@ def test_a_killed_rank_ends_all(rank, transport):
         assert re.search("signal 9|SIGKILL|Killed", program.output), program.output
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *matrix(signal.SIGINT)])
 def test_ending_mpiexec_ends_all(number):
     with training(2) as (program, _):
         program.process.send_signal(number)
@@ -130,8 +131,20 @@ def spill(comm, rank, when):
         optimizer.update()
 
 
-@pytest.mark.parametrize("when", ["forward", "backward"])
-@pytest.mark.parametrize("rank", range(N_RANKS))
+@pytest.mark.parametrize(
+    "rank, when",
+    [
+        (0, "backward"),
+        (2, "forward"),
+        *matrix(
+            *(
+                (rank, when)
+                for rank in range(N_RANKS)
+                for when in ("forward", "backward")
+            )
+        ),
+    ],
+)
 def test_an_exception_in_a_layer(rank, when):
     output = refused_on_ranks(N_RANKS, spill, rank, when).output
     (message,) = re.findall("^.*ActionError: (.*)$", output, re.MULTILINE)
@@ -252,8 +265,7 @@ def leave_early(comm, rank, how):
     "rank, how",
     [
         (0, "return"),
-        (1, "exit"),
-        pytest.param(2, "return", marks=pytest.mark.matrix),
+        *matrix((1, "exit"), (2, "return")),
         (1, "exit within"),
         (0, "catch within"),
     ],

@@ -15,6 +15,7 @@ from chainer_kernels.fusion.measuring import measured
 from divisible import Divisible, Plan, pop, stash
 from pipeline import DisagreementError, Pipeline, load_snapshot, save_snapshot
 from tests.support.fusion import assert_same_bits
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 
 
@@ -47,8 +48,14 @@ def same_bits(comm, chains, schedule):
     assert_same_bits(train(comm, chains, schedule), train(comm, (), schedule))
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
-@pytest.mark.parametrize("chains", [[(1, 3), (5, 7)], [(0, 3), (5, 7)]])
+@pytest.mark.parametrize(
+    "schedule, chains",
+    [
+        ("1f1b", [(1, 3), (5, 7)]),
+        ("zb_h1", [(0, 3), (5, 7)]),
+        *matrix(("zb_h1", [(1, 3), (5, 7)]), ("1f1b", [(0, 3), (5, 7)])),
+    ],
+)
 def test_training_has_the_same_bits_as_without(chains, schedule):
     assert_on_ranks(2, same_bits, chains, schedule)
 
@@ -98,8 +105,10 @@ def normalizes_alike(comm, recompute):
     assert evaluated == pytest.approx(evaluated_one_by_one, rel=1e-5)
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2])
-@pytest.mark.parametrize("recompute", ["never", "always"])
+@pytest.mark.parametrize(
+    "n_ranks, recompute",
+    [(1, "always"), (2, "never"), *matrix((1, "never"), (2, "always"))],
+)
 def test_a_normalization_and_its_activation_have_the_same_bits(n_ranks, recompute):
     assert_on_ranks(n_ranks, normalizes_alike, recompute)
 
@@ -140,10 +149,10 @@ def shortcuts_alike(comm, *how):
     )
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2])
+@pytest.mark.parametrize("n_ranks", [2, *matrix(1)])
 @pytest.mark.parametrize(
     ("schedule", "recompute"),
-    [("1f1b", "never"), ("gpipe", "always"), ("zb_h1", "never")],
+    [("gpipe", "always"), ("zb_h1", "never"), *matrix(("1f1b", "never"))],
 )
 def test_what_is_added_past_other_layers_has_the_same_bits(
     n_ranks, schedule, recompute
@@ -217,7 +226,7 @@ def first_minibatch_chooses(comm, folder):
     assert more == same and again == chains
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [2, *matrix(1)])
 def test_the_first_minibatch_chooses_and_the_choice_is_kept(n, tmp_path):
     assert_on_ranks(n, first_minibatch_chooses, str(tmp_path))
 
@@ -279,7 +288,7 @@ def what_is_chosen_runs(comm):
     assert len(expected) == 3
 
 
-@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("n", [2, *matrix(1)])
 def test_what_the_first_minibatch_has_chosen_runs_from_then_on(n):
     assert_on_ranks(n, what_is_chosen_runs)
 

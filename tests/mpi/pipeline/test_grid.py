@@ -27,6 +27,7 @@ from tests.support.equivalence import (
     train_serially,
 )
 from tests.support.loaded_python import loaded_project
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks, refused_on_ranks, worker
 from tests.support.processes import launcher, running
 
@@ -90,10 +91,12 @@ def equals_serial(comm, n_pipeline, placement, sizes, shares, options):
 @pytest.mark.parametrize(
     "n_pipeline, placement, sizes, shares, options",
     [
-        (2, "stages_together", [12], None, {"n_microbatches": 2}),
         (2, "replicas_together", [10, 10, 3, 1], [1, 3], {"n_microbatches": 3}),
         (1, "stages_together", [9, 2], None, {"n_microbatches": 2}),
-        (4, "replicas_together", [12, 5], None, {"n_microbatches": 4}),
+        *matrix(
+            (2, "stages_together", [12], None, {"n_microbatches": 2}),
+            (4, "replicas_together", [12, 5], None, {"n_microbatches": 4}),
+        ),
     ],
 )
 def test_equals_serial_training(n_pipeline, placement, sizes, shares, options):
@@ -230,7 +233,7 @@ def clips_several_by_one_norm(comm, is_told, overlap):
 
 
 @pytest.mark.parametrize(
-    "is_told, overlap", [(True, None), (True, False), (False, None)]
+    "is_told, overlap", [(True, None), (False, None), *matrix((True, False))]
 )
 def test_several_optimizers_of_a_rank_clip_by_the_means(is_told, overlap):
     assert_on_ranks(4, clips_several_by_one_norm, is_told, overlap)
@@ -475,7 +478,7 @@ def averages_move_alike(comm, sizes):
         assert_close(mine[0][1], model[1].avg_var, 1e-4, 1e-5)
 
 
-@pytest.mark.parametrize("sizes", [[8, 12, 8], [8, 1, 8]])
+@pytest.mark.parametrize("sizes", [[8, 1, 8], *matrix([8, 12, 8])])
 def test_running_averages_are_of_all_replicas(sizes):
     assert_on_ranks(4, averages_move_alike, sizes)
 
@@ -555,7 +558,7 @@ def log_of(trainer, evaluator):
     return log.log
 
 
-@pytest.mark.parametrize("shares", [None, [1, 2]])
+@pytest.mark.parametrize("shares", [[1, 2], *matrix(None)])
 def test_a_trainer_logs_what_a_serial_script_logs(shares, tmp_path):
     assert_on_ranks(4, trains_by_trainer, shares, str(tmp_path))
 

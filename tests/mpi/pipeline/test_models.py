@@ -157,9 +157,9 @@ def every_count(comm, name):
     "n_ranks",
     [
         pytest.param(1, marks=pytest.mark.matrix),
-        2,
-        pytest.param(3, marks=pytest.mark.matrix),
-        4,
+        pytest.param(2, marks=pytest.mark.matrix),
+        3,
+        pytest.param(4, marks=pytest.mark.matrix),
     ],
 )
 @pytest.mark.parametrize("name", ["vgg16", "resnet50"])
@@ -167,6 +167,7 @@ def test_models(name, n_ranks):
     assert_on_ranks(n_ranks, every_count, name)
 
 
+@pytest.mark.matrix
 def test_normalization_with_given_statistics():
     assert_on_ranks(2, every_count, "normalized_resnet50")
 

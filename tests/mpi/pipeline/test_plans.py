@@ -94,11 +94,11 @@ def test_each_field_of_a_plan_is_asked_for():
 
 
 def test_best_plans_run():
-    assert_on_ranks(4, run_random_plans, 0, 6, timeout=240)
+    assert_on_ranks(4, run_random_plans, 0, 3, timeout=240)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("first", range(6, 194, 47))
+@pytest.mark.parametrize("first", range(3, 191, 47))
 def test_many_best_plans_run(first):
     assert_on_ranks(4, run_random_plans, first, first + 47, timeout=900)
 
@@ -291,7 +291,7 @@ def runs_what_is_predicted(comm, schedules, recompute):
 @pytest.mark.parametrize(
     "schedules, recompute",
     [
-        (["1f1b", "gpipe", "zb_h1"], "never"),
+        pytest.param(["1f1b", "gpipe", "zb_h1"], "never", marks=pytest.mark.matrix),
         (["zb_v", "interleaved"], "never"),
         (["1f1b", "gpipe"], "except_last"),
     ],

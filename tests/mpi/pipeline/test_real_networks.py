@@ -22,6 +22,7 @@ from tests.support.equivalence import (
     check_equal,
     make_batches,
 )
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 
 BATCHES = make_batches([8, 8, 5, 2])
@@ -162,7 +163,7 @@ def some_combinations(comm, name):
         check(comm, name, schedule, recompute)
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+@pytest.mark.parametrize("n_ranks", [3, *matrix(1, 2)])
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name, n_ranks):
     assert_on_ranks(n_ranks, some_combinations, name)
@@ -183,13 +184,12 @@ def test_all_combinations(name, n_ranks):
 
 
 def test_skips_and_ties_over_chainermn():
-    for name in ("skipping", "tied"):
-        assert_on_ranks(2, over_chainermn, name, timeout=120)
+    for name, schedule in (("skipping", "1f1b"), ("tied", "zb_h1")):
+        assert_on_ranks(2, over_chainermn, name, schedule, timeout=120)
 
 
-def over_chainermn(comm, name):
-    for schedule in ("1f1b", "zb_h1"):
-        check(comm, name, schedule, "always", transport="chainermn")
+def over_chainermn(comm, name, schedule):
+    check(comm, name, schedule, "always", transport="chainermn")
 
 
 # -- random graphs -----------------------------------------------------------------
@@ -286,7 +286,7 @@ def in_few_starts(max_examples):
 EIGHT_GRAPHS = st.lists(graphs(), min_size=8, max_size=8)
 
 
-@in_few_starts(3)
+@in_few_starts(2)
 @given(st.integers(2, 3), EIGHT_GRAPHS)
 def test_random_graphs(n_ranks, cases):
     assert_on_ranks(n_ranks, random_graphs, cases, timeout=120)
@@ -397,7 +397,7 @@ def batch_statistics(comm, recompute):
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTATIONS)
-@pytest.mark.parametrize("n_ranks", [1, pytest.param(2, marks=pytest.mark.matrix), 3])
+@pytest.mark.parametrize("n_ranks", [3, *matrix(1, 2)])
 def test_running_averages_move_once_a_minibatch(n_ranks, recompute):
     """torchgpipe #9 and #14, chainermn #203."""
     assert_on_ranks(n_ranks, batch_statistics, recompute)

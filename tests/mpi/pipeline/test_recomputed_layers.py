@@ -12,6 +12,7 @@ from mpi4py import MPI
 from divisible import Divisible, Plan
 from pipeline import Pipeline
 from pipeline.stages.held import Inputs
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 
 N_STEPS, CUTS = 2, [0, 4, 9]
@@ -93,7 +94,7 @@ def alike(comm, schedule):
             pipe.close()
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2])
+@pytest.mark.parametrize("n_ranks", [2, *matrix(1)])
 def test_gradients_have_the_same_bits(n_ranks):
     schedules = ("1f1b", "zb_h1") if n_ranks == 2 else ("gpipe",)
     for schedule in schedules:

@@ -5,7 +5,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from divisible import Divisible, Plan
@@ -19,6 +19,7 @@ from tests.support.equivalence import (
     make_batches,
     tuple_model,
 )
+from tests.support.examples import examples
 from tests.support.mpiexec import assert_on_ranks
 
 
@@ -52,7 +53,12 @@ def every_cut(comm):
 
 
 @pytest.mark.parametrize(
-    "n_ranks", [1, 2, pytest.param(3, marks=pytest.mark.matrix), 4]
+    "n_ranks",
+    [
+        1,
+        2,
+        *(pytest.param(n, marks=pytest.mark.matrix) for n in (3, 4)),
+    ],
 )
 def test_every_cut(n_ranks):
     assert_on_ranks(n_ranks, every_cut)
@@ -86,9 +92,9 @@ def schedules_and_counts(comm, transport, counts, turns=1):
 @pytest.mark.parametrize(
     "n_ranks, turns",
     [
-        (1, 1),
-        *(pytest.param(n, 1, marks=pytest.mark.matrix) for n in (2, 3, 4)),
-        (4, 2),
+        (1, 2),
+        *(pytest.param(n, 1, marks=pytest.mark.matrix) for n in (1, 2, 3, 4)),
+        (4, 4),
     ],
 )
 def test_schedules_and_microbatch_counts(n_ranks, turns):
@@ -110,9 +116,9 @@ def test_schedules_over_one_sided_messages(n_ranks, counts):
 
 
 # ChainerMN's waits spin, so that more ranks than cores take minutes.
-@pytest.mark.parametrize("turns", [pytest.param(1, marks=pytest.mark.matrix), 2])
+@pytest.mark.parametrize("turns", [pytest.param(1, marks=pytest.mark.matrix), 3])
 def test_schedules_over_chainermn(turns):
-    """All of them, or each second one."""
+    """All of them, or each third one."""
     arguments = "chainermn", [3], turns
     assert_on_ranks(2, schedules_and_counts, *arguments, timeout=120)
 
@@ -184,11 +190,7 @@ def random_models(comm, drawn):
         )
 
 
-@settings(
-    max_examples=3,
-    suppress_health_check=list(HealthCheck),
-    database=None,
-)
+@examples(8, suppress_health_check=list(HealthCheck), database=None)
 @given(st.lists(cases(), min_size=10, max_size=10))
 def test_random_models(drawn):
     assert_on_ranks(2, random_models, drawn)
@@ -256,7 +258,7 @@ def evaluation(comm):
         pipe.step(x, t)
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 4])
+@pytest.mark.parametrize("n_ranks", [1, 4])
 def test_evaluate_and_predict(n_ranks):
     assert_on_ranks(n_ranks, evaluation)
 

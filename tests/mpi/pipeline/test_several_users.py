@@ -8,6 +8,7 @@ import pytest
 from divisible import Divisible, Plan, pop, stash
 from pipeline import Pipeline
 from tests.support.equivalence import check_equal, make_batches, stages_of_rank
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.sent_messages import sent_in_a_step
 
@@ -35,11 +36,16 @@ def attentive():
 MODELS = {"dense": dense, "attentive": attentive}
 
 
-def several_schedules(comm, name):
+ALL = ("never", "always", [(0, 3), (4, 9)])
+#: Of each schedule one, in turn.
+RECOMPUTATIONS = dict(zip(("1f1b", "zb_v", "interleaved"), ([each] for each in ALL)))
+
+
+def several_schedules(comm, name, recomputations):
     model = MODELS[name]
     for schedule, per_rank in (("1f1b", 1), ("zb_v", 2), ("interleaved", 2)):
         cuts = Plan.uniform(len(model()), per_rank * comm.size).cuts
-        for recompute in ("never", "always", [(0, 3), (4, 9)]):
+        for recompute in recomputations or RECOMPUTATIONS[schedule]:
             check_equal(
                 comm,
                 model,
@@ -51,10 +57,16 @@ def several_schedules(comm, name):
             )
 
 
-@pytest.mark.parametrize("n_ranks", [2, 4])
-@pytest.mark.parametrize("name", MODELS)
-def test_trains_as_the_undivided_model(name, n_ranks):
-    assert_on_ranks(n_ranks, several_schedules, name)
+@pytest.mark.parametrize(
+    "name, n_ranks, recomputations",
+    [
+        ("dense", 4, None),
+        ("attentive", 2, None),
+        *matrix(*((name, n, ALL) for name in MODELS for n in (2, 4))),
+    ],
+)
+def test_trains_as_the_undivided_model(name, n_ranks, recomputations):
+    assert_on_ranks(n_ranks, several_schedules, name, recomputations)
 
 
 def halved(x):

@@ -18,6 +18,7 @@ from divisible.schedules.groups import group_weights, weight_group_sizes
 from pipeline import Pipeline
 from pipeline.step import current_schedule
 from tests.support.equivalence import check_equal, make_batches
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 
 
@@ -46,7 +47,7 @@ def trains_as_ever(comm):
         )
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2, 3])
+@pytest.mark.parametrize("n_ranks", [3, *matrix(1, 2)])
 def test_groups_train_as_the_undivided_model(n_ranks):
     assert_on_ranks(n_ranks, trains_as_ever)
 

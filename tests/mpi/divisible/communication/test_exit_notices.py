@@ -146,7 +146,7 @@ def leave_after_one(comm, name):
     "call",
     [
         call.__name__
-        if call in (updates_by_the_mean, updates_in_mixed_precision, remaps)
+        if call in (updates_in_mixed_precision, remaps)
         else pytest.param(call.__name__, marks=pytest.mark.matrix)
         for call in CALLS
     ],

@@ -22,6 +22,7 @@ from pipeline import (
     rebalance,
     save_snapshot,
 )
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks, refused_on_ranks
 
 CUTS = [0, 2, 5]
@@ -73,7 +74,9 @@ def trains(comm, folder, schedule, debug):
             np.testing.assert_allclose(run.steps(3, 1), wanted, rtol=1e-5)
 
 
-@pytest.mark.parametrize("schedule, debug", [("1f1b", True), ("zb_h1", False)])
+@pytest.mark.parametrize(
+    "schedule, debug", [("zb_h1", True), *matrix(("1f1b", True), ("zb_h1", False))]
+)
 def test_trains_as_resident_stages(tmp_path, schedule, debug):
     assert_on_ranks(2, trains, str(tmp_path), schedule, debug)
 
@@ -104,7 +107,7 @@ def embeds(comm, folder, schedule):
     assert losses(other, 1) == losses(resident, 1)
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+@pytest.mark.parametrize("schedule", ["zb_h1", *matrix("1f1b")])
 def test_embeddings_train_bit_for_bit_as_in_memory(tmp_path, schedule):
     assert_on_ranks(2, embeds, str(tmp_path / "a"), schedule)
 
@@ -155,8 +158,8 @@ def mixes(comm, folder, hooks):
     "hooks",
     [
         (),
-        (GradientClipping(0.1),),
         (WeightDecay(1e-3), GradientClipping(0.1)),
+        *matrix(((GradientClipping(0.1),),)),
     ],
 )
 def test_weights_on_disk_are_masters(tmp_path, hooks):

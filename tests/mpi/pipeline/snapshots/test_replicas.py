@@ -19,6 +19,7 @@ from pipeline import (
     save_snapshot,
 )
 from tests.support.equivalence import assert_close, make_batches
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 
 TIMEOUT = 20
@@ -107,7 +108,7 @@ CODED = {"exchange_dtype": "int8", "minimum": 0, "local_size": 1}
 FED_BACK = {**CODED, "error_feedback": True}
 
 
-@pytest.mark.parametrize("options", [{}, FED_BACK])
+@pytest.mark.parametrize("options", [FED_BACK, *matrix({})])
 def test_resumes_bit_for_bit(options, tmp_path):
     assert_on_ranks(4, resumes_bit_for_bit, str(tmp_path), options)
 
@@ -141,7 +142,9 @@ def load_on_grid(comm, folder, n_pipeline):
     pipe.close()
 
 
-@pytest.mark.parametrize("n_ranks, n_pipeline", [(2, 2), (4, 1), (3, 3), (4, 4)])
+@pytest.mark.parametrize(
+    "n_ranks, n_pipeline", [(4, 1), (3, 3), *matrix((2, 2), (4, 4))]
+)
 def test_loads_on_another_grid(n_ranks, n_pipeline, tmp_path):
     assert_on_ranks(4, save_on_grid, str(tmp_path))
     assert_on_ranks(n_ranks, load_on_grid, str(tmp_path), n_pipeline)

@@ -62,7 +62,7 @@ def combination(seed, widths=(8,)):
     }
 
 
-@pytest.mark.parametrize("n_ranks", [2, 3])
+@pytest.mark.parametrize("n_ranks", [pytest.param(2, marks=pytest.mark.matrix), 3])
 def test_updates_that_are_taken_back_leave_no_bit(n_ranks):
     runs = [combination(60 * n_ranks + i) for i in range(len(SCHEDULES))]
     assert_on_ranks(n_ranks, _compare_runs, runs, timeout=200)

@@ -14,6 +14,7 @@ from chainer.training import extensions, triggers
 
 from divisible import Divisible, Plan
 from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 
 N_SAMPLES, BATCH = 50, 16
@@ -184,7 +185,7 @@ def check_log(comm, out, kind, stop):
 
 @pytest.mark.parametrize(
     "kind, stop",
-    [("serial", "epochs"), ("thread", "early"), ("process", "epochs")],
+    [("thread", "early"), ("process", "epochs"), *matrix(("serial", "epochs"))],
 )
 def test_a_trainer_gives_the_log_of_serial_training(kind, stop, tmp_path):
     output = assert_on_ranks(3, check_log, str(tmp_path), kind, stop)
