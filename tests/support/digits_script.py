@@ -29,7 +29,7 @@ class Counted:
         self.function, self.last = function, last
 
     def __call__(self, *arguments):
-        file = Path(os.environ.get("EVALUATIONS", "evaluations"))
+        file = Path(os.environ.get("TEST_EVALUATIONS", "evaluations"))
         if MPI.COMM_WORLD.rank == 0:
             number = int(file.read_text()) + 1 if file.exists() else 1
             file.write_text(str(number))
@@ -57,7 +57,7 @@ def main(kind, n_epochs, last):
         updater = StandardUpdater(batches, optimizer.setup(model))
         evaluator = extensions.Evaluator(tests, model)
     evaluator.evaluate = Counted(evaluator.evaluate, last)
-    out = os.environ.get("OUT", "result")
+    out = os.environ.get("TEST_OUT", "result")
     trainer = Trainer(updater, (n_epochs, "epoch"), out)
     trainer.extend(evaluator, trigger=(n_epochs, "epoch"))
     trainer.run()
@@ -65,4 +65,4 @@ def main(kind, n_epochs, last):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(os.environ.get("LAST_EVALUATION", 0)))
+    main(sys.argv[1], int(sys.argv[2]), int(os.environ.get("TEST_LAST_EVALUATION", 0)))

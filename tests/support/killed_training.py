@@ -11,7 +11,6 @@ import os
 import random
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import Any, Callable
@@ -24,6 +23,7 @@ from pipeline import (
     latest_snapshot,
     snapshot,
 )
+from tests.support.loaded_python import loaded_project
 from tests.support.mpiexec import worker
 from tests.support.processes import Running, launcher, running
 from tests.support.snapshot_training import saved_arrays
@@ -93,7 +93,7 @@ class Training:
         Returns:
             How many seconds it trained.
         """
-        command = [launcher(), "-n", str(n), sys.executable]
+        command = [launcher(), "-n", str(n), *loaded_project()]
         with running([*command, *worker(self._train, str(self.out))]) as program:
 
             def pids() -> list[int]:

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -63,6 +64,10 @@ class LoadedPython:
         #: Stands before the arguments of Python. With an environment in which modules
         #: may load as something else, this is Python itself.
         self.command = [sys.executable, "-I", "-S", python_stub.__file__, address]
+        #: A program of these words, in the place of `sys.executable`.
+        self.executable = Path(self._folder.name) / "loaded_python"
+        self.executable.write_text(f'#!/bin/sh\nexec {shlex.join(self.command)} "$@"\n')
+        self.executable.chmod(0o755)
 
     def close(self) -> None:
         """Ends it, and what it runs."""
@@ -77,10 +82,22 @@ _for_functions: LoadedPython | None = None
 
 def loaded_python() -> list[str]:
     """Returns a command that stands for ``[sys.executable]``, and takes less time."""
+    return _server_for_scripts().command
+
+
+def loaded_executable() -> str:
+    """Returns the path of a program like `loaded_python`.
+
+    It is for programs that start Python by `sys.executable`.
+    """
+    return str(_server_for_scripts().executable)
+
+
+def _server_for_scripts() -> LoadedPython:
     global _for_scripts
     if _for_scripts is None:
         _for_scripts = LoadedPython()
-    return _for_scripts.command
+    return _for_scripts
 
 
 def loaded_project() -> list[str]:

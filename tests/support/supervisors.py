@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,16 @@ from pipeline.supervision.fleet import Fleet
 from pipeline.supervision.hosts import Host
 from pipeline.supervision.launching import Placement
 from pipeline.supervision.supervisor import Supervisor
+from tests.support.loaded_python import loaded_executable
+
+
+def divisible(*words: object) -> list[str]:
+    """Returns a command ``divisible WORDS...`` whose ranks start in less time."""
+    program = (
+        f"import sys; sys.executable = {loaded_executable()!r};"
+        " import divisible_command as it; it.main()"
+    )
+    return [sys.executable, "-c", program, *map(str, words)]
 
 
 @dataclass

@@ -35,11 +35,11 @@ def keep_settings(monkeypatch, tmp_path):
 
 def compress(*options, kind="pipeline", epochs=4, script=SCRIPT, last=0):
     arguments = ["compress", script, *OPTIONS, *options, "--", kind, str(epochs)]
-    os.environ["LAST_EVALUATION"] = str(last)
+    os.environ["TEST_LAST_EVALUATION"] = str(last)
     try:
         return CliRunner().invoke(main, arguments)
     finally:
-        del os.environ["LAST_EVALUATION"]
+        del os.environ["TEST_LAST_EVALUATION"]
 
 
 def journal(tmp_path):

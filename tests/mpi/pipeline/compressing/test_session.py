@@ -26,9 +26,10 @@ def test_ranks_try_together_and_go_on_after_a_kill(tmp_path):
     results = []
     for n in (1, 2):
         folder = tmp_path / str(n)
-        env = {"OUT": str(tmp_path / "out"), "EVALUATIONS": str(tmp_path / f"n_{n}")}
+        env = {"TEST_OUT": str(tmp_path / "out")}
+        env["TEST_EVALUATIONS"] = str(tmp_path / f"n_{n}")
         if n == 2:
-            killed = session(n, folder, {**env, "LAST_EVALUATION": "5"})
+            killed = session(n, folder, {**env, "TEST_LAST_EVALUATION": "5"})
             assert killed.returncode == 9, killed.stdout
             assert killed.stdout.count("ends all ranks") == 1
         result = session(n, folder, env)

@@ -13,7 +13,6 @@ import random
 import re
 import shutil
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from chainer.training import make_extension
 
 from pipeline import Snapshot, latest_snapshot, memory_copies, snapshot
 from tests.support.fault_injection import folder_in_memory
+from tests.support.loaded_python import loaded_project
 from tests.support.mpiexec import worker
 from tests.support.processes import Running, launcher, running
 from tests.support.snapshot_training import saved_arrays, small_trainer
@@ -101,9 +101,9 @@ class Training:
         """
         arguments = str(self.out), str(self.memory), self.hosts
         n = len(self.hosts)
-        command = [launcher(), "-n", str(n), sys.executable, *worker(train, *arguments)]
+        command = [launcher(), "-n", str(n), *loaded_project()]
         loss = Loss("left alone")
-        with running(command) as program:
+        with running([*command, *worker(train, *arguments)]) as program:
 
             def pids() -> dict[int, int]:
                 said = r"rank (\d+) trains in process (\d+)"

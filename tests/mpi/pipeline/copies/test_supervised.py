@@ -3,16 +3,15 @@
 import os
 import re
 import signal
-import sys
 
 from pipeline import latest_snapshot, memory_copies, snapshot
 from tests.support.fault_injection import folder_in_memory
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.processes import launcher, running
 from tests.support.snapshot_training import saved_arrays, small_trainer
+from tests.support.supervisors import divisible
 
 N_ITERATIONS, KILLED_AT = 12, 5
-PROGRAM = "import divisible_command as it; it.main()"
 SCRIPT = """
 import sys
 from mpi4py import MPI
@@ -54,7 +53,7 @@ def test_a_killed_rank_costs_no_minibatch():
         (lost / "train.py").write_text(SCRIPT)
         script = str(lost / "train.py"), str(lost), str(lost / "mark")
         given = "run", "--keep-going", "-n", "2", "--launcher", launcher()
-        with running([sys.executable, "-c", PROGRAM, *given, *script]) as program:
+        with running(divisible(*given, *script)) as program:
             assert program.wait(90) == 0, program.output
             output = program.output
         (line,) = re.findall(r"^resumed from .*$", output, re.MULTILINE)

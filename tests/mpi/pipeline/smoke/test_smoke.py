@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import time
 
 import numpy as np
@@ -17,16 +16,16 @@ from pipeline.smoke.judging import judge
 from pipeline.smoke.on_ranks import measure
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.processes import LOAD, ROOT, launcher
+from tests.support.supervisors import divisible
 
 
 def test_measures_two_ranks_and_writes_a_machine(tmp_path):
     """The verdict is that on the machine of the test, whatever it is."""
     result = subprocess.run(
-        [
-            *(sys.executable, "-c", "import divisible_command as it; it.main()"),
-            *("smoke", "-n", "2", "--launcher", launcher(), "--timeout", "100"),
+        divisible(
+            *("smoke", "-n", 2, "--launcher", launcher(), "--timeout", 100),
             *("--hosts-file", "hosts.txt"),
-        ],
+        ),
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import sys
 
 import pytest
 from click.testing import CliRunner
@@ -17,9 +16,10 @@ from pipeline.supervision.hosts import Host
 from pipeline.supervision.launching import Job
 from pipeline.supervision.supervisor import Supervisor
 from tests.support.loaded_python import loaded_python
+from tests.support.matrix import matrix
 from tests.support.processes import launcher, running
 from tests.support.snapshot_training import saved_arrays
-from tests.support.supervisors import launcher_of_hosts
+from tests.support.supervisors import divisible, launcher_of_hosts
 
 N_ITERATIONS = 12
 PROGRAM = "import divisible_command as it; it.main()"
@@ -131,10 +131,10 @@ def test_an_error_of_the_program_or_a_spent_budget_ends_the_run(tmp_path, capfd)
     assert len(lines) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *matrix(signal.SIGKILL)])
 def test_a_signal_ends_supervisor_and_ranks(tmp_path, number):
     given = ("run", "--keep-going", "-n", "2", "--launcher", launcher())
-    command = [sys.executable, "-c", PROGRAM, *given, *arguments(tmp_path, "slow", 0)]
+    command = divisible(*given, *arguments(tmp_path, "slow", 0))
     with running(command) as program:
         program.wait_for(lambda: "iteration 2\n" in program.output, 60)
         (line,) = told(program.output)
@@ -165,8 +165,7 @@ def test_a_lost_host_is_left_out_and_used_again_and_orders_are_obeyed(tmp_path):
     # It saves for orders only, and has no end of its own.
     text = SCRIPT.replace("trigger=(1,", "trigger=(10**9,", 1)
     (tmp_path / "train.py").write_text(text.replace("(12,", "(10**9,"))
-    command = [sys.executable, "-c", PROGRAM, *given, *script]
-    with running([*map(str, command)]) as program:
+    with running(divisible(*given, *script)) as program:
         program.wait_for(lambda: program.output.count("iteration 1\n") == 2, 60)
         (line,) = told(program.output)[1:]
         assert "rank 1 on " in line and "killed by signal 9" in line
