@@ -186,8 +186,16 @@ def test_clipping_is_that_of_serial_training():
     assert_on_ranks(3, clip_as_serial)
 
 
+@pytest.mark.matrix
 def test_on_one_rank_too():
     clip_as_serial(MPI.COMM_SELF)
+
+
+def test_on_one_rank_with_and_without_a_loss_of_parameters():
+    for make_loss in (lambda: None, Temperature):
+        expected = clipped_serially(line, (0.4,), loss=make_loss())
+        actual = clipped(MPI.COMM_SELF, line, (0.4,), loss=make_loss())
+        compare(actual, expected, exactly=True)
 
 
 def several_optimizers(comm):

@@ -15,6 +15,8 @@ from tests.support.mpiexec import assert_on_ranks
 from tests.support.planned_runs import make_minibatch, make_model, serial_losses
 
 TIMEOUT = 60
+#: Options of a pipeline that leave few plans to choose from.
+FEW = {"schedule": "1f1b", "recompute": "never", "weight_groups": 1}
 
 
 def train(pipe, n_samples=16):
@@ -55,7 +57,7 @@ def chooses_a_plan(comm, directory):
     # On other ranks it is another run.
     alone = comm.Split(comm.rank)
     if comm.rank == 0:
-        arguments = {"x": x, "t": t, "machine": Machine(1)}
+        arguments = {"x": x, "t": t, "machine": Machine(1), **FEW}
         with Pipeline(
             make_model(), alone, plan="auto", directory=directory, **arguments
         ) as other:
@@ -75,7 +77,7 @@ def test_chooses_a_plan(tmp_path):
 
 def keeps_a_grid(comm):
     x, t = make_minibatch(16)
-    given = {"x": x, "t": t, "machine": Machine(4), "n_microbatches": 2}
+    given = {"x": x, "t": t, "machine": Machine(4), "n_microbatches": 2, **FEW}
     with (
         Grid(comm, 2) as grid,
         Pipeline(make_model(), grid, plan="auto", timeout=TIMEOUT, **given) as pipe,
@@ -97,7 +99,7 @@ def streams_without_being_told(comm):
     """On hosts that are too small."""
     x = np.ones((4, 1000), np.float32)
     t = np.zeros(4, np.int32)
-    given = {"x": x, "t": t, "machine": Machine(2, memory=2.6e7)}
+    given = {"x": x, "t": t, "machine": Machine(2, memory=2.6e7), **FEW}
     with Pipeline(large_model(), comm, plan="auto", timeout=TIMEOUT, **given) as pipe:
         streamed = [
             position
