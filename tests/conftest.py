@@ -14,6 +14,7 @@ from divisible.communication.flight_files import VARIABLE
 from tests.support.loaded_python import close_loaded_python
 from tests.support.processes import ROOT, Launching, left_behind
 from tests.support.ranks import close_shared_ranks
+from tests.support.stops import forget_stops
 
 # Whether a change lands must depend neither on luck nor on what else the machine does:
 # property tests try the same examples in each run, and none looks at a clock.
@@ -80,6 +81,15 @@ def _no_folders_left_behind():
     yield
     left = _empty_folders() - before
     assert not left, f"a test has made {left} in {ROOT}: give it tmp_path or os.devnull"
+
+
+@pytest.fixture(autouse=True)
+def _as_if_first():
+    """Restores the path of modules after a test, and forgets stops of trainings."""
+    path = list(sys.path)
+    yield
+    sys.path[:] = path
+    forget_stops()
 
 
 def _empty_folders():

@@ -25,6 +25,7 @@ import numpy as np
 from mpi4py import MPI
 
 from divisible.communication.busy import free
+from tests.support.stops import forget_stops
 
 #: What the test says instead of a case: that the case that runs shall end.
 INTERRUPT = None
@@ -115,6 +116,7 @@ def as_if_alone(seed: int) -> Iterator[None]:
             values.clear()
             values.update(before)
         sys.path[:] = path
+        forget_stops()
         gc.collect()
         if len(sys.modules) > n_modules:
             # Modules stay, and need not be looked at after each of the next cases.

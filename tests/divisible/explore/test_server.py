@@ -10,6 +10,7 @@ import pytest
 from divisible.explore.server import Server, page_file
 from divisible.explore.sources import Sources
 from divisible.schedules import Schedule
+from tests.support.processes import LOAD
 
 QUESTION = {"schedule": "gpipe", "ranks": 2, "microbatches": 2}
 
@@ -128,8 +129,8 @@ def test_sixteen_ranks_and_64_microbatches_are_quick(server):
     ask(server, "answer", {"question": question})
     begin = time.perf_counter()
     found = ask(server, "answer", {"question": question})
-    # A tenth of that on an idle core.
-    assert time.perf_counter() - begin < 5
+    # A tenth of that on an idle machine.
+    assert time.perf_counter() - begin < 5 * LOAD
     assert len(found["events"]["text"]) == 16 * 64 * 6
 
 
