@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from divisible.communication.flight_files import VARIABLE
+from tests.support.examples import SHARE
 from tests.support.loaded_python import close_loaded_python
 from tests.support.processes import ROOT, Launching, left_behind
 from tests.support.ranks import close_shared_ranks
@@ -18,12 +19,15 @@ from tests.support.stops import forget_stops
 
 # Whether a change lands must depend neither on luck nor on what else the machine does:
 # property tests try the same examples in each run, and none looks at a clock.
-# "make test-all" draws new examples.
+# "make test-all" draws new examples, and four times as many.
 settings.register_profile(
     "new_examples", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile(
-    "same_examples", settings.get_profile("new_examples"), derandomize=True
+    "same_examples",
+    settings.get_profile("new_examples"),
+    derandomize=True,
+    max_examples=100 // SHARE,
 )
 settings.load_profile("same_examples")
 

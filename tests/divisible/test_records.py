@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import LayerCost, Plan, Profile, schedules, simulate
@@ -11,6 +11,7 @@ from divisible.planning.coding import CodingRate
 from divisible.planning.expected_costs import ExchangePlan, StagePlan
 from divisible.schedules import Costs, Schedule, ScheduleError, Timeline
 from tests.support.broken_files import broken
+from tests.support.examples import examples
 
 PROFILE = Profile(
     [LayerCost(0.1, 0.2, 0.3, 4, name="a"), LayerCost(0.1, 0, 0, name="b")],
@@ -63,7 +64,7 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize("cls", [Plan, Profile, Timeline])
 @given(data=st.data())
-@settings(max_examples=40)
+@examples(40)
 def test_no_file_ends_in_a_traceback(saved, cls, data):
     path, content = saved[cls]
     bad = path.with_name("bad.json")
@@ -255,7 +256,7 @@ def test_a_timeline_without_its_memory(saved):
 
 
 @given(data=st.data())
-@settings(max_examples=40)
+@examples(40)
 def test_no_grid_ends_in_a_traceback(data):
     words = GRID.split(" ")
     for _ in range(data.draw(st.integers(1, 3))):

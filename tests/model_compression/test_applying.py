@@ -5,7 +5,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import Divisible
@@ -17,6 +17,7 @@ from model_compression import (
     apply,
     load_applied,
 )
+from tests.support.examples import examples
 
 BETWEEN = {
     "none": [],
@@ -59,7 +60,7 @@ def train(model, compress, optimizer, x, n=3):
         compress.advance(iteration, epoch=iteration / 10)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     st.integers(2, 6),
     st.integers(2, 5),

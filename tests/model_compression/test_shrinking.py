@@ -7,12 +7,13 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import Divisible
 from mixed_precision import MixedPrecision, float32_loss, to_float16
 from model_compression import Compress, CompressionPlan, Prune, Quantize, apply
+from tests.support.examples import examples
 
 OPTIMIZERS = {
     "momentum": lambda: chainer.optimizers.MomentumSGD(0.05),
@@ -84,7 +85,7 @@ def plan_of(degree, *more):
     return CompressionPlan([*rules, *more])
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(
     st.floats(0.1, 0.95),
     st.sampled_from(sorted(OPTIMIZERS)),

@@ -4,7 +4,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from chainer_kernels.geometry import Geometry
@@ -12,6 +12,7 @@ from chainer_kernels.layouts import is_channels_last
 from chainer_kernels.providers import cudnn
 from chainer_kernels.providers.cudnn_library import EngineChoice
 from tests.support import fake_cudnn, kernels
+from tests.support.examples import examples
 from tests.support.fake_cudnn import on_gpu
 
 CHOICE = EngineChoice(tensor_cores=True)
@@ -47,7 +48,7 @@ def right(geometry, x, W, gy, b):
     return y.array, gx.array, gW.array
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(convolutions(), kernels.orders, kernels.orders, st.integers(0, 99))
 def test_convolution(convolution, x_order, gy_order, seed):
     geometry, *shapes = convolution

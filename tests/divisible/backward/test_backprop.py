@@ -11,13 +11,14 @@ import pytest
 from chainer import functions as F
 from chainer import links as L
 from chainer.functions.math import basic_math
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import chainer_kernels
 from divisible.backward import backprop
 from divisible.backward.backprop import backward, backward_input
 from divisible.backward.weight_gradients import WeightGradients
+from tests.support.examples import examples
 
 
 def run_backward(kind, *arguments):
@@ -707,7 +708,7 @@ def random_function(steps, chosen, parameters):
     return function
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 99), st.integers(0, 99)),

@@ -2,14 +2,15 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible.deferred.array import DeferredArray
 from divisible.deferred.recipe import NotMadeError
+from tests.support.examples import examples
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.data())
 def test_writes_are_done_in_order(data):
     """The same operations on a deferred and on an ordinary array."""

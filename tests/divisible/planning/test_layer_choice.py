@@ -12,6 +12,7 @@ from divisible.planning.cost_model import CostModel
 from divisible.planning.layer_choice import layers_to_recompute, recomputing
 from divisible.planning.recomputed_cuts import recomputed_cuts
 from divisible.schedules.catalogue import ONE_PER_RANK
+from tests.support.examples import examples
 
 
 def model_of(layers, name="1f1b", d=1, m=4, loss=None):
@@ -79,7 +80,7 @@ def layers(draw, most):
     return found
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(layers(6), st.sampled_from(ONE_PER_RANK), st.floats(0.3, 1.0), st.booleans())
 def test_the_choice_for_a_stage_is_the_best_of_all(layers, name, share, has_loss):
     loss = LayerCost(0.5, 0.5, 0, activation_bytes=30, workspace_bytes=9)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import LayerCost, Machine, Network, Plan, Profile
@@ -18,6 +18,7 @@ from divisible.planning.plan_simulation import simulate_plan
 from divisible.planning.search import best_plan
 from divisible.planning.unequal_replicas import parts_by_speed, relative_loads
 from divisible.planning.workload import Workload
+from tests.support.examples import examples
 
 PROFILE = Profile([LayerCost(1.0, 1.0, 1.0)] * 12, n_samples=64)
 # What does not depend on the size of microbatches.
@@ -87,7 +88,7 @@ def test_no_replica_waits_for_a_slower_one_in_all():
     assert plan.step_seconds == pytest.approx(equal * 2 / 3, rel=0.03)
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(st.lists(st.sampled_from([0.4, 0.5, 0.8, 1.0]), min_size=4, max_size=4))
 def test_unequal_parts_are_no_slower_than_the_best_cut_for_equal_ones(speeds):
     plan = plan_for(speeds)

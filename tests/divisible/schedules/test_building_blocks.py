@@ -1,12 +1,13 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import simulate
 from divisible.schedules import Costs, building_blocks, one_f_one_b, v_half, v_min
 from divisible.schedules.building_blocks import _block
+from tests.support.examples import examples
 from tests.support.schedules import UNIT, checked
 
 # With the pace and the turns of V-Min and V-Half.
@@ -14,7 +15,7 @@ BLOCKS = [(1, (1, 2, 3)), (2, (1, 2, 4))]
 
 ranks = st.integers(1, 16)
 microbatches = st.integers(1, 64)
-quick = settings(max_examples=40)
+quick = examples(40)
 
 
 def seconds_of_1f1b(d, m):

@@ -1,13 +1,14 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import simulate
 from divisible.schedules import dualpipe_v
+from tests.support.examples import examples
 from tests.support.schedules import UNIT, checked
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(1, 16), st.integers(1, 64))
 def test_dualpipe_v(d, m):
     report, makespan = checked(dualpipe_v(d, m))

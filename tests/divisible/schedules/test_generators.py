@@ -25,6 +25,7 @@ from divisible.schedules.costs import Costs
 from divisible.schedules.lowering import lower
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.simulator import simulate
+from tests.support.examples import examples
 from tests.support.processes import ROOT
 from tests.support.program_validation import check_programs
 from tests.support.schedules import UNIT, checked, stages_per_rank
@@ -35,7 +36,7 @@ EXPLANATION = ROOT / "docs" / "explanation" / "schedules.rst"
 stages = st.integers(1, 16)
 microbatches = st.integers(1, 64)
 chunks = st.integers(1, 4)
-quick = settings(max_examples=40)
+quick = examples(40)
 
 
 def ceil_to(m, d):
@@ -62,8 +63,8 @@ def test_golden_grids(path):
 @pytest.mark.parametrize("entry", CATALOGUE.values(), ids=list(CATALOGUE))
 def test_every_schedule_shows_its_grid(entry):
     """The docstring's example, which runs as a doctest, is a grid of it as well."""
-    examples = doctest.DocTestParser().get_examples(entry.make.__doc__)
-    shown = Schedule.parse(examples[-1].want)
+    *_, last = doctest.DocTestParser().get_examples(entry.make.__doc__)
+    shown = Schedule.parse(last.want)
     assert shown.name == entry.name
     n_stages, n_ranks = shown.n_stages, shown.n_ranks
     assert create(entry.name, n_stages, shown.n_microbatches, n_ranks) == shown

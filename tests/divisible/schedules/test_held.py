@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible.schedules import one_f_one_b
@@ -16,9 +16,10 @@ from divisible.schedules.recomputation import (
     recompute,
     recomputed_share,
 )
+from tests.support.examples import examples
 from tests.support.schedules import held_moments, named_schedules
 
-quick = settings(max_examples=80)
+quick = examples(80)
 weights = st.lists(st.integers(0, 9), min_size=3, max_size=3)
 
 

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import schedules
@@ -52,7 +52,7 @@ def test_no_schedule_is_shorter_than_its_bound(data):
         assert timeline.bound >= timeline.busy.max(initial=0.0)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.data())
 def test_no_order_of_all_is_shorter(data):
     stage_ranks, m = data.draw(

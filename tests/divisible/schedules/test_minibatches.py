@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import schedules
@@ -9,6 +9,7 @@ from divisible.schedules.costs import Costs
 from divisible.schedules.minibatches import repeated
 from divisible.schedules.simulator import LINKS, simulate
 from divisible.schedules.timeline import Timeline
+from tests.support.examples import examples
 from tests.support.schedules import grouped_schedules, named_schedules
 
 MODES = [{"links": links} for links in LINKS] + [{"overlap": False}]
@@ -16,7 +17,7 @@ MODES = [{"links": links} for links in LINKS] + [{"overlap": False}]
 seconds = st.integers(0, 16).map(lambda n: n / 8)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.data())
 def test_each_rank_goes_on_after_its_own_update(data):
     schedule = data.draw(st.one_of(named_schedules(4, 4, 2), grouped_schedules(3, 4)))

@@ -2,7 +2,7 @@ import importlib.util
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible.schedules import integer_solver, optimal, optimal_schedule
@@ -10,6 +10,7 @@ from divisible.schedules.actions import ScheduleError
 from divisible.schedules.costs import Costs
 from divisible.schedules.list_scheduling import limits_of_ranks, list_schedule
 from divisible.schedules.simulator import simulate
+from tests.support.examples import examples
 from tests.support.exhaustive import shortest
 
 HAS_CP_SAT = importlib.util.find_spec("ortools") is not None
@@ -58,7 +59,7 @@ def check(found, costs, m, memory, stage_ranks):
 def test_all_orders_of_tiny_cases(m, stage_ranks, memory, are_alike, solver):
     d = len(stage_ranks)
     random = np.random.RandomState(d + m)
-    for _ in range(3):
+    for _ in range(examples(3).max_examples):
         shape = (d, 1) if are_alike else (d, m)
         # A third of the times is 0.
         times = random.randint(0, 9, (3, *shape)) * random.randint(0, 3, (3, *shape))
@@ -74,7 +75,7 @@ def test_all_orders_of_tiny_cases(m, stage_ranks, memory, are_alike, solver):
 
 
 @solvers
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(data=st.data())
 def test_never_worse_than_the_list_schedule(solver, data):
     ranks = data.draw(st.integers(1, 4))

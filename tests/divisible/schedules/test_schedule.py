@@ -1,13 +1,14 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import schedules
 from divisible.schedules.actions import Action, ScheduleError, Transfer, parse_operation
 from divisible.schedules.lowering import lower
 from divisible.schedules.schedule import Schedule
+from tests.support.examples import examples
 from tests.support.program_validation import check_programs
 from tests.support.schedules import named_schedules
 
@@ -136,7 +137,7 @@ def test_malformed_schedules_are_refused(rows, options, message):
         Schedule(rows, **options)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(named_schedules())
 def test_text_round_trip(schedule):
     text = str(schedule)
@@ -148,7 +149,7 @@ def test_text_round_trip(schedule):
     assert Schedule.parse(str(forward)) == forward
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(named_schedules(), st.randoms(use_true_random=False))
 def test_text_round_trip_of_what_cannot_run(schedule, rng):
     rows = rows_of(schedule)
@@ -228,7 +229,7 @@ def test_deadlock_shows_the_circle():
         lower(schedule)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(named_schedules(), st.data())
 def test_corruptions_are_caught(schedule, data):
     rows = rows_of(schedule)
@@ -271,7 +272,7 @@ def verdict(check):
     return True
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(named_schedules(4, 5), st.integers(0, 6), st.randoms(use_true_random=False))
 def test_validator_agrees_with_brute_force(schedule, swaps, rng):
     rows = rows_of(schedule)
@@ -286,7 +287,7 @@ def test_validator_agrees_with_brute_force(schedule, swaps, rng):
         check_programs(lower(changed))
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(named_schedules(4, 4), st.integers(0, 8), st.randoms(use_true_random=False))
 def test_program_check_agrees_with_brute_force(schedule, swaps, rng):
     programs = [list(program) for program in lower(schedule)]
@@ -315,7 +316,7 @@ def test_brute_force_comparison_sees_both_verdicts():
     assert 5 < sum(seen) < 55
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(named_schedules(), st.booleans(), st.booleans())
 def test_lowered_programs(schedule, blocking, forward_only):
     if forward_only:

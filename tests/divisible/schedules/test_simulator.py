@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import schedules
@@ -14,6 +14,7 @@ from divisible.schedules.costs import Costs
 from divisible.schedules.lowering import lower
 from divisible.schedules.schedule import Schedule
 from divisible.schedules.simulator import LINKS, simulate
+from tests.support.examples import examples
 from tests.support.schedules import named_schedules
 
 # Sums of these are exact, so that results can be compared for equality.
@@ -88,7 +89,7 @@ def starts(timeline):
     return {e.what: e.start for e in timeline if isinstance(e.what, Action)}
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(cases())
 def test_agrees_with_a_calculation_by_hand(case):
     schedule, costs = case
@@ -99,7 +100,7 @@ def test_agrees_with_a_calculation_by_hand(case):
         assert schedule.stage_ranks[event.what.stage] == event.rank
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(cases())
 def test_without_overlap_it_runs_the_lowered_programs(case):
     schedule, costs = case
@@ -137,7 +138,7 @@ def test_without_overlap_it_runs_the_lowered_programs(case):
         assert tuple(event.what for event in timeline.rank_events(rank)) == program
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(cases())
 def test_the_ways_to_share_links_are_ordered(case):
     schedule, costs = case
@@ -217,7 +218,7 @@ def test_bubble():
     assert timeline.bubble_time.tolist() == [9] * 4
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(cases(), st.booleans())
 def test_critical_path_leads_from_start_to_end(case, overlap):
     schedule, costs = case

@@ -3,13 +3,14 @@
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible.schedules.catalogue import CATALOGUE, NAMES, create
 from divisible.schedules.costs import Costs
 from divisible.schedules.simulator import simulate
 from divisible.schedules.steady_state import steady_seconds
+from tests.support.examples import examples
 
 #: The minibatches of a run that is long enough for its mean to settle.
 LONG = 40
@@ -36,7 +37,7 @@ def runs(draw):
     return name, d, m, costs, links
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(runs())
 def test_a_minibatch_adds_at_most_its_makespan_and_at_least_the_busiest_rank(run):
     *place, links = run

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible import simulate
@@ -12,6 +12,7 @@ from divisible.schedules.minibatches import repeated
 from divisible.schedules.pipedream import pipedream_2bw
 from divisible.schedules.recomputation import RECOMPUTATIONS, recompute
 from divisible.schedules.weight_versions import n_carried, n_copies, n_weights, turns
+from tests.support.examples import examples
 
 GOLDEN = """\
 pipedream_2bw, 3 minibatches: 12 microbatches, 3 stages on ranks 0 1 2
@@ -34,7 +35,7 @@ def test_a_rank_runs_carried_backwards_between_its_next_forwards():
     assert last == "0B2 0B3"
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.integers(1, 6), st.integers(1, 12), st.integers(1, 5))
 def test_no_flush(d, m, k):
     """All that is run, memory, and time, for any number of minibatches."""

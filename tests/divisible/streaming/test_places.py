@@ -1,13 +1,14 @@
 """Places of a file, beside a list of all its bytes."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from divisible.streaming.places import Places
+from tests.support.examples import examples
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=40))
 def test_no_byte_is_in_two_places_and_free_ones_are_joined(calls):
     places, taken, used = Places(), [], set()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from chainer.training import StandardUpdater, Trainer, extensions
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
@@ -24,6 +24,7 @@ from pipeline import (
 from pipeline.command_line.main import main
 from pipeline.command_line.snapshots import export_command, repartition_command
 from pipeline.snapshots.tools import model_prefixes
+from tests.support.examples import examples
 from tests.support.snapshot_training import Run, make_model, saved_arrays, state_of
 
 
@@ -62,7 +63,7 @@ def test_repartition(tmp_path, run, cuts):
     assert resumed.step(2) == run.step(2)
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(chain=st.lists(st.sets(st.integers(1, 7)), min_size=1, max_size=3))
 def test_any_chain_of_cuts_keeps_every_array(chain):
     run = Run(MPI.COMM_SELF, "1")

@@ -7,7 +7,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
 
@@ -16,6 +16,7 @@ from divisible import Divisible, pop, stash
 from divisible.schedules import Schedule
 from divisible.schedules.actions import Action
 from pipeline import ActionError, Pipeline
+from tests.support.examples import examples
 
 M = 4
 
@@ -126,7 +127,7 @@ def train(schedule, names, n_samples, has_skip=False, recomputes=False, dtype="f
     return results, [np.asarray(outputs), *params, *values]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     st.lists(st.sampled_from([*LAYERS]), max_size=5),
     st.sampled_from([[2, 2], [4], [1, 3], [3, 1], [1, 1, 2]]),
