@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.cluster import Cluster, ClusterError, cluster
 from benchmarks.cluster.starting import as_hosts
+from tests.support.matrix import matrix
 from tests.support.processes import LOAD
 
 DEADLINE = 30 * LOAD
@@ -45,9 +46,11 @@ if comm.rank == 0:
 @pytest.mark.parametrize(
     "where, addresses",
     [
-        (None, ["10.77.0.1", "10.77.0.2"]),
         ([1, 0], ["10.77.0.2", "10.77.0.1"]),
-        ([1], ["10.77.0.2", "10.77.0.2"]),
+        *matrix(
+            (None, ["10.77.0.1", "10.77.0.2"]),
+            ([1], ["10.77.0.2", "10.77.0.2"]),
+        ),
     ],
 )
 def test_each_rank_is_on_its_host(hosts, where, addresses):
@@ -163,13 +166,15 @@ def test_a_share_changes_while_a_program_runs(hosts):
         try:
             pid = pid_of(hosts, 0, "spin")
             half = share(pid)
-            hosts.set(0, cpus=0.1)
-            tenth = share(pid)
+            # Less than a busy machine gives any process.
+            hosts.set(0, cpus=0.05)
+            little = share(pid)
             hosts.set(0, cpus=0.5)
-            again = share(pid)
+            # A busy machine may give it less than its share, but not each time.
+            has_more = any(share(pid) > 1.5 * little for _ in range(9))
         finally:
             process.terminate()
-    assert half < 0.6 and tenth < 0.15 and again > 1.5 * tenth
+    assert half < 0.6 and little < 0.1 and has_more
 
 
 CONNECT = """
