@@ -22,6 +22,7 @@ def test_modes_differ_in_the_last_bits_of_products():
     assert narrow == pytest.approx(single, rel=0.02)
 
 
+@pytest.mark.matrix
 @in_bfloat16
 def test_table(tmp_path, monkeypatch):
     monkeypatch.setitem(TASKS, "LSTM", TASK)

@@ -158,7 +158,7 @@ def test_module_prints_report():
         assert shim.name in output
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_wheel_delivers_start_up_files(tmp_path):
     run_python(
         *("-m", "pip", "wheel", "--quiet", "--no-deps"),

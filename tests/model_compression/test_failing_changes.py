@@ -14,6 +14,7 @@ from divisible import Divisible
 from mixed_precision import MixedPrecision, float32_loss, to_float16
 from model_compression import Compress, CompressionPlan, Prune, Quantize
 from pipeline import Pipeline, save_snapshot
+from tests.support.matrix import matrix
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float16)
 T = np.arange(8, dtype=np.int32) % 2
@@ -141,11 +142,14 @@ def change(run, is_pruned):
 @pytest.mark.parametrize(
     "is_pruned, error, each",
     [
-        (True, MemoryError("no memory"), 7),
-        (True, KeyboardInterrupt(), 11),
-        (False, MemoryError("no memory"), 61),
-        pytest.param(True, MemoryError("no memory"), 2, marks=pytest.mark.matrix),
-        pytest.param(False, MemoryError("no memory"), 23, marks=pytest.mark.matrix),
+        (True, MemoryError("no memory"), 19),
+        (True, KeyboardInterrupt(), 31),
+        (False, MemoryError("no memory"), 151),
+        *matrix(
+            (True, MemoryError("no memory"), 2),
+            (True, KeyboardInterrupt(), 11),
+            (False, MemoryError("no memory"), 23),
+        ),
     ],
 )
 def test_no_half_model_is_taken_for_good(is_pruned, error, each, tmp_path):

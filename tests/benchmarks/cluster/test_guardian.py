@@ -9,6 +9,7 @@ import time
 import pytest
 
 from benchmarks.cluster import cluster, construction, control_groups, network, registry
+from tests.support.matrix import matrix
 from tests.support.processes import ROOT
 
 DEADLINE = 15
@@ -69,7 +70,9 @@ def runs(pid):
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, *matrix(signal.SIGTERM, signal.SIGINT)]
+)
 def test_the_owner_is_killed(owner, number):
     process, name = owner
     pids = wait_for(lambda: processes(name))

@@ -74,5 +74,6 @@ def trains(comm, folder):
         assert len(plan.seconds) == ROUNDS
 
 
+@pytest.mark.matrix
 def test_all_ways_train(tmp_path):
     assert_on_ranks(4, trains, str(tmp_path))

@@ -1,5 +1,7 @@
 """Replicas that train in several ways."""
 
+import pytest
+
 from benchmarks.data_parallel import networks, replicas
 from benchmarks.data_parallel.networks import Network
 from benchmarks.data_parallel.replicas import Job, train
@@ -26,5 +28,6 @@ def train_some(comm):
         assert all(0 <= accuracy <= 100 for accuracy in accuracies)
 
 
+@pytest.mark.matrix
 def test_all_ways_train():
     assert_on_ranks(2, train_some)

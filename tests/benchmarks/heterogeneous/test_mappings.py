@@ -19,6 +19,7 @@ def test_rectangles_balance_perfectly(condition):
     assert balance(found["method 1, 2"], abilities) > 1.2
 
 
+@pytest.mark.matrix
 def test_the_table(tmp_path, monkeypatch):
     path = tmp_path / "table.txt"
     spec = mappings.__spec__

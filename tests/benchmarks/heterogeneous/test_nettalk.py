@@ -64,6 +64,7 @@ def no_success(comm):
     assert {way.iterations for way in found["ways"].values()} == {3}
 
 
+@pytest.mark.matrix
 def test_a_training_ends_without_success():
     assert_on_ranks(3, no_success)
 

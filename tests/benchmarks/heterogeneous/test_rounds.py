@@ -4,6 +4,8 @@ import dataclasses
 import json
 from unittest import mock
 
+import pytest
+
 from benchmarks.heterogeneous import rounds
 from benchmarks.heterogeneous.measured import METHODS, read
 from benchmarks.heterogeneous.points import Point, to_json
@@ -26,6 +28,7 @@ def all_ways(comm):
     assert found["checks"]["DRPM, unknown"][0]["action"] == "whole"
 
 
+@pytest.mark.matrix
 def test_all_ways_train_and_take_turns():
     assert_on_ranks(4, all_ways)
 

@@ -2,6 +2,8 @@
 
 import argparse
 
+import pytest
+
 from benchmarks.old_repositories.models import Model
 from benchmarks.old_repositories.pipelines import row
 
@@ -21,6 +23,7 @@ class Net(chainer.Chain):
 MODEL = Model("a/b", "0", "perceptron", "net", "Net()", ("f4:4,6",), target="i4<3:4")
 
 
+@pytest.mark.matrix
 def test_losses_are_compared_and_failures_named(tmp_path):
     tree = tmp_path / "trees" / "a+b"
     tree.mkdir(parents=True)

@@ -66,6 +66,7 @@ def test_losses_are_recorded_and_compared_with_those_without_kernels(places):
     ]
 
 
+@pytest.mark.matrix
 def test_help_is_given_in_turn_until_the_script_runs(places):
     write(places, "numpy.float(1); import cupy")
     found = first_way(PROGRAM, places, 60)
@@ -79,6 +80,7 @@ def one(places, program, way=AS_IT_IS):
     return run(program, places.trees, Path(sys.executable), places.data_sets, way)
 
 
+@pytest.mark.matrix
 def test_modules_of_another_tree_are_found(places):
     beside = places.trees / "owner+other"
     beside.mkdir()
@@ -89,12 +91,14 @@ def test_modules_of_another_tree_are_found(places):
     assert "other_module" in one(places, PROGRAM).failure
 
 
+@pytest.mark.matrix
 def test_seeds_from_the_system_are_the_same_in_each_run(places):
     write(places, "import os; numpy.random.seed(list(os.urandom(4)))")
     losses = [one(places, PROGRAM, Way(kernels=False)).losses for _ in range(2)]
     assert losses[0] == losses[1] and len(losses[0]) == 3
 
 
+@pytest.mark.matrix
 def test_failures_are_named(places):
     write(places, "raise ValueError('not here')")
     assert one(places, PROGRAM).failure == "ValueError: not here"
@@ -106,6 +110,7 @@ def test_failures_are_named(places):
         one(places, PROGRAM._replace(repository="a/b"))
 
 
+@pytest.mark.matrix
 def test_noise_changes_losses_a_little(places):
     write(places)
     plain = one(places, PROGRAM, Way(kernels=False))
@@ -117,6 +122,7 @@ def test_noise_changes_losses_a_little(places):
     assert nudged.losses != other.losses
 
 
+@pytest.mark.matrix
 def test_a_driver_trains_a_model_of_the_tree(places):
     module = "import chainer.links as L\nclass Net(L.Linear): pass\n"
     (places.trees / "owner+name" / "net.py").write_text(module)

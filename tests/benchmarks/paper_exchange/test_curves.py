@@ -1,5 +1,7 @@
 """Curves of small runs, in this process and in others, and their file."""
 
+import pytest
+
 from benchmarks.paper_exchange.curves import Origin, begin, read, train, train_all
 from benchmarks.paper_exchange.experiments import CAFFENET, FLOAT, FP8, Job, Scale
 
@@ -7,6 +9,7 @@ from benchmarks.paper_exchange.experiments import CAFFENET, FLOAT, FP8, Job, Sca
 SMALLEST = Scale(part=0.01, common=20, seeds=1)
 
 
+@pytest.mark.matrix
 def test_a_curve_of_each_kind():
     base = train(Job(CAFFENET, FLOAT, 0), SMALLEST)
     assert base.steps == [40] and base.gain == 1 and not base.quantiles
@@ -17,6 +20,7 @@ def test_a_curve_of_each_kind():
     assert found.steps_to(found.best) == 40 and found.steps_to(101) is None
 
 
+@pytest.mark.matrix
 def test_curves_come_back_from_their_file(tmp_path):
     file, origin = tmp_path / "curves", Origin("command", "machine", SMALLEST)
     begin(file, origin)

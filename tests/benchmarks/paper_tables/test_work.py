@@ -9,6 +9,7 @@ import chainer_kernels
 from benchmarks.paper_tables import durations, timer, work
 from benchmarks.paper_tables.points import FIG4, OURS, Point, to_json
 from benchmarks.paper_tables.samples import read
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 
 #: Hosts.
@@ -48,7 +49,9 @@ def measure(comm, file, kernels, quick):
     chainer_kernels.enable()
 
 
-@pytest.mark.parametrize("kernels, quick", [("off", True), ("on", False)])
+@pytest.mark.parametrize(
+    "kernels, quick", [("on", True), *matrix(("off", True), ("on", False))]
+)
 def test_hosts_time_steps(kernels, quick, tmp_path):
     file = tmp_path / "samples.jsonl"
     assert_on_ranks(N, measure, str(file), kernels, quick, timeout=120)

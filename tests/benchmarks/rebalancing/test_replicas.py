@@ -62,6 +62,7 @@ def works(comm, folder):
     assert largest_difference(runs) < replicas.TOLERANCE
 
 
+@pytest.mark.matrix
 def test_it_plans_and_trains_in_each_way(tmp_path):
     assert_on_ranks(4, works, str(tmp_path))
     names = {path.name for path in tmp_path.iterdir()}
