@@ -2,20 +2,24 @@
 
 import pytest
 
-from tests.support.first_change import NEEDS_GIT, ChangedCopy
+from tests.support.first_change import NEEDS_GIT, ChangedCopy, touched
 
 NAME = "eager_1f1b"
 
 
-@pytest.mark.slow
 @NEEDS_GIT
-def test_a_new_schedule(tmp_path):
-    changed = ChangedCopy(tmp_path, "schedule.patch")
-    assert changed.touched == [
+def test_the_patch_fits():
+    assert touched("schedule.patch") == [
         "divisible/schedules/catalogue.py",
         "divisible/schedules/generators.py",
         "docs/explanation/schedules.rst",
     ]
+
+
+@pytest.mark.matrix
+@NEEDS_GIT
+def test_a_new_schedule(tmp_path):
+    changed = ChangedCopy(tmp_path, "schedule.patch")
     # The doctests of function and page, the golden grids and the proofs. Then the
     # pipeline, the search, the command line, the tables.
     files = [

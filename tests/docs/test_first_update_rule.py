@@ -6,7 +6,7 @@ know the rule by its entry in the catalogue.
 
 import pytest
 
-from tests.support.first_change import NEEDS_GIT, ChangedCopy
+from tests.support.first_change import NEEDS_GIT, ChangedCopy, touched
 
 #: For each file a part of the names of tests, and how many there are at least.
 TESTS = {
@@ -25,12 +25,12 @@ TESTS = {
 @pytest.mark.slow
 @NEEDS_GIT
 def test_a_new_update_rule(tmp_path):
-    changed = ChangedCopy(tmp_path, "update_rule.patch")
     # One entry in the catalogue, one paragraph.
-    assert changed.touched == [
+    assert touched("update_rule.patch") == [
         "docs/howto/mixed_precision.rst",
         "mixed_precision/fused.py",
     ]
+    changed = ChangedCopy(tmp_path, "update_rule.patch")
     passed = changed.passed(*TESTS, "-k", "ada_grad or AdaGrad or has_a_kernel")
     for file, (name, n) in TESTS.items():
         found = [each for each in passed if each.startswith(file) and name in each]

@@ -24,6 +24,18 @@ _LEFT_OUT = shutil.ignore_patterns(
 )
 
 
+def touched(patch: str) -> list[str]:
+    """Returns the files that a patch changes, sorted; it must fit this repository.
+
+    Args:
+        patch: The name of a file in ``docs/first_changes``.
+    """
+    command = "git", "apply", "--check", "--numstat", str(PATCHES / patch)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return sorted(line.split()[2] for line in result.stdout.splitlines())
+
+
 class ChangedCopy:
     """A copy of the repository with a change.
 
@@ -32,16 +44,13 @@ class ChangedCopy:
         patch: The name of a file in ``docs/first_changes``.
 
     Attributes:
-        path: Of the copy.
-        touched: The files that the change touches, sorted.
+        path: Folder of the copy.
     """
 
     def __init__(self, folder: Path, patch: str) -> None:
         self.path = folder / "repository"
         shutil.copytree(ROOT, self.path, ignore=_LEFT_OUT)
-        result = self.run("git", "apply", "--verbose", str(PATCHES / patch))
-        found = re.findall(r"Applied patch (\S+) cleanly", result.stderr)
-        self.touched = sorted(found)
+        self.run("git", "apply", str(PATCHES / patch))
 
     def run(self, *command: object) -> subprocess.CompletedProcess:
         """Runs a command in the copy, which must succeed."""
