@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from divisible import Disk, LayerCost, Machine, Network, Plan, Profile, simulate
@@ -20,6 +20,7 @@ from divisible.schedules.timeline import Timeline
 from pipeline.command_line.main import main
 from pipeline.command_line.model_argument import make_model
 from tests.support.broken_files import broken
+from tests.support.examples import examples
 
 MODELS = """
 import chainer.functions as F
@@ -222,6 +223,7 @@ def test_a_cut_by_its_method(folder):
 def test_replicas_and_what_their_exchange_costs(folder):
     small, large = profiles(folder)
     arguments = ["plan", small, large, "--ranks", 4, "--bandwidth", "1MB/s"]
+    arguments += ["--schedule", "1f1b", "--weight-groups", 1]
     output = run(*arguments, "--replicas", 4, "--exchange-dtype", "int8")
     plan = Plan.load("plan.json")
     assert (plan.replicas > 1, plan.exchange_dtype) == (True, "int8")
@@ -332,7 +334,8 @@ def test_a_plan_is_simulated_for_what_it_was_made_for(folder, monkeypatch):
 
 def test_groups_of_weight_gradients(folder):
     files = profiles(folder)
-    run("plan", *files, "--ranks", 2, "--batch", 64, "--weight-groups", "1,2")
+    given = "--ranks", 2, "--batch", 64, "--schedule", "zb_h1"
+    run("plan", *files, *given, "--weight-groups", "1,2")
     assert Plan.load("plan.json").weight_groups in (1, 2)
     output = run("simulate", "plan.json", "--microbatches", 8, "--weight-groups", 8)
     assert "W in groups of 8" in " ".join(output.split())
@@ -343,7 +346,7 @@ def test_groups_of_weight_gradients(folder):
 
 def test_profiles_that_a_plan_names_may_have_changed_or_gone(folder):
     _, file = profiles(folder)
-    run("plan", file, "--ranks", 2)
+    run("plan", file, "--ranks", 2, "--schedule", "1f1b")
     assert "a step: it was made from" not in run("simulate", "plan.json")
     slower = Profile.load(file)
     layers = [replace(layer, forward=1.0) for layer in slower.layers]
@@ -631,8 +634,8 @@ def test_a_full_disk_is_said_in_a_line(folder, command, file):
 
 
 @given(data=st.data())
-@settings(
-    max_examples=25,
+@examples(
+    25,
     # Commands run between two draws, which a busy machine takes long for.
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

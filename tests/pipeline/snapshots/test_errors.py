@@ -23,6 +23,7 @@ from pipeline.snapshots.layers import model_arrays
 from pipeline.snapshots.objects import dump_random_states, object_arrays
 from pipeline.snapshots.optimizers import optimizer_arrays
 from tests.support.equivalence import make_batches
+from tests.support.matrix import matrix
 
 BATCHES = make_batches([6, 6, 5, 6])
 
@@ -347,8 +348,10 @@ LAZY = {
 }
 
 
-@pytest.mark.parametrize("is_called", [True, False], ids=["called", "not_called"])
-@pytest.mark.parametrize("was_called", [True, False], ids=["saved", "saved_uncalled"])
+@pytest.mark.parametrize(
+    "was_called, is_called",
+    [(True, False), (False, True), *matrix((True, True), (False, False))],
+)
 @pytest.mark.parametrize("name", LAZY)
 def test_layers_are_as_they_were_saved(tmp_path, name, was_called, is_called):
     def run(seed):

@@ -27,6 +27,7 @@ from pipeline import (
 )
 from pipeline.snapshots import writing
 from tests.support.equivalence import make_batches
+from tests.support.matrix import matrix
 from tests.support.snapshot_training import state_of
 
 
@@ -99,7 +100,7 @@ def state(trainer):
     [
         {"resume": "auto"},
         {"resume": "auto", "make_iterator": multithread_iterator},
-        {"resume": "auto", "make_iterator": multiprocess_iterator},
+        *matrix({"resume": "auto", "make_iterator": multiprocess_iterator}),
     ],
 )
 def test_resumed_run_is_the_undisturbed_one(tmp_path, options):

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from divisible import Divisible
 from pipeline import Pipeline, PipelineEvaluator
 from pipeline.stages.counted_mean import CountedMean
+from tests.support.matrix import matrix
 
 N, N_CLASSES = 10, 4
 _rng = np.random.RandomState(0)
@@ -170,7 +171,7 @@ def check_equal(pipe, t, expected, gradients):
     assert pipe.evaluate(X, t)["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("n_microbatches", [1, 3, 7, 10, 12])
+@pytest.mark.parametrize("n_microbatches", [3, 12, *matrix(1, 7, 10)])
 @pytest.mark.parametrize("name", EXACT)
 def test_a_loss_is_that_of_the_undivided_minibatch(name, n_microbatches):
     function, t = EXACT[name]
