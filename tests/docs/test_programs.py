@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.command_line.main import main
+from tests.support.matrix import matrix
 from tests.support.mpiexec import mpiexec
 from tests.support.processes import ROOT
 
@@ -25,8 +26,8 @@ def run(name, n_ranks):
 @pytest.mark.parametrize(
     "name, n_ranks, printed",
     [
-        ("three_steps", 1, "three_steps"),
         ("three_steps", 3, "three_steps"),
+        *matrix(("three_steps", 1, "three_steps")),
         ("chainermn_before", 2, "chainermn"),
         ("chainermn_after", 2, "chainermn"),
     ],
@@ -44,13 +45,15 @@ def test_programs_print_what_the_pages_say(name, n_ranks, printed):
     assert mine == pytest.approx(theirs, rel=1e-2, abs=5e-3)
 
 
-def run_commands(page):
+def run_commands(page, of_plan=""):
+    """Runs the commands of a page, with more options for ``divisible plan``."""
     text = (ROOT / "docs" / "howto" / f"{page}.rst").read_text()
     text = text.replace("\\\n", "")
     # "divisible run" trains, with a script of the reader's.
     commands = re.findall(r"^   \$ (divisible (?!run\b).*)$", text, re.MULTILINE)
     assert commands
     for command in commands:
+        command += of_plan if command.startswith("divisible plan ") else ""
         result = CliRunner().invoke(main, command.split()[1:])
         assert result.exit_code == 0, result.output
 
@@ -86,10 +89,11 @@ def test_a_run_continues_on_fewer_ranks(tmp_path, monkeypatch):
     assert (tmp_path / "model.npz").exists()
 
 
-def test_the_commands_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("of_plan", [" --schedule 1f1b --recompute never", *matrix("")])
+def test_the_commands_run(tmp_path, monkeypatch, of_plan):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
-    run_commands("cut")
+    run_commands("cut", of_plan)
     assert (tmp_path / "step.png").exists()
 
 

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.support.matrix import matrix
 from tests.support.mpiexec import mpiexec
 from tests.support.processes import ROOT
 
@@ -18,7 +19,7 @@ def numbers(text):
     return [tuple(map(float, line)) for line in LINE.findall(text)]
 
 
-@pytest.mark.parametrize("n_ranks", [1, 2])
+@pytest.mark.parametrize("n_ranks", [2, *matrix(1)])
 def test_the_example_prints_what_it_says(n_ranks, tmp_path):
     (program,) = (text for language, text in BLOCKS if language == "python")
     (printed,) = (text for language, text in BLOCKS if not language)

@@ -42,7 +42,8 @@ def test_a_job_follows_a_plan_and_goes_on_on_other_ranks(tmp_path):
             *("--batch", batch, "-o", profiles[-1]),
         )
     plan = folder / "plan.json"
-    divisible("plan", *profiles, "--ranks", 2, "--batch", 64, "-o", plan)
+    few = "--schedule", "1f1b", "--recompute", "never"
+    divisible("plan", *profiles, "--ranks", 2, "--batch", 64, *few, "-o", plan)
     # Whatever is best on this machine, the job is to follow this one.
     chosen = Plan.load(plan)
     Plan([0, 3, 6, 9, 13], 4, "interleaved", stages_per_rank=2).save(plan)

@@ -22,7 +22,8 @@ def run_copy(folder, tmp_path, *argv):
         if (package / "__init__.py").exists() and package.name != "examples":
             (packages / package.name).symlink_to(package)
     env = {"PYTHONPATH": str(packages)}
-    result = mpiexec(1, [copy / "train.py", *argv], env=env)
+    # Training, with nothing loaded before, as a user has it.
+    result = mpiexec(1, [copy / "train.py", *argv], env=env, is_loaded=bool(argv))
     assert result.returncode == 0, result.stdout
     return result.stdout
 

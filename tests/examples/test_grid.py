@@ -57,6 +57,7 @@ def test_any_plan_trains_as_one_rank(tmp_path):
     assert_alike(log, expected)
 
 
+@pytest.mark.matrix
 def test_the_script_plans_by_itself(tmp_path):
     result = mpiexec(2, [SCRIPT, *QUICK, "--out", tmp_path])
     assert result.returncode == 0, result.stdout

@@ -7,6 +7,7 @@ import runpy
 import sys
 import tempfile
 
+import chainer
 import numpy as np
 import pytest
 
@@ -14,6 +15,8 @@ from divisible import Machine, Plan
 from divisible.planning.conditions import Conditions
 from divisible.schedules import gpipe
 from divisible.schedules.timeline import Timeline
+from examples.train import data
+from tests.support.matrix import matrix
 from tests.support.mpiexec import mpiexec
 from tests.support.processes import ROOT
 
@@ -173,14 +176,12 @@ def test_train_resumes_on_other_ranks(tmp_path):
     refused(2, [*SYNTHETIC, "--resume", tmp_path / "none"], "none does not exist here")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "argv",
     [
-        pytest.param(
-            ["--model", "mlp", "--layers", "32", "--units", "16", *QUICK],
-            marks=pytest.mark.matrix,
-        ),
-        pytest.param(["--model", "vgg16", *QUICK], marks=pytest.mark.matrix),
+        ["--model", "mlp", "--layers", "32", "--units", "16", *QUICK],
+        ["--model", "vgg16", *QUICK],
         [
             *("--model", "resnet50", "--cut-inside-blocks", "--recompute", "always"),
             *(*QUICK, "--samples", "10"),
@@ -194,13 +195,10 @@ def test_train_runs_every_model(argv, tmp_path):
     assert "test accuracy" in output
 
 
-@pytest.mark.parametrize(
-    "n, name, shape", [(2, "mnist", "(1, 28, 28)"), (1, "cifar10", "(3,")]
-)
-def test_train_reads_chainers_data_sets(n, name, shape, tmp_path):
-    folder = tmp_path / "pfnet" / "chainer" / name.replace("cifar10", "cifar")
+def write_data_set(name, root):
+    """Writes 12 and 5 images where Chainer keeps those that it downloads."""
+    folder = root / "pfnet" / "chainer" / name.replace("cifar10", "cifar")
     folder.mkdir(parents=True)
-    # What Chainer keeps of its downloads.
     rng = np.random.RandomState(0)
     if name == "mnist":
         for file, n in (("train.npz", 12), ("test.npz", 5)):
@@ -212,6 +210,25 @@ def test_train_reads_chainers_data_sets(n, name, shape, tmp_path):
             sets[f"{file}_x"] = rng.randint(0, 256, (n, 3072)).astype(np.uint8)
             sets[f"{file}_y"] = np.arange(n, dtype=np.uint8) % 10
         np.savez(folder / "cifar-10.npz", **sets)
+
+
+@pytest.mark.parametrize(
+    "name, shape", [("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))]
+)
+def test_chainers_data_sets_are_read(name, shape, tmp_path, monkeypatch):
+    write_data_set(name, tmp_path)
+    monkeypatch.setattr(chainer.dataset.download, "_dataset_root", str(tmp_path))
+    train, test = data.load(name)
+    assert train.x.shape == (12, *shape) and test.x.shape == (5, *shape)
+    assert train.t.tolist() == [*range(10), 0, 1]
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(
+    "n, name, shape", [(2, "mnist", "(1, 28, 28)"), (1, "cifar10", "(3,")]
+)
+def test_train_reads_chainers_data_sets(n, name, shape, tmp_path):
+    write_data_set(name, tmp_path)
     argv = [TRAIN, "--dataset", name, "--epoch", "1", "--out", tmp_path]
     env = {"CHAINER_DATASET_ROOT": str(tmp_path)}
     output = run(n, argv, env=env)
@@ -284,7 +301,7 @@ def is_installed():
     return True
 
 
-@pytest.mark.parametrize("n", [1, 2, pytest.param(4, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("n", [2, *matrix(1, 4)])
 def test_paper_loop_equals_serial_training(n):
     output = run(n, ["examples/paper_loop/train.py"])
     if is_installed():
@@ -297,8 +314,7 @@ def test_paper_loop_equals_serial_training(n):
 def test_the_first_example_learns_digits():
     accuracies = []
     for n in (1, 2):
-        # Once with nothing loaded, as a user has it.
-        output = run(n, ["examples/first/train.py"], is_loaded=n == 1)
+        output = run(n, ["examples/first/train.py"])
         assert len(output.splitlines()) == 5, output
         accuracies.append(re.findall(r"accuracy ([\d.]+)%$", output, re.MULTILINE))
     serial, divided = np.array(accuracies, float)
@@ -358,9 +374,7 @@ def test_examples_learn_the_same_on_any_number_of_ranks(name, tmp_path):
         np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("language_model", marks=pytest.mark.matrix), "lstm"]
-)
+@pytest.mark.parametrize("name", matrix("language_model", "lstm"))
 def test_the_language_model_plans_by_itself(name, tmp_path):
     """Its tied weights, and the state that an LSTM carries, may be cut anywhere."""
     folder, *options = SHORT[name]
