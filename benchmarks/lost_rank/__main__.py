@@ -7,10 +7,12 @@ copy of each minibatch in memory. A run loses a rank twice, killed by SIGKILL af
 minibatch. After the first loss four ranks start again; after the second, soon after the
 first, three.
 
-The seconds from the kill until all ranks have trained the next minibatch are those
-until the command has noticed and starts ranks; until the script begins on the last
-rank, when Python, MPI and the packages have started; and until the minibatch, for which
-the ranks make the pipeline and load the copy.
+A loss ends when all ranks have trained the next minibatch. Its seconds have three
+parts:
+
+* noticing: until the command starts ranks;
+* starting: until Python, MPI and the packages have started on the last rank;
+* loading, training: until the minibatch. The ranks make the pipeline and load the copy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is trained while ranks are lost, and the names of moments. No MPI here."""
+"""The training that loses ranks, and the names of moments. No MPI here."""
 
 #: The model, its minibatches, and their microbatches.
 WIDTH, LAYERS, BATCH, MICROBATCHES = 256, 16, 64, 4
