@@ -80,7 +80,7 @@ def test_a_profile_is_cut_for_each_schedule(folder):
     [
         (2, ("check", "1f2b"), "neither a file nor a schedule"),
         (2, ("compare", "1f1b"), "give --stages and --microbatches"),
-        (2, ("compare", "1f1b", "1f1b", *SIZES), "one name"),
+        (2, ("compare", "1f1b", "1f1b", *SIZES), "the same name"),
         (1, ("compare", "1f1b", *SIZES, "--times", "1,2"), "three numbers"),
         (1, ("compare", "1f1b", *SIZES, "--times", "0,0,0"), "give --times above 0"),
         (1, ("compare", "1f1b", "empty.txt", *SIZES), "empty.txt: "),
