@@ -433,7 +433,7 @@ def test_what_lacks_for_a_skip_is_said():
             "0B0 runs before",
         ),
         ({"n_microbatches": 0}, "n_microbatches must be positive"),
-        ({"cuts": [0, 2, 4], "method": "time"}, "nothing for 'time' to cut"),
+        ({"cuts": [0, 2, 4], "method": "time"}, "nothing for method='time' to cut"),
         ({"cuts": [0, 4]}, "make 1 stage of 4 layers, not 2 of 4"),
         ({"cuts": [0, 2, 5]}, "make 2 stages of 5 layers, not 2 of 4"),
         ({"cuts": [0, 4, 4]}, "has no layers; cuts must grow"),
