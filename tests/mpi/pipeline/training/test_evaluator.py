@@ -113,7 +113,7 @@ def nothing(comm):
     pipe = Pipeline(stage, comm, n_microbatches=2, timeout=60)
     iterator = chainer.iterators.SerialIterator([], 4, False, False)
     assert PipelineEvaluator(iterator, pipe)() == {}
-    with pytest.raises(ValueError, match="there are no samples"):
+    with pytest.raises(ValueError, match="the data set has no samples"):
         predict(pipe, iterator)
 
 
