@@ -12,6 +12,7 @@ of its own. It belongs to the function, and is released by its backward.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -204,7 +205,7 @@ class TorchFunction(AveragingFunction):
         """Keeps what the backward needs, without the inputs and outputs themselves."""
         for leaf in leaves:
             if leaf.requires_grad:
-                leaf.data = leaf.new_empty(0)
+                leaf.data = _empty(leaf.dtype)
         self._leaves = leaves
         self._graph = Graph(tuple([edge_of(y) for y in outputs]), has_hooks)
 
@@ -311,6 +312,12 @@ class TorchFunction(AveragingFunction):
         else:
             found = whole(graph, targets, gradients)
         return _at(indexes, now, found)
+
+
+@functools.cache
+def _empty(dtype: torch.dtype) -> torch.Tensor:
+    """Returns a tensor without elements, the memory of leaves that nobody reads."""
+    return torch.empty(0, dtype=dtype)
 
 
 def _is_continuous(tensor: torch.Tensor) -> bool:

@@ -27,6 +27,8 @@ from divisible.backward.weight_gradients import WeightGradients
 Array = Any
 
 _NOTHING = nullcontext()
+# Chainer's constructor, without checks of the arguments.
+_unchecked = chainer.Variable._init_unchecked
 
 
 class GraphWalk:
@@ -83,7 +85,7 @@ class GraphWalk:
         with chainer.using_config("enable_backprop", False):
             for y, gy in zip(outputs, output_gradients):
                 if gy is not None and y.requires_grad:
-                    gy = chainer.Variable(gy, requires_grad=False, layout=y.layout)
+                    gy = _unchecked(gy, requires_grad=False, layout=y.layout)
                     self._gradients.setdefault(y.node, []).append(gy)
                     self._route(y.node)
             while self._activations.heap:
@@ -269,9 +271,7 @@ class GraphWalk:
                 continue
             x = function.inputs[i]
             received = self._gradients.setdefault(x, [])
-            received.append(
-                chainer.Variable._init_unchecked(array, requires_grad=False)
-            )
+            received.append(_unchecked(array, requires_grad=False))
             if len(received) > 1 and not chainer.config.lazy_grad_sum:
                 received[:] = [chainer.functions.add(*received)]
             self._route(x)
