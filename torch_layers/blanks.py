@@ -56,7 +56,7 @@ class Reset:
 
 
 class Blanks:
-    """The modules within a module whose parameters can be drawn again.
+    """The modules within a module that can be filled with new values.
 
     Args:
         module (torch.nn.Module): The module, on the device "meta" or in part.

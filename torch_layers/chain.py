@@ -24,7 +24,7 @@ from torch_layers.layer import TorchLayer, share_before
 from torch_layers.modes import in_mode
 from torch_layers.names import TorchNames
 
-# Kinds of nodes in a trace whose results are values.
+# Operations that have a value.
 _VALUES = ("placeholder", "call_module", "call_function", "call_method")
 # Names that a trace gives to tensors, which differ from trace to trace.
 _CONSTANT = re.compile(r"_tensor_constant\d+")
@@ -248,7 +248,7 @@ def _as_module(
 
 
 def _leave_inputs(module: nn.Module) -> None:
-    """Keeps a module from overwriting its input with its first operation.
+    """Switches ``inplace`` off in a module that begins by overwriting its input.
 
     The input is the output of another layer, which may need it for its backward. The
     results are the same bit for bit.

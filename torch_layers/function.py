@@ -177,6 +177,12 @@ class TorchFunction(AveragingFunction):
             self._outputs = _ONE
         else:
             self._outputs = without_leaves(y, torch.is_tensor, tensors)
+            if not tensors:
+                raise TypeError(
+                    f"{self.label}: the module returned a {type(y).__name__} without a"
+                    f" tensor that another layer could get. Let its forward return"
+                    f" tensors, or tuples, lists and dictionaries of them"
+                )
         # Outputs without a gradient, and the indexes of the slots of the others.
         self._others: dict[int, Array] = {}
         self._numbers: list[int] = []

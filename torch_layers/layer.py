@@ -118,7 +118,7 @@ class TorchLayer(chainer.Link):
         Args:
             args: Variables, arrays, other values, and tuples, lists and dictionaries
                 of them.
-            kwargs: Values of these kinds, by keyword.
+            kwargs: Arguments of the same kinds, by keyword.
 
         Returns:
             What the module returns, with variables in the place of tensors. Those that
@@ -150,7 +150,7 @@ class TorchLayer(chainer.Link):
                 self._freeze(param, True)
 
     def _freeze(self, param: chainer.Parameter, is_frozen: bool) -> None:
-        """Freezes a parameter for optimizers, so that it stays, or unfreezes it."""
+        """Disables or enables the updates of a parameter, weight decay included."""
         if is_frozen and param.update_rule.enabled:
             param.update_rule.enabled = False
             self._frozen.add(param.name)
@@ -258,7 +258,7 @@ def _is_leaf(value: Any) -> bool:
 
 
 def share_before(module: nn.Module, layer: TorchLayer) -> None:
-    """Shares the memory of a layer before the state of a module is read or loaded.
+    """Makes a layer share memory before the state of a module is read or loaded.
 
     Args:
         module (torch.nn.Module): The module of the layer, or one that has parts of it.

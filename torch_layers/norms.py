@@ -67,7 +67,7 @@ def prepare(module: nn.Module) -> None:
 
 @contextmanager
 def collecting(collect: Collect) -> Iterator[None]:
-    """Collects the statistics of the modules that this thread calls.
+    """Makes the modules that this thread calls report their statistics.
 
     Args:
         collect: Called with the averages of a module and a sample of statistics.

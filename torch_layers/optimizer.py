@@ -118,7 +118,7 @@ class TorchOptimizer(chainer.GradientMethod):
             )
         for scheduler, state in zip(self._schedulers, found):
             scheduler.load_state_dict(state)
-        # Values that another optimizer has saved are not loaded.
+        # Hyperparameters of another kind of optimizer are not taken over.
         if saved.keys() == values.keys():
             for name, value in saved.items():
                 is_tuple = isinstance(value, list)

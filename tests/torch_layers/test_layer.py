@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import types
 
 import chainer
 import chainer.functions as F
@@ -397,6 +398,16 @@ def test_bad_modules_are_refused():
 
     with pytest.raises(ValueError, match="device is the name of a parameter"):
         TorchLayer(Named())
+
+
+class Wrapping(nn.Module):
+    def forward(self, x):
+        return types.SimpleNamespace(y=2 * x)
+
+
+def test_an_output_whose_tensors_are_not_found_is_refused():
+    with pytest.raises(TypeError, match="returned a SimpleNamespace without a tensor"):
+        TorchLayer(Wrapping())(X)
 
 
 def test_a_second_derivative_is_refused():
