@@ -5,22 +5,34 @@
 Forward and backward of small modules, so that arithmetic takes little of the time. The
 module alone is called by PyTorch. The layer is called by Chainer, and its backward
 computes the same gradients, whole or in two halves. Gradients add up over the calls.
+
+A graph of one call also pays for what each backward begins and ends with. In a chain,
+many calls share that. What a layer cannot go below is shown by a function of Chainer
+with the same inputs and parameters that computes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import chainer
 import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.common.results import Result, alternate, command, machine, ratios
+from benchmarks.common.results import (
+    Result,
+    alternate,
+    command,
+    cpu_seconds,
+    machine,
+    ratios,
+)
+from chainer_kernels.catalogue import Backward
 from divisible.backward.backprop import backward, backward_input
 from divisible.backward.weight_gradients import WeightGradients
 from torch_layers import TorchLayer
@@ -35,44 +47,91 @@ MODULES = {
 }
 
 
-def variants(module: nn.Module, n_calls: int) -> dict[str, Callable[[], None]]:
-    """Returns functions that call a module and its layer ``n_calls`` times."""
+class Nothing(chainer.FunctionNode):
+    """A function with the inputs of a layer, which returns the first of them.
+
+    The gradients of its parameters are arrays that are there already.
+    """
+
+    taken_apart = Backward(is_splittable=True, has_arrays=True)
+
+    def forward(self, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns the first array."""
+        self._parameters = arrays[1:]
+        return arrays[:1]
+
+    def gradient_arrays(
+        self, indexes: tuple[int, ...], output_gradients: Sequence[Any]
+    ) -> list[Any]:
+        """Returns the gradient of the output, and the arrays of the parameters."""
+        found = [*output_gradients, *self._parameters]
+        return [found[i] for i in indexes]
+
+
+def variants(
+    modules: Sequence[nn.Module], n_graphs: int
+) -> dict[str, Callable[[], None]]:
+    """Returns functions that run modules one after the other, and their layers.
+
+    Args:
+        modules: The modules.
+        n_graphs: How often each function runs all of them.
+    """
     x = np.ones((4, 2, 8), np.float32)
     gy = np.ones_like(x)
-    layer = TorchLayer(module)
+    layers = chainer.ChainList(*map(TorchLayer, modules))
+    params = [tuple(layer.params()) for layer in layers]
     tensor, gradient = torch.from_numpy(x), torch.from_numpy(gy)
 
     def alone() -> None:
-        module.zero_grad()
-        for _ in range(n_calls):
-            leaf = tensor.detach().requires_grad_()
-            module(leaf).backward(gradient)
+        for module in modules:
+            module.zero_grad()
+        for _ in range(n_graphs):
+            h = tensor.detach().requires_grad_()
+            for module in modules:
+                h = module(h)
+            h.backward(gradient)
 
-    def as_layer(is_split: bool) -> None:
-        gradients = WeightGradients(layer.params)
+    def as_layers(is_split: bool = False) -> None:
+        gradients = WeightGradients(layers.params)
         gradients.begin()
-        for _ in range(n_calls):
-            leaf = chainer.Variable(x)
-            y = layer(leaf)
+        for _ in range(n_graphs):
+            h = leaf = chainer.Variable(x)
+            for layer in layers:
+                h = layer(h)
             if is_split:
-                _, pending = backward_input([leaf], [y], [gy], gradients)
+                _, pending = backward_input([leaf], [h], [gy], gradients)
                 pending.run()
             else:
-                backward([leaf], [y], [gy], gradients)
+                backward([leaf], [h], [gy], gradients)
+        gradients.finish()
+
+    def nothing() -> None:
+        gradients = WeightGradients(layers.params)
+        gradients.begin()
+        for _ in range(n_graphs):
+            h = leaf = chainer.Variable(x)
+            for own in params:
+                (h,) = Nothing().apply((h, *own))
+            backward([leaf], [h], [gy], gradients)
         gradients.finish()
 
     return {
         "module": alone,
-        "layer": lambda: as_layer(False),
-        "layer, two halves": lambda: as_layer(True),
+        "layer": as_layers,
+        "layer, two halves": lambda: as_layers(is_split=True),
+        "Chainer, nothing computed": nothing,
     }
 
 
 def main() -> None:
     """Runs the comparison and writes its result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--calls", type=int, default=200, help="in each round")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--calls", type=int, default=192, help="in each round")
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument(
+        "--chain", type=int, default=16, help="layers of a graph beside one alone"
+    )
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":
@@ -82,28 +141,26 @@ def main() -> None:
         command("OMP_NUM_THREADS=1"),
         machine("numpy", "chainer", "torch"),
         f"{arguments.rounds} rounds of {arguments.calls} calls, forward and backward;"
-        f" medians; more: microseconds a call beside the module alone, aim {AIM}",
-        "",
+        f" CPU time of the fastest round; more: microseconds a call beside the module"
+        f" alone, aim {AIM}; ratio: median (min..max) of the rounds",
     )
-
-    def seconds_of(function: Callable[[], None]) -> float:
-        start = time.process_time()
-        function()
-        return time.process_time() - start
-
     for name, make in MODULES.items():
-        torch.manual_seed(0)
-        made = variants(make(), arguments.calls)
-        for each in made.values():
-            each()
-        seconds = alternate(made, arguments.rounds, seconds_of)
-        result.write(f"{name:<26} {'us a call':>9} {'more':>6}   ratio")
-        medians = {k: sorted(v)[len(v) // 2] for k, v in seconds.items()}
-        for kind, median in medians.items():
-            us = 1e6 * median / arguments.calls
-            more = us - 1e6 * medians["module"] / arguments.calls
-            share = ratios(seconds[kind], seconds["module"])
-            result.write(f"  {kind:<24} {us:9.1f} {more:6.1f}   {share}")
+        for n_layers in (1, arguments.chain):
+            torch.manual_seed(0)
+            n_graphs = -(-arguments.calls // n_layers)
+            made = variants([make() for _ in range(n_layers)], n_graphs)
+            for each in made.values():
+                each()
+            seconds = alternate(made, arguments.rounds, cpu_seconds)
+            n_calls = n_graphs * n_layers
+            us = {kind: 1e6 * min(found) / n_calls for kind, found in seconds.items()}
+            graph = f"{n_layers} in a graph"
+            result.write("", f"{name}, {graph}".ljust(42) + "us a call   more   ratio")
+            for kind, found in seconds.items():
+                result.write(
+                    f"  {kind:<40} {us[kind]:8.1f} {us[kind] - us['module']:6.1f}"
+                    f"   {ratios(found, seconds['module'])}"
+                )
     result.save()
 
 
