@@ -55,13 +55,14 @@ def test_a_measurement_decides():
     before = np.random.get_state()[1].copy()
     fusion = Fusion()
     is_fused(fusion)
-    (choice,) = fusion.choices.values()
+    # Where it is slower on a busy machine, a shorter one is measured as well.
+    choice = fusion.choices[0, 3]
     assert (choice.start, choice.end, choice.is_exact) == (0, 3, True)
     assert choice.is_fused == (choice.ms_after < choice.ms_before)
     assert choice.largest_difference == 0
     # Forward 2 reads and a write for 7, backward 3 and a write for as many.
     assert choice.bytes_after < choice.bytes_before
-    assert fusion.decisions == {(0, 3): choice.is_fused}
+    assert fusion.decisions[0, 3] == choice.is_fused
     np.random.seed(2)
     np.testing.assert_array_equal(np.random.get_state()[1], before)
 
