@@ -95,21 +95,25 @@ def result(folder, fault):
     return {key: array.tobytes() for key, array in arrays.items()}
 
 
-def test_killed_ranks_and_errors_cost_a_restart_and_change_nothing(tmp_path, capfd):
+@pytest.mark.parametrize("n_kills", [1, *matrix(2)])
+def test_killed_ranks_and_errors_cost_a_restart_and_change_nothing(
+    n_kills, tmp_path, capfd
+):
     code, lines, output = supervised(tmp_path, capfd, "none")
     assert code == 0 and lines == [], output
     log = tmp_path / "supervisor.jsonl"
-    code, lines, output = supervised(tmp_path, capfd, "kill", 2, log=log)
+    code, lines, output = supervised(tmp_path, capfd, "kill", n_kills, log=log)
     assert code == 0 and "trained" in output, output
-    assert len(lines) == 2, output
+    assert len(lines) == n_kills, output
     # Saving and loading are calls of the pipeline as well, but no steps.
     assert all(re.search(r", after [12] steps?\. Starts", line) for line in lines), (
         lines
     )
     assert result(tmp_path, "kill") == result(tmp_path, "none")
     entries = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [each["event"] for each in entries] == ["start", "end"] * 3
-    assert [each.get("kind") for each in entries[1::2]] == ["lost"] * 2 + ["finished"]
+    assert [each["event"] for each in entries] == ["start", "end"] * (n_kills + 1)
+    kinds = [each.get("kind") for each in entries[1::2]]
+    assert kinds == ["lost"] * n_kills + ["finished"]
 
     code, (line,), output = supervised(tmp_path, capfd, "host", 1, hosts="a,b,c")
     assert code == 0 and "Starts 2 ranks (a:1, c:1) again" in line, output
