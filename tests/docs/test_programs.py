@@ -27,8 +27,10 @@ def run(name, n_ranks):
     "name, n_ranks, printed",
     [
         ("three_steps", 3, "three_steps"),
-        *matrix(("three_steps", 1, "three_steps")),
-        ("chainermn_before", 2, "chainermn"),
+        *matrix(
+            ("three_steps", 1, "three_steps"),
+            ("chainermn_before", 2, "chainermn"),
+        ),
         ("chainermn_after", 2, "chainermn"),
     ],
 )

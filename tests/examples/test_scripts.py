@@ -116,6 +116,7 @@ def test_what_one_rank_alone_finds_wrong_ends_all(tmp_path):
     refused(1, [*argv, ":", "-n", "1", sys.executable, *other], message)
 
 
+@pytest.mark.matrix
 def test_train_in_float16(tmp_path):
     """With two stages on each rank, which one optimizer updates together.
 
@@ -128,6 +129,7 @@ def test_train_in_float16(tmp_path):
     assert 0 < entry["main/loss"] < 10
 
 
+@pytest.mark.matrix
 def test_train_goes_on_after_steps_that_were_skipped(tmp_path):
     """They count, and their loss, which is not a number, is part of the snapshots."""
     argv = [*SYNTHETIC, "--float16", "--optimizer", "sgd", "--learning-rate", "1e6"]

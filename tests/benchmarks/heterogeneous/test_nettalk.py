@@ -54,6 +54,7 @@ def trainings(comm):
     assert found["ways"]["DRPM, unknown"].moved[0] >= 1
 
 
+@pytest.mark.matrix
 def test_all_ways_follow_the_papers_equations():
     assert_on_ranks(3, trainings)
 

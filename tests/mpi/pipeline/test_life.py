@@ -8,6 +8,7 @@ import pytest
 
 from pipeline import Snapshot
 from tests.support.loaded_python import loaded_python
+from tests.support.matrix import matrix
 from tests.support.mpiexec import mpiexec
 from tests.support.processes import ROOT, launcher, running
 
@@ -39,12 +40,11 @@ def test_what_one_rank_decides_stops_all(event, rank, tmp_path):
     "event, rank, words",
     [
         ("nan", 1, ["rank 1 of 2 on", "parameters in optimizer 'main' diverge"]),
-        ("nan everywhere", 1, ["rank 0 of 2 on", "optimizer 'main' diverge"]),
         ("error", 0, ["rank 0 of 2 on", 'KeyError: "the user\'s own"']),
-        ("samples", 0, ["StopIteration"]),
-        pytest.param(
-            *("exit", 1, ["rank 1 of 2 on", "exits with 1", "had enough"]),
-            marks=pytest.mark.matrix,
+        *matrix(
+            ("nan everywhere", 1, ["rank 0 of 2 on", "optimizer 'main' diverge"]),
+            ("samples", 0, ["StopIteration"]),
+            ("exit", 1, ["rank 1 of 2 on", "exits with 1", "had enough"]),
         ),
         ("exit 3", 1, ["rank 1 of 2 on", "exits with 3"]),
         ("end", 1, ["rank 1 ended its script after call"]),

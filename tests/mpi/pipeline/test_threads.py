@@ -11,6 +11,7 @@ from chainer import iterators
 
 from divisible import Divisible, Plan
 from pipeline import Pipeline, PipelineUpdater
+from tests.support.matrix import matrix
 from tests.support.mpiexec import mpiexec, on_ranks, worker
 from tests.support.processes import ROOT
 
@@ -63,10 +64,8 @@ def train(comm, kind):
 @pytest.mark.parametrize(
     "kind, n_ranks",
     [
-        ("prefetch_loop", 1),
         ("loader", 2),
-        pytest.param("prefetch_loop", 2, marks=pytest.mark.matrix),
-        pytest.param("loader", 1, marks=pytest.mark.matrix),
+        *matrix(("prefetch_loop", 1), ("prefetch_loop", 2), ("loader", 1)),
     ],
 )
 def test_an_exception_in_a_thread(kind, n_ranks):

@@ -320,7 +320,7 @@ def with_escapes(content):
         content[key] = inner
 
 
-@pytest.mark.parametrize("most", [20, *matrix(10**6)])
+@pytest.mark.parametrize("most", [8, *matrix(10**6)])
 @pytest.mark.parametrize("name", [n for n in KINDS if KINDS[n][0] is damaged_text])
 def test_escapes_in_every_text(folder, target, tmp_path, name, most):
     _, use = KINDS[name]

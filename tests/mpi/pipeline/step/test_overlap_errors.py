@@ -10,6 +10,7 @@ import pytest
 
 from pipeline import DisagreementError, StallError
 from tests.support.equivalence import make_batches
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks, on_ranks
 from tests.support.overlap import hold_up, make
 from tests.support.processes import LOAD
@@ -61,6 +62,7 @@ def fail_while_others_read(comm):
     print("the loss is", result["loss"])
 
 
+@pytest.mark.matrix
 def test_an_exception_while_others_read_ends_all():
     result = on_ranks(N_RANKS, fail_while_others_read, timeout=40)
     assert result.returncode != 0
@@ -78,7 +80,7 @@ def leave_while_others_read(comm, how):
     print("the loss is", result["loss"])
 
 
-@pytest.mark.parametrize("how", ["exit", "kill"])
+@pytest.mark.parametrize("how", ["exit", *matrix("kill")])
 def test_a_rank_that_ends_while_others_read_its_result(how):
     result = on_ranks(N_RANKS, leave_while_others_read, how, timeout=40)
     assert result.returncode != 0 and "the loss is 1." not in result.stdout
