@@ -228,6 +228,19 @@ def _scaled(initializer, factor):
     return scaled
 
 
+def _change_initializers(initializers) -> None:
+    # Links of scripts call it, as Chainer's own do.
+    original = initializers._get_initializer
+
+    @functools.wraps(original)
+    def get_initializer(initializer, scale=1.0):
+        if scale != 1:
+            initializer = _scaled(initializer, scale)
+        return original(initializer)
+
+    initializers._get_initializer = get_initializer
+
+
 def _change_variable(variable) -> None:
     cls = variable.Variable
     init = cls.__init__
@@ -308,6 +321,7 @@ _CHANGES = {
     "chainer": _change_root,
     "chainer.function_node": _change_function_node,
     "chainer.functions": _change_functions,
+    "chainer.initializers": _change_initializers,
     "chainer.links": _change_links,
     "chainer.optimizer": _change_optimizer,
     "chainer.training.extensions": _in_training("change_extensions"),

@@ -323,7 +323,7 @@ MODELS = (
             "f4:4,4,9,9",
         ),
         loss="mean_square",
-        needs=("rdkit", "tqdm", "chainer-chemistry"),
+        needs=("rdkit", "tqdm", "tabulate", "chainer-chemistry"),
     ),
     Model(
         "corochann/chainer-pointnet",

@@ -74,6 +74,11 @@ SCRIPT = """
     assert abs(scaled[0].W.array.std() - 5) < 1 and (scaled[0].b.array == 3).all()
     assert abs(scaled[1].W.array.std() - 1) < 0.1 and scaled[1].b is not None
     assert L.Linear(4, 50, True).b is None
+    for given, scale in (None, 3), (2.0, 3), (chainer.initializers.LeCunNormal(), 3):
+        drawn = np.zeros((300, 40), "f")
+        chainer.initializers._get_initializer(given, scale=scale)(drawn)
+        wanted = given * scale if given == 2.0 else scale * 40 ** -0.5
+        assert abs((drawn ** 2).mean() ** 0.5 / wanted - 1) < 0.05
     assert chainer.Variable(x, "on").volatile == "on"
     import inspect
     assert inspect.getargspec(model.bn).args == ["self", "x", "test", "finetune"]

@@ -64,7 +64,7 @@ PROGRAMS = (
         chainer="6",
         command="with_model.py graph_nvp.models.relgcn"
         " 'RelGCN(16, 4, [8, 16], input_type=\"float\")' f4:4,9,5 f4:4,4,9,9",
-        needs=("rdkit", "tqdm", "chainer-chemistry"),
+        needs=("rdkit", "tqdm", "tabulate", "chainer-chemistry"),
         steps=10,
     ),
 )

@@ -122,7 +122,7 @@ PROGRAMS = (
         "6f737a25579b",
         kind="poses",
         chainer="5",
-        command="with_model.py network_resnet 'ResNet(n_layers=18)' f4:1,3,64,64",
+        command="with_model.py network_resnet 'ResNet(n_layers=18)' f4:2,3,96,96",
         steps=3,
     ),
     Program(
