@@ -311,6 +311,12 @@ def _in_training(name):
     return change
 
 
+def _change_link(link) -> None:
+    from chainer_compat import _chainer1_links
+
+    _chainer1_links.change(link)
+
+
 def _change_root(chainer) -> None:
     from chainer_compat import _chainer1_sets
 
@@ -322,6 +328,7 @@ _CHANGES = {
     "chainer.function_node": _change_function_node,
     "chainer.functions": _change_functions,
     "chainer.initializers": _change_initializers,
+    "chainer.link": _change_link,
     "chainer.links": _change_links,
     "chainer.optimizer": _change_optimizer,
     "chainer.training.extensions": _in_training("change_extensions"),

@@ -199,6 +199,43 @@ FUNCTIONS = """
 """
 
 
+LATE = """
+    import numpy as np
+    import chainer
+    import chainer.functions as F
+
+    class Late(chainer.Link):
+        def __init__(self):
+            super(Late, self).__init__()
+            self.add_uninitialized_param("W")
+            self.add_param("b", (2,), initializer=1)
+
+        def __call__(self, x):
+            if self.has_uninitialized_params:
+                self.add_param("W", (2, x.shape[1]), initializer=0.5)
+            return F.linear(x, self.W, self.b)
+
+    link = Late()
+    optimizer = chainer.optimizers.SGD(1)
+    optimizer.setup(link)
+    assert link.has_uninitialized_params
+    for _ in range(2):
+        loss = F.sum(link(np.ones((1, 3), "f")))
+        link.cleargrads()
+        loss.backward()
+        optimizer.update()
+    assert (link.W.array == -1.5).all() and (link.b.array == -1).all()
+    print("done")
+"""
+
+
+def test_a_parameter_may_get_its_size_late(tmp_path):
+    command = "-m", "chainer_compat", "run", "--compat", "chainer1"
+    result = done(run(tmp_path, LATE, *command))
+    assert result.stdout == "done\n"
+    assert result.stderr.count("self.W = chainer.Parameter()") == 1
+
+
 def test_a_function_may_have_one_of_chainers_as_its_base(tmp_path):
     command = "-m", "chainer_compat", "run", "--compat", "chainer1"
     result = done(run(tmp_path, FUNCTIONS, *command))
