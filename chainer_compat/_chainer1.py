@@ -283,6 +283,23 @@ def _change_function_node(function_node) -> None:
 
     cls.apply = call
     cls.__call__ = _call_node
+    check = cls._check_data_type_forward
+
+    @functools.wraps(check)
+    def checked(self, in_data):
+        try:
+            check(self, in_data)
+        except AttributeError as error:
+            # Sizes are numbers in Chainer's first check, and expressions in its second.
+            if "'eval'" not in str(error):
+                raise
+            from chainer.utils import type_check
+
+            in_types = type_check.get_types(in_data, "in_types", False)
+            with type_check.get_function_check_context(self):
+                self.check_type_forward(in_types)
+
+    cls._check_data_type_forward = checked
 
 
 def _call_node(self, *inputs):

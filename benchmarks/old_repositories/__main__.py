@@ -152,7 +152,8 @@ def main() -> None:
             former = [
                 each[program.repository] for each in kept if program.repository in each
             ]
-            if program in now:
+            # What no CPU can run needs no run for its row.
+            if program in now or (kept and program.beyond):
                 rows.append(row(program, places, arguments))
             elif former:
                 rows.append(former[-1])

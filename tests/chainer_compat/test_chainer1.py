@@ -176,6 +176,10 @@ FUNCTIONS = """
     from chainer.functions.pooling import pooling_2d
 
     class SumPooling(pooling_2d.Pooling2D):
+        def check_type_forward(self, in_types):
+            if in_types.size().eval() == 1:
+                chainer.utils.type_check.expect(in_types[0].ndim == 4)
+
         def forward_cpu(self, x):
             assert (self.kh, self.kw) == (2, 2)
             n, c, h, w = x[0].shape
