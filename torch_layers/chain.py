@@ -234,7 +234,7 @@ def _as_module(
         new[each] = graph.node_copy(each, new.__getitem__)
     graph.output(fx.node.map_arg(needed, new.__getitem__))
     layer = fx.GraphModule(root, graph, type(root).__name__)
-    # Constants become buffers, which the state of the module has not.
+    # Constants become buffers, which the state of the module lacks.
     for path, inner in layer.named_modules():
         theirs = root.get_submodule(path)
         if inner is not theirs:

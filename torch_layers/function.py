@@ -248,7 +248,7 @@ class TorchFunction(AveragingFunction):
         found = self._gradients(indexes, given)
         n_leaves = len(self._needed)
         # Hooks change the gradients of parameters in place, so each gets memory of its
-        # own. Those of parameters that a module only adds are that of the output.
+        # own. Parameters that a module only adds would share the output's gradient.
         seen = {address_of(array) for array in given if array is not None}
         arrays = []
         for i, gradient in zip(indexes, found):

@@ -175,8 +175,8 @@ def _gradients(
         outputs, output_gradients = zip(*given) if given else ((), ())
     if not outputs or not targets:
         return [None] * len(targets)
-    # torch.autograd.grad calls the same. What it does before takes as long as a small
-    # module: it checks shapes, which the engine checks too.
+    # torch.autograd.grad calls the same, and checks shapes before, as the engine does.
+    # Its checks take as long as a small module.
     return _engine.run_backward(
         tuple(outputs),
         tuple(output_gradients),

@@ -289,7 +289,7 @@ def _check_name(link: chainer.Link, module: nn.Module, shared: _Shared) -> None:
     if shared.tensor.dtype in (torch.bfloat16,):
         raise TypeError(
             f"TorchLayer({kind}): {shared.name} is {shared.tensor.dtype}, which NumPy"
-            f" has not. Keep parameters in float32 and compute in bfloat16:"
+            f" lacks. Keep parameters in float32 and compute in bfloat16:"
             f" TorchLayer(module.float(), autocast=torch.bfloat16)"
         )
 

@@ -152,7 +152,7 @@ def main() -> None:
             former = [
                 each[program.repository] for each in kept if program.repository in each
             ]
-            # What no CPU can run needs no run for its row.
+            # The row of a program that no CPU can run needs no run.
             if program in now or (kept and program.beyond):
                 rows.append(row(program, places, arguments))
             elif former:

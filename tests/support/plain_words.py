@@ -49,6 +49,7 @@ CHECKED = (
     "pipeline",
     "setup.py",
     "tests/support/plain_words.py",
+    "torch_layers",
 )
 
 #: Words in the longest sentence.
