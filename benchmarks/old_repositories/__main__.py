@@ -152,7 +152,7 @@ def main() -> None:
             former = [
                 each[program.repository] for each in kept if program.repository in each
             ]
-            # The row of a program that no CPU can run needs no run.
+            # A program that no CPU can run has its row without a run.
             if program in now or (kept and program.beyond):
                 rows.append(row(program, places, arguments))
             elif former:

@@ -10,7 +10,7 @@ PROGRAMS = (
         kind="graph",
         chainer="1.19",
         command="tools/train.py -c configs/default.json -o result -e 1 -g -1",
-        # The script makes an array of rows of several lengths.
+        # An array is made of rows of several lengths.
         needs=("numpy<1.24", "scipy<1.12", "scikit-learn<1.4"),
         steps=4,
     ),

@@ -82,7 +82,7 @@ PROGRAMS = (
         command="src/model_train.py",
         data=(
             texts.lines("vocab.txt", [f"{i} w{i}" for i in range(301)]),
-            # Its loops over words are slow.
+            # Short sentences, because loops over words are slow.
             texts.lines("utt.txt", [f"w{i} w{i + 2} w{i + 4}" for i in range(60)]),
             texts.lines("res.txt", [f"w{i + 1} w{i + 3} w{i}" for i in range(60)]),
         ),
