@@ -94,8 +94,8 @@ def _tolerant(function, name):
             _drop(kwargs, ignored)
             return function(*args, **kwargs)
 
-    if places:
-        call.__signature__ = _with_names(inspect.signature(function), places)
+    # inspect.getargspec does not look behind a wrapper.
+    call.__signature__ = _with_names(inspect.signature(function), places)
     return call
 
 

@@ -82,6 +82,8 @@ SCRIPT = """
     assert chainer.Variable(x, "on").volatile == "on"
     import inspect
     assert inspect.getargspec(model.bn).args == ["self", "x", "test", "finetune"]
+    assert inspect.getargspec(model.l1).args == ["self", "x", "n_batch_axes"]
+    assert inspect.getargspec(F.relu).args == ["x"]
     assert inspect.getargspec(F.dropout) == (
         ["x", "ratio", "train"], None, "kwargs", (0.5, True)
     )
