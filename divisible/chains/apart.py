@@ -37,14 +37,12 @@ class Apart(NamedTuple):
 
     Attributes:
         depth: Number of levels of links that are taken apart.
-        opened: Paths of links that are taken apart besides, as no layer can make their
-            calls.
-        reason: Why the first of them was opened.
+        reasons: Links that are taken apart besides, by their paths, with the reasons
+            why no layer can make their calls.
     """
 
     depth: int
-    opened: frozenset[str] = frozenset()
-    reason: UnlikeLayerError | None = None
+    reasons: dict[str, UnlikeLayerError] = {}
 
     def is_layer(self, link: Link, path: str, level: int) -> bool:
         """Returns whether a link is one layer.
@@ -56,9 +54,24 @@ class Apart(NamedTuple):
         """
         if not any(link.children()):
             return True
-        return level >= self.depth and path not in self.opened
+        return level >= self.depth and path not in self.reasons
 
     def opening(self, error: UnlikeLayerError) -> Apart:
         """Returns the same with another link that is taken apart."""
-        opened = self.opened | {error.path}
-        return Apart(self.depth, opened, self.reason or error)
+        return Apart(self.depth, {**self.reasons, error.path: error})
+
+    def explained(self, error: ChainError) -> ChainError:
+        """Returns an error with the reason why a link was taken apart.
+
+        Args:
+            error (ChainError): Why the calls of the chain are no layers.
+        """
+        if not self.reasons:
+            return error
+        text = str(error)
+        # The link that the error is about, or else the last one that was taken apart.
+        found = [path for path in self.reasons if f"{path}/" in text]
+        path = (found or list(self.reasons))[-1]
+        return ChainError(
+            f"{self.reasons[path]}\nWith the links of {path} as layers: {text}"
+        )

@@ -20,7 +20,9 @@ def compare(
     inputs: Sequence[Any],
     modes: Sequence[bool],
 ) -> None:
-    """Checks that the layers have the same results as the chain.
+    """Checks that the layers have the same results as the chain, in two calls.
+
+    What a forward keeps from its first call shows in the second one.
 
     Args:
         chain (chainer.Chain): The chain.
@@ -39,8 +41,10 @@ def compare(
             with alike_run(chain, train):
                 outputs = _outputs(each, inputs)
                 arrays = [y.array for y in outputs]
-                results.append((arrays, _gradients(chain, outputs)))
-        (ys, gradients), (own, others) = results
+                gradients = _gradients(chain, outputs)
+                again = [y.array for y in _outputs(each, inputs)]
+                results.append((arrays, gradients, again))
+        (ys, gradients, later), (own, others, own_later) = results
         if len(ys) != len(own):
             _differs("the number of outputs")
         shapes = " and ".join(str(x.shape) for x in inputs)
@@ -53,6 +57,14 @@ def compare(
             if path not in gradients or path not in others:
                 _differs(what)
             _check_close(what, gradients[path], others[path], scale)
+        for y, other in zip(later, own_later):
+            if not _is_close(y, other):
+                raise ChainError(
+                    f"the output of a second call {mode} is not the chain's: forward"
+                    f" keeps a value from one call to the next, as by self.h = h or"
+                    f" self.n += 1, or resets the state of a link. Put what does it,"
+                    f" and what reads the value, into the forward of a link of its own"
+                )
 
 
 def _outputs(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Any]:
@@ -90,19 +102,21 @@ def _gradients(chain: chainer.Link, outputs: Sequence[Any]) -> dict[str, Any]:
 
 
 def _check_close(what: str, a: Any, b: Any, scale: float = 0.0) -> None:
-    if a.shape != b.shape or a.dtype != b.dtype:
+    if not _is_close(a, b, scale):
         _differs(what)
+
+
+def _is_close(a: Any, b: Any, scale: float = 0.0) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
     a, b = map(chainer.backends.cuda.to_cpu, (a, b))
     if a.dtype.kind != "f":
-        if not np.array_equal(a, b):
-            _differs(what)
-        return
+        return np.array_equal(a, b)
     finite = np.abs(a[np.isfinite(a)].astype(np.float64))
     size = max(scale, finite.max(initial=0.0))
     # Sums may be computed in another order where branches meet.
     tolerance = size * float(np.finfo(a.dtype).eps) ** 0.5
-    if not np.allclose(a, b, rtol=0, atol=tolerance, equal_nan=True):
-        _differs(what)
+    return np.allclose(a, b, rtol=0, atol=tolerance, equal_nan=True)
 
 
 def _differs(what: str) -> None:

@@ -77,8 +77,9 @@ def from_chain(
     Arguments that are sizes of an input follow it: ``F.reshape(h, (len(x), -1))``,
     ``F.average_pooling_2d(h, h.shape[2:])``, ``F.broadcast_to(h, x.shape)``. Before the
     layers are returned, they are compared with the chain: their outputs in training and
-    in test mode, and the gradients of all parameters. The chain is left as it was. Only
-    links that get their sizes in their first call have been called, in test mode.
+    in test mode, in two calls, and the gradients of all parameters. The chain is left
+    as it was. Only links that get their sizes in their first call have been called, in
+    test mode.
 
     Such links, as ``L.Linear(None, 10)``, draw their weights here, and in a serial
     script in its first minibatch. For the weights of the serial script, make the
@@ -132,6 +133,7 @@ def from_chain(
     forward = chain if forward is None else forward
     device = chain.device
     apart = Apart(depth)
+    is_lined_up = False
     try:
         early_draws, as_variables = _size(chain, forward, inputs)
         with preserved_state(chain), restored_random_state(device):
@@ -148,7 +150,7 @@ def from_chain(
                         apart = apart.opening(error)
                 layers, sized = _layers(examples), examples[2:]
             _check_parameters(chain, layers)
-            apart = apart._replace(reason=None)
+            is_lined_up = True
             model = ChainLayers(*(layer for layer, _ in layers))
             if early_draws is not None:
                 with alike_run(chain, train=True):
@@ -176,9 +178,9 @@ def from_chain(
             for each in sized:
                 compare(chain, call, model, each.minibatch, (False,))
     except ChainError as error:
-        # A link was taken apart, and no layers came of it: its call is what to change.
-        error = apart.reason or error
-        raise ChainError(f"from_chain({name}): {error}") from error.__cause__
+        # Another call of a link that was taken apart may be what to change.
+        reason = error if is_lined_up else apart.explained(error)
+        raise ChainError(f"from_chain({name}): {reason}") from error.__cause__
     return model
 
 

@@ -158,4 +158,14 @@ def test_a_refusal_has_the_line_of_the_forward():
     text = str(caught.value)
     assert "/q (Shifted) is called with scale=3" in text
     assert "test_positional.py, in " in text and "self.q(self.p(x), 3)" in text
+    assert "With the links of /q as layers: " in text and "/q/shift outside" in text
     assert text.count("\n") < 10 and len(text) < 1000
+
+
+def test_a_refusal_names_the_child_that_is_to_change():
+    # The first child can be taken apart, and only the second one cannot.
+    chain = chainer.Chain(p=Scaled(), q=Shifted())
+    with pytest.raises(ValueError) as caught:
+        from_chain(chain, X, forward=lambda x: chain.q(chain.p(x, 2, True)[0], 3))
+    assert "/q (Shifted) is called with scale=3" in str(caught.value)
+    assert "/p" not in str(caught.value).split("\n")[0]
