@@ -23,7 +23,8 @@ SHIMS = (
         edits=(
             Edit(
                 "    if not batch:\n        raise ValueError('batch is empty')\n",
-                "    if len(batch) == 0:\n        raise ValueError('batch is empty')\n",
+                "    if not len(batch) if hasattr(batch, 'shape') else not batch:\n"
+                "        raise ValueError('batch is empty')\n",
             ),
         ),
     ),

@@ -158,7 +158,7 @@ def test_concat_examples_of_an_array():
     batch = np.arange(6, dtype=np.float32).reshape(3, 2)
     found = chainer.dataset.concat_examples(batch)
     assert (found == batch).all() and found.dtype == np.float32
-    for empty in batch[:0], []:
+    for empty in batch[:0], [], None:
         with pytest.raises(ValueError, match="batch is empty"):
             chainer.dataset.concat_examples(empty)
 
