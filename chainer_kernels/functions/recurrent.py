@@ -30,6 +30,7 @@ from chainer.functions.noise.dropout import Dropout
 from chainer.functions.rnn import n_step_gru, n_step_lstm
 
 from chainer_kernels import kept_weights, providers, switch
+from chainer_kernels.functions.halves import is_out_of_graph
 from chainer_kernels.functions.recurrent_cells import (
     GRU,
     LSTM,
@@ -267,8 +268,10 @@ class NStepLayer(chainer.FunctionNode):
         x, _, wx, *_ = self._split(inputs)
         provider = providers.of(self._dtype)
         first, k = 1 + cell.n_states, cell.n_gates
-        is_half = max(wanted, default=0) < first and any(
-            v.requires_grad for v in self.inputs[1:]
+        is_half = (
+            max(wanted, default=0) < first
+            and any(v.requires_grad for v in self.inputs[1:])
+            and is_out_of_graph(self)
         )
         g_states, g_x, g_h = self._gradients_of_sums(inputs, grad_outputs, is_half)
         _, before, _ = self._memory

@@ -27,6 +27,7 @@ import numpy as np
 
 from chainer_kernels import kept_weights, providers, threads
 from chainer_kernels.contributions import Contribution, Product
+from chainer_kernels.functions.halves import is_out_of_graph
 from chainer_kernels.functions.products import as_matrix
 from chainer_kernels.functions.sums import total
 from chainer_kernels.functions.weight_gradients import Sum
@@ -54,7 +55,7 @@ class Step(chainer.FunctionNode):
     """A step of a recurrent link, as a function of its inputs and parameters.
 
     Two calls of the backward, for some inputs and then for the others, are no more work
-    than one call for all.
+    than one call for all, once the function is out of the graph.
     """
 
     #: Parameters by their numbers among the inputs.
@@ -142,7 +143,8 @@ class Step(chainer.FunctionNode):
                 return found
         arrays = [None if g is None else g.array for g in grad_outputs]
         found = self._gradients_of_sums(arrays)
-        if any(x.requires_grad and i not in asked for i, x in enumerate(self.inputs)):
+        others = (x for i, x in enumerate(self.inputs) if i not in asked)
+        if any(x.requires_grad for x in others) and is_out_of_graph(self):
             self._known = asked, tuple(grad_outputs), found
         return found
 

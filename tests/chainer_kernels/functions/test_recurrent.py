@@ -192,7 +192,8 @@ def test_backward_twice_and_gradients_of_their_own():
 def test_backward_in_halves(function):
     """The steps are gone back once, as catalogue.BACKWARD says."""
     call, arrays = problem(function, [3, 2], (1, 3, 2, 2))
-    node = call(*map(chainer.Variable, arrays))[0].creator.inputs[0].creator
+    outputs = call(*map(chainer.Variable, arrays))
+    node = outputs[0].creator.inputs[0].creator
     while not isinstance(node, recurrent.NStepLayer):
         node = node.inputs[0].creator
     assert catalogue.backward_of(type(node)).is_splittable
@@ -202,6 +203,15 @@ def test_backward_in_halves(function):
     others, weights = range(first), range(first, len(node.inputs))
     with chainer.no_backprop_mode():
         whole = node.backward((*others, *weights), gradients)
+        # While the graph is there, the same arrays may come with other values.
+        node.backward((*others,), gradients)
+        for gradient in gradients:
+            gradient.array *= 2
+        doubled = node.backward((*weights,), gradients)
+        for gradient in gradients:
+            gradient.array /= 2
+        for output in filter(None, (reference() for reference in node.outputs)):
+            output.unchain()
         spied = mock.patch.object(node, "_steps_back", side_effect=node._steps_back)
         with spied as steps:
             half = node.backward((*others,), gradients)
@@ -212,6 +222,8 @@ def test_backward_in_halves(function):
         other = node.backward((*others,), changed)
     for one, half in zip(whole, halves):
         np.testing.assert_array_equal(one.array, half.array)
+    for one, twice in zip(whole[first:], doubled, strict=True):
+        np.testing.assert_array_equal(2 * one.array, twice.array)
     assert (other[1].array != whole[1].array).any()
 
 

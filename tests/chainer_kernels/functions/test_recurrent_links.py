@@ -451,6 +451,21 @@ def test_the_array_of_a_gradient_may_get_other_values():
     np.testing.assert_array_equal(found[1], 2 * found[0])
 
 
+@pytest.mark.parametrize("kind", [L.StatelessLSTM, L.StatelessGRU])
+def test_gradients_of_parameters_after_those_of_inputs(kind):
+    link, arrays = made(kind, 5, 6), [kernels.arrays((3, 5), 0)]
+    leaves = [*map(chainer.Variable, arrays + states(link, 3, 6))]
+    y = step(link, leaves[0], leaves[1:])[-1]
+    gy = chainer.Variable(kernels.arrays(y.shape, 3))
+    wanted = [p for _, p in sorted(link.namedparams())]
+    _, *expected = chainer.grad([y], [*leaves, *wanted], [gy])[len(leaves) - 1 :]
+    chainer.grad([y], leaves[:1], [gy])
+    # As a hook does that clips gradients.
+    gy.array *= 2
+    for one, other in zip(chainer.grad([y], wanted, [gy]), expected, strict=True):
+        np.testing.assert_array_equal(one.array, 2 * other.array)
+
+
 def test_weights_that_stay_are_compared_no_more_than_needed(monkeypatch):
     sums = []
     own = kept_weights._checksum
