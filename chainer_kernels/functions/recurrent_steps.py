@@ -25,7 +25,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
-from chainer_kernels import kept_weights, providers, threads
+from chainer_kernels import kept_weights, product_dtype, providers, threads
 from chainer_kernels.contributions import Contribution, Product
 from chainer_kernels.functions.halves import is_out_of_graph
 from chainer_kernels.functions.products import as_matrix
@@ -98,7 +98,8 @@ class Step(chainer.FunctionNode):
     ) -> tuple[chainer.Variable, ...]:
         """Computes the gradients of some inputs."""
         if chainer.config.enable_backprop:
-            return self._differentiable(indexes, grad_outputs)
+            with product_dtype.scope(product_dtype.FLOAT32):
+                return self._differentiable(indexes, grad_outputs)
         found = self._found(indexes, grad_outputs)
         return tuple(chainer.as_variable(self._gradient(i, found)) for i in indexes)
 

@@ -290,6 +290,20 @@ def test_products_in_bfloat16_are_single_functions():
     assert not isinstance(y.creator, Step)
 
 
+@in_bfloat16
+@pytest.mark.parametrize("kind", [L.StatelessLSTM, L.StatelessGRU])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_backward_is_in_the_dtype_of_its_forward(kind, again):
+    link, x = made(kind, 5, 6), chainer.Variable(kernels.arrays((3, 5), 0))
+    y = step(link, x, [*map(chainer.Variable, states(link, 3, 6))])[-1]
+    wanted = [x, *(p for _, p in sorted(link.namedparams()))]
+    gy = chainer.Variable(kernels.arrays(y.shape, 3))
+    expected = chainer.grad([y], wanted, [gy], enable_double_backprop=again)
+    with chainer_kernels.products("bfloat16"):
+        found = chainer.grad([y], wanted, [gy], enable_double_backprop=again)
+    assert_same([g.array for g in found], [g.array for g in expected])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_gradients(kind):
     link, x = made(kind, 3, 4), kernels.arrays((2, 3), 0)
