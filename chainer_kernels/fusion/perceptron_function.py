@@ -18,7 +18,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
-from chainer_kernels import kept_weights, providers, threads
+from chainer_kernels import kept_weights, product_dtype, providers, threads
 from chainer_kernels.catalogue import Backward
 from chainer_kernels.contributions import Contribution, Product
 from chainer_kernels.functions.sums import total
@@ -142,8 +142,10 @@ class PerceptronFunction(chainer.FunctionNode):
             # is not one of this function.
             inputs = [F.identity(each) for each in self.get_retained_inputs()]
             wanted = [inputs[i] for i in indexes]
-            y = self._one_by_one(*inputs)
-            return tuple(chainer.grad([y], wanted, [gy], enable_double_backprop=True))
+            with product_dtype.scope(product_dtype.FLOAT32):
+                y = self._one_by_one(*inputs)
+                found = chainer.grad([y], wanted, [gy], enable_double_backprop=True)
+            return tuple(found)
         gradients, found = self._product_gradients(gy.array, False), {}
         if 0 in indexes:
             found[0] = _times(gradients[0], self.inputs[1].data)

@@ -19,6 +19,7 @@ from divisible import Divisible
 from pipeline.stages.held import Graph
 from pipeline.stages.leaving_arrays import take_out
 from tests.support import kernels
+from tests.support.bfloat16 import in_bfloat16
 from tests.support.fusion import MARKED, always_faster, assert_same_bits, one_by_one
 
 LAYERS = {
@@ -95,6 +96,17 @@ def test_gradients_of_gradients(name):
     found = second(fused(layers, x))
     for one, other in zip(found, second(lambda x: one_by_one(layers, x)), strict=True):
         np.testing.assert_allclose(one, other, 1e-4, 1e-5 * np.abs(other).max())
+
+
+@in_bfloat16
+def test_gradients_of_gradients_are_in_the_dtype_of_the_forward():
+    layers, x = made("tanh"), chainer.Variable(kernels.arrays((4, 6), 1))
+    y, wanted = fused(layers, x)(x), [x, layers[0].W]
+    gy = chainer.Variable(kernels.arrays(y.shape, 3))
+    expected = chainer.grad([y], wanted, [gy], enable_double_backprop=True)
+    with chainer_kernels.products("bfloat16"):
+        found = chainer.grad([y], wanted, [gy], enable_double_backprop=True)
+    assert_same_bits([g.array for g in found], [g.array for g in expected])
 
 
 @pytest.mark.parametrize("name", LAYERS)
