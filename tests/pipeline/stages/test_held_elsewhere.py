@@ -191,7 +191,7 @@ def test_a_backward_that_follows_at_once_rounds_nothing():
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        ({"hold_in": "host"}, "a GPU has computed"),
+        ({"hold_in": "host"}, "a GPU's activations"),
         ({"hold_in": "tape"}, "'memory', 'disk' or a directory, not 'tape'"),
         ({"hold_in": 3}, "'memory', 'disk' or a directory, not 3"),
         ({"hold_dtype": "float16"}, "'float32' or 'bfloat16', not 'float16'"),
