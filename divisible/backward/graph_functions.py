@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import chainer
@@ -50,3 +50,42 @@ def weight_functions(
         else:
             weights.add(function)
     return frozenset(weights)
+
+
+def arrays_of(function: chainer.FunctionNode) -> Iterator[Any]:
+    """Yields the arrays that a function keeps for its backward, some of them None.
+
+    These are the inputs and outputs that it retains, parameters included; arrays that
+    it has as attributes, such as the mask of dropout; and those of another library.
+
+    Args:
+        function: Function of a graph.
+    """
+    yield from (x.data for x in function.inputs)
+    yield from function._retained_output_data or ()
+    yield from _arrays_in(tuple(vars(function).values()))
+    yield from kept_elsewhere(function)
+    if isinstance(function, chainer.function.FunctionAdapter):
+        yield from _arrays_in(tuple(vars(function.function).values()))
+
+
+def kept_elsewhere(function: Any) -> Iterator[Any]:
+    """Yields the arrays that the graph of another library keeps behind a function.
+
+    They cannot leave memory, nor be rounded, between forward and backward.
+
+    Args:
+        function: Function of a graph, a ``FunctionNode``.
+    """
+    if hasattr(function, "retained"):
+        yield from function.retained()
+
+
+def _arrays_in(values: Iterable[Any]) -> Iterator[Any]:
+    """Yields arrays, also those within tuples and lists."""
+    kinds = chainer.get_array_types()
+    for value in values:
+        if isinstance(value, kinds):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _arrays_in(value)

@@ -18,6 +18,7 @@ from chainer.backends import cuda
 
 from chainer_kernels.catalogue import backward_of, weights_of
 from divisible.backward.graph_functions import (
+    arrays_of,
     functions_behind,
     parameter_of,
     weight_functions,
@@ -136,8 +137,7 @@ class GraphWalk:
     def held_arrays(self) -> Iterator[Array]:
         """Yields the arrays that the deferred functions hold, some twice."""
         for function, _, output_gradients in self.deferred:
-            yield from (x.data for x in function.inputs if x.data is not None)
-            yield from function._retained_output_data or ()
+            yield from (array for array in arrays_of(function) if array is not None)
             yield from (g.array for g in output_gradients if g is not None)
         for gradients in self._gradients.values():
             yield from (g.array for g in gradients)

@@ -12,7 +12,11 @@ import numpy as np
 from chainer.utils import type_check
 
 from chainer_kernels.catalogue import backward_of
-from divisible.backward.graph_functions import functions_behind, parameter_of
+from divisible.backward.graph_functions import (
+    arrays_of,
+    functions_behind,
+    parameter_of,
+)
 from divisible.backward.tensors import from_tensor
 from divisible.communication.signatures import Tensor
 from divisible.dtypes import as_trainable, floating_dtypes, in_loss_dtype
@@ -215,7 +219,7 @@ def _fixed(params: Any, optimizer: Any) -> dict[str, int]:
 
 
 def _pending(part: Divisible, results: tuple) -> int:
-    """Returns the bytes of inputs and output gradients that weight gradients need."""
+    """Returns the bytes of arrays and output gradients that weight gradients need."""
     own, needed, gradients = persistents(part), BufferSet(), 0
     for function in functions_behind(results):
         arrays = [x.data for x in function.inputs]
@@ -224,7 +228,7 @@ def _pending(part: Divisible, results: tuple) -> int:
         others = [x for x in others if parameter_of(x) is None]
         is_split = not others or backward_of(type(function)).is_splittable
         if is_split and any(array is not None and array in own for array in arrays):
-            needed |= BufferSet(arrays)
+            needed |= BufferSet(arrays_of(function))
             ys = [y() for y in function.outputs]
             gradients += sum(
                 int(np.prod(y.shape)) * y.dtype.itemsize for y in ys if y is not None

@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, MutableSet
 from typing import Any
 
-import chainer
 import numpy as np
 from chainer.functions.loss.contrastive import Contrastive
 from chainer.functions.loss.huber_loss import HuberLoss
@@ -29,7 +28,11 @@ from chainer.functions.loss.squared_error import SquaredError
 from chainer.functions.loss.triplet import Triplet
 from chainer.functions.math.minmax import SelectorBase
 
-from divisible.backward.graph_functions import functions_behind
+from divisible.backward.graph_functions import (
+    arrays_of,
+    functions_behind,
+    kept_elsewhere,
+)
 
 #: Dtypes in which activations of float32 may wait for their backward.
 HOLD_DTYPES = FULL, HALF = ("float32", "bfloat16")
@@ -91,31 +94,11 @@ class BufferSet(MutableSet):
 def retained_arrays(outputs: Iterable[Any]) -> Iterator[Any]:
     """Yields the arrays that the graph behind some outputs keeps for its backward.
 
-    These are the inputs and outputs that functions retain, parameters included, and
-    arrays that functions have as attributes, such as the mask of dropout.
-
     Args:
         outputs: Outputs of a forward; all but variables are ignored.
     """
     for function in functions_behind(outputs):
-        yield from (x.data for x in function.inputs)
-        yield from function._retained_output_data or ()
-        yield from _attributes(function)
-        yield from kept_elsewhere(function)
-        if isinstance(function, chainer.function.FunctionAdapter):
-            yield from _attributes(function.function)
-
-
-def kept_elsewhere(function: Any) -> Iterator[Any]:
-    """Yields the arrays that the graph of another library keeps behind a function.
-
-    They cannot leave memory, nor be rounded, between forward and backward.
-
-    Args:
-        function: Function of a graph, a ``FunctionNode``.
-    """
-    if hasattr(function, "retained"):
-        yield from function.retained()
+        yield from arrays_of(function)
 
 
 def holds_elsewhere(outputs: Iterable[Any]) -> bool:
@@ -164,15 +147,6 @@ def rounded_buffers(outputs: Iterable[Any], others: Iterable[Any] = ()) -> Buffe
 def is_rounded(dtype: np.dtype, n_bytes: int) -> bool:
     """Returns whether an array that waits is rounded, unless it is an exact one."""
     return dtype == np.float32 and n_bytes >= SMALLEST_ROUNDED
-
-
-def _attributes(function: Any) -> Iterator[Any]:
-    arrays = chainer.get_array_types()
-    for value in vars(function).values():
-        values = value if isinstance(value, (tuple, list)) else (value,)
-        for item in values:
-            if isinstance(item, arrays):
-                yield item
 
 
 def _key(owner: Any) -> int:
