@@ -388,7 +388,7 @@ def test_autocast_inside_a_layer_and_around_it():
 def test_bad_modules_are_refused():
     with pytest.raises(TypeError, match=r"needs a torch.nn.Module, not function"):
         TorchLayer(F.relu)
-    with pytest.raises(TypeError, match="weight is torch.bfloat16, which NumPy has"):
+    with pytest.raises(TypeError, match="weight is torch.bfloat16, which NumPy lacks"):
         TorchLayer(nn.Linear(2, 2).bfloat16())
 
     class Named(nn.Module):
