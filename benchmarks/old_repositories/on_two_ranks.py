@@ -26,9 +26,10 @@ STEPS = 3
 RATE = 0.01
 
 
-def mean_square(outputs, target):
-    """Returns the mean square of all that a model returns."""
-    return sum(F.mean(each * each) for each in variables(outputs))
+def mean_square(*outputs_and_target):
+    """Returns the mean square of all that a model returns, one by one or as a tuple."""
+    *outputs, _ = outputs_and_target
+    return sum(F.mean(each * each) for y in outputs for each in variables(y))
 
 
 def make(settings: dict):
