@@ -42,7 +42,7 @@ OF_WIRE = {
 #: run may differ, where its bound is exceeded.
 _CONDITION = 64
 #: How much layers may enlarge an error of a number on a wire.
-_AMPLIFIED = 16
+_AMPLIFIED = 32
 
 
 class Difference(NamedTuple):
