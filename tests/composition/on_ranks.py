@@ -273,6 +273,8 @@ class _Run:
             self._flush()
             rebalance(pipe, self._optimizer, list(event.cuts), self._rebuild)
         elif event.name == "shrink":
+            # No call of the pipeline: what the one before has sent does not count.
+            own_flight_record.begin_call(0, number, event.name)
             self._compress.shrink()
         elif event.name == "caught":
             self._catch()
