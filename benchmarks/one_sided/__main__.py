@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster import missing
+from benchmarks.cluster.network import bandwidth
 from benchmarks.common.hosts import Hosts, add_hosts_arguments, run
 from benchmarks.common.results import ROOT, Result, command, machine, ratios
 
@@ -45,6 +46,8 @@ KIB = 2**10
 SIZES = [KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB, 65536 * KIB]
 QUICK = [KIB, 256 * KIB]
 WAYS = ("one-sided", "two-sided", "MPI", "MPI_Put", "ChainerMN")
+#: Rounds between hosts, where the largest message takes seconds.
+BETWEEN_HOSTS = 3
 #: Sizes from which one-sided messages should reach this part of MPI's speed.
 AIM, AIM_FROM = 0.95, 256 * KIB
 
@@ -69,16 +72,18 @@ def main() -> None:
     result.write(
         command(),
         machine("numpy", "chainer", "mpi4py", "mpich"),
-        f"{rounds} rounds; medians in microseconds; ratio with (min..max)",
+        f"{rounds} rounds, at most {BETWEEN_HOSTS} between hosts; medians in "
+        "microseconds; ratio with (min..max)",
     )
-    job = {"sizes": sizes, "rounds": rounds, "puts": True}
+    job = {"sizes": sizes, "rounds": rounds, "puts": True, "bytes": 192 * 2**20}
     write_table(result, "one host", on_one_host(job, arguments.timeout), True)
-    job["puts"] = False
+    job.update(puts=False, rounds=min(rounds, BETWEEN_HOSTS))
     reason = missing() if rates else None
     if reason:
         result.write("", f"no hosts can be emulated here: {reason}")
     for rate in [] if reason else rates:
         hosts = Hosts(2, arguments.cpu / 2, rate)
+        job["bytes"] = bandwidth(rate) / 2
         found = run(hosts, ON_RANKS, job, arguments.timeout)
         write_table(result, f"two hosts, links of {rate}", found, False)
     result.save()

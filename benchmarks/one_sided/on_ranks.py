@@ -17,7 +17,6 @@ from divisible.communication.transport import Transport
 TIMEOUT = 300.0
 #: Seconds between two polls of a rank that waits for a measurement.
 PAUSE = 0.002
-MIB = 2**20
 #: Numbers of samples of the messages from which shapes are found.
 SIZES = (2, 3, 5)
 
@@ -26,13 +25,14 @@ def work(job: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
     """Returns for each size and each way the seconds of a message in every round.
 
     Args:
-        job: Sizes of messages in bytes as ``'sizes'``, ``'rounds'``, and whether MPI
-            puts messages as ``'puts'``.
+        job: Sizes of messages in bytes as ``'sizes'``, ``'rounds'``, whether MPI puts
+            messages as ``'puts'``, and the bytes that one way sends in a round as
+            ``'bytes'``; messages that are larger are sent once.
     """
     comm, found = MPI.COMM_WORLD, {}
     ways: dict[str, Any]
     for size in job["sizes"]:
-        repeats = max(3, min(200, 64 * MIB // size))
+        repeats = max(1, min(200, int(job["bytes"] / size)))
         ways = {
             "one-sided": Channels(OneSidedTransport(comm.Dup(), TIMEOUT), size),
             "two-sided": Channels(Transport(comm.Dup(), TIMEOUT), size),
@@ -46,7 +46,7 @@ def work(job: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
             return step_seconds(comm, lambda: way.run(repeats), PAUSE)
 
         for way in ways.values():
-            seconds(way, 3)
+            seconds(way, min(repeats, 3))
         measured = alternate(ways, job["rounds"], seconds)
         found[str(size)] = {
             name: [value / repeats / 2 for value in values]
