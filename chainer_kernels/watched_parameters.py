@@ -14,7 +14,8 @@ From :func:`begin` to :func:`end` every read of the array of a
 are let pass. Those on behalf of functions are counted, and whoever computes with the
 array counts as well: the numbers are equal if nobody else was given it. An array that
 anybody else has read, or has a reference to, is *exposed*: it may change at any time.
-So is an array that another thread has read.
+So is an array that another thread has read. Optimizers that keep arrays, and write to
+them only between minibatches, tell so by :func:`let_hold`.
 
 ``VariableNode.data`` and private attributes, such as ``Parameter._data``, are not
 watched.
@@ -26,6 +27,7 @@ import functools
 import math
 import sys
 import threading
+import weakref
 from types import CodeType, FrameType
 from typing import Any
 
@@ -44,8 +46,12 @@ _READERS = (
     "chainer_kernels.functions.recurrent",
     "chainer_kernels.functions.weight_gradients",
     "chainer_kernels.fusion.",
+    "data_parallel.averaging",
     "divisible.backward.",
+    "pipeline.stages.leaving_arrays",
 )
+#: Arrays that :func:`let_hold` has let somebody keep, by ``id``.
+_held: dict[int, weakref.ref] = {}
 
 
 class Watch:
@@ -74,7 +80,11 @@ class Watch:
                 Watch.usual = found
             forget = functools.partial(self._forget, key)
             watched = self.arrays[key] = WatchedArray(array, forget)
-            watched.is_exposed = found > Watch.usual or array.base is not None
+            if key in _held:
+                found -= 1
+            elif array.base is not None:
+                watched.is_exposed = True
+            watched.is_exposed |= found > Watch.usual
         frame = _asking(sys._getframe(2))
         if frame.f_code in _applying():
             watched.n_applied += 1
@@ -107,6 +117,17 @@ _raw_array = chainer.Variable.raw_array.fget
 def are_weights(shape: tuple[int, ...]) -> bool:
     """Returns whether arrays of a shape are weights, large enough to be kept."""
     return len(shape) > 1 and math.prod(shape) >= SMALLEST
+
+
+def let_hold(array: np.ndarray) -> None:
+    """Lets an object keep an array, or the memory that it is a view of.
+
+    Args:
+        array: Array of a parameter. The object has one reference to it, and writes to
+            it only where nobody watches, which is between minibatches.
+    """
+    key = id(array)
+    _held[key] = weakref.ref(array, lambda _: _held.pop(key))
 
 
 def begin() -> Watch:

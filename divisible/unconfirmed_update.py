@@ -12,6 +12,7 @@ as a learning rate, may have changed meanwhile. It uses those of the first one.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
@@ -82,8 +83,9 @@ class UpdateCopies:
     """
 
     def __init__(self) -> None:
-        # Arrays with their copies, by the arrays' ids. Copies serve again and again.
-        self._copies: dict[int, tuple[Any, Any]] = {}
+        # References to arrays, with their copies, by the arrays' ids. Copies serve
+        # again and again.
+        self._copies: dict[int, tuple[Callable[[], Any], Any]] = {}
         self._optimizers: Sequence[tuple[Any, int]] = ()
         self._params: Sequence[tuple] = ()
         self._rules: Sequence[tuple[Any, dict, dict | None]] = ()
@@ -115,7 +117,7 @@ class UpdateCopies:
         params = [*known.values()]
         rules = [p.update_rule for p in params if p.update_rule is not None]
         self._optimizers = [(o, o.t) for o in optimizers]
-        self._params = [(p, p.array, p.grad, p._loss_scale) for p in params]
+        self._params = [(p, id(p.array), p.grad, p._loss_scale) for p in params]
         self._rules = [(rule, _numbers(rule), _state(rule)) for rule in rules]
         self._flags = [
             (vars(rule), {name: vars(rule)[name] for name in _FLAGS}) for rule in rules
@@ -123,10 +125,10 @@ class UpdateCopies:
         self._states = [(vars(each), dict(vars(each))) for each in states]
         self._settings = [(d, dict(d)) for d in _settings(optimizers, rules)]
         changed = [*arrays]
-        for param, array, gradient, _ in self._params:
+        for param, _, gradient, _ in self._params:
             rule = param.update_rule
             if rule is not None and rule.enabled:
-                changed += [array, *_arrays(rule)]
+                changed += [param.array, *_arrays(rule)]
                 if with_gradients and gradient is not None:
                     changed.append(gradient)
         self._copy(changed)
@@ -136,25 +138,32 @@ class UpdateCopies:
         for array in arrays:
             known, copy = before.get(id(array), (None, None))
             with chainer.using_device(chainer.backend.get_device_from_array(array)):
-                if known is array:
+                if known is not None and known() is array:
                     copy[...] = array
                 else:
-                    copy = array.copy()
-            self._copies[id(array)] = array, copy
+                    known, copy = _reference(array), array.copy()
+            self._copies[id(array)] = known, copy
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """Takes the update back. In the context, settings are those of its time."""
-        for array, copy in self._copies.values():
-            with chainer.using_device(chainer.backend.get_device_from_array(array)):
-                array[...] = copy
+        for reference, copy in self._copies.values():
+            with chainer.using_device(chainer.backend.get_device_from_array(copy)):
+                array = reference()
+                # The array of a parameter that was given another one is free.
+                if array is not None:
+                    array[...] = copy
         for optimizer, t in self._optimizers:
             optimizer.t = t
         for rule, numbers, state in self._rules:
             vars(rule).update(numbers)
             rule._state = None if state is None else dict(state)
-        for param, array, gradient, loss_scale in self._params:
-            param.array, param.grad, param._loss_scale = array, gradient, loss_scale
+        for param, key, gradient, loss_scale in self._params:
+            if key in self._copies:
+                reference, copy = self._copies[key]
+                array = reference()
+                param.array = copy.copy() if array is None else array
+            param.grad, param._loss_scale = gradient, loss_scale
         _assign(self._states)
         settings = [(d, dict(d)) for d, _ in self._settings]
         flags = [(d, {name: d[name] for name in _FLAGS}) for d, _ in self._flags]
@@ -167,6 +176,14 @@ class UpdateCopies:
             _assign(settings)
             for attributes, present in flags:
                 attributes.update(present)
+
+
+def _reference(array: Any) -> Callable[[], Any]:
+    """Returns a function that returns an array, as long as others have it as well.
+
+    Kernels make sure of weights that others have, which takes as long as a small layer.
+    """
+    return weakref.ref(array) if type(array) is np.ndarray else lambda: array
 
 
 def _numbers(rule: chainer.UpdateRule) -> dict[str, Any]:

@@ -25,6 +25,7 @@ import numpy as np
 
 from chainer_kernels.optimizer_loops import loops_for
 from chainer_kernels.update_rules import ALIGNMENT
+from chainer_kernels.watched_parameters import let_hold
 from mixed_precision.parameters import keeps_master
 from mixed_precision.streamed import StreamedParameters, is_streamed
 
@@ -99,6 +100,8 @@ class Group:
             for p, view in zip(self.parameters, self._weight_views):
                 view[...] = p.array
                 p.array = view
+                if xp is np:
+                    let_hold(view)
             if self.has_master:
                 self.kernels.convert(self.half, self.master)
         self._zeros = [zeros[:size] for size in sizes]

@@ -128,6 +128,11 @@ class LateNumbers:
         # MPI writes into the numbers, also if nobody refers to them any more.
         under_way[self] = None
 
+    @property
+    def have_come(self) -> bool:
+        """Whether a read would not wait."""
+        return self._operation is None or self._operation.test()
+
     def read(self) -> np.ndarray:
         """Returns the numbers, and waits for them if they have not come yet.
 

@@ -20,7 +20,8 @@ bits as in a run that waits.
 
 **Where.** Each rank waits for the number behind its first forwards
 (:mod:`divisible.schedules.first_forwards`), at a position that its schedule determines.
-All ranks get the same number there, so all of them repeat their forwards, or none.
+It looks for the number before each of them, and computes no further one if the update
+was wrong. All ranks get the same number, so all of them repeat their forwards, or none.
 
 **No deadlock.** The number is complete when all ranks have begun its reduction, in
 their update. It needs nothing of the next minibatch. By induction, each rank ends its
@@ -111,7 +112,12 @@ class LateConfirmation:
 
     @property
     def is_surely_wrong(self) -> bool:
-        """Whether this rank knows, without a wait, that the last update is wrong."""
+        """Whether this rank knows, without a wait, that the last update is wrong.
+
+        Once all ranks' numbers have come, it has corrected the update.
+        """
+        if self._late is not None and self._late.have_come:
+            self._finish()
         return self._update.is_surely_wrong
 
     def is_right(self) -> bool:

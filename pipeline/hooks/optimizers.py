@@ -115,6 +115,8 @@ def find_optimizers(rules: Sequence[chainer.UpdateRule]) -> list[chainer.Optimiz
     list of optimizers. So this searches all objects, which takes some milliseconds.
     """
     wanted = {id(rule.hyperparam.parent) for rule in rules} - {id(None)}
+    if not wanted:
+        return []
     # Types are compared, because an object that imitates an optimizer may run code if
     # asked.
     optimizers = [o for o in gc.get_objects() if issubclass(type(o), chainer.Optimizer)]

@@ -4,7 +4,7 @@
 
     F0 F1 F2 | confirmed    B0 F3 ...
     F0 F1 F2 | wrong        F0 F1 F2 B0 F3 ...     with the right parameters
-    -- -- -- | wrong        F0 F1 F2 B0 F3 ...     this rank has known it before
+    F0 -- -- | wrong        F0 F1 F2 B0 F3 ...     this rank has known it behind F0
 
 Forwards that are repeated leave no trace. Persistent values of links are put back,
 random numbers depend on the microbatch only, and all else begins with each minibatch.
@@ -122,11 +122,12 @@ class UnconfirmedForwards:
         tasks: Iterator[Task],
         execute: Callable[[Iterable[Task]], None],
     ) -> bool:
-        """Executes tasks, and returns whether they count."""
+        """Executes tasks until the update proves wrong; returns whether they count."""
         late = self._late
-        if late.is_surely_wrong:
-            return False
-        for task in tasks:
+        while not late.is_surely_wrong:
+            task = next(tasks, None)
+            if task is None:
+                return late.is_right()
             try:
                 execute([task])
             except (DisagreementError, StallError):
@@ -134,5 +135,4 @@ class UnconfirmedForwards:
             except Exception:
                 if not isinstance(task.operation, Action) or late.is_right():
                     raise
-                return False
-        return late.is_right()
+        return False

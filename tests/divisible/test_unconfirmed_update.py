@@ -1,5 +1,7 @@
 """Copies take an update back bit for bit, for all of Chainer's optimizers."""
 
+import sys
+
 import chainer
 import chainer.links as L
 import numpy as np
@@ -112,3 +114,28 @@ def test_copies_are_counted_and_serve_again():
         sizes.append(copies.n_bytes)
         optimizer.update()
     assert sizes == [n_bytes, 3 * n_bytes, 4 * n_bytes]
+
+
+def test_weights_do_not_look_shared_because_of_their_copies():
+    # Kernels would make sure of each weight before each use.
+    optimizer, copies = made(chainer.optimizers.Adam), UpdateCopies()
+    weights = [param.array for param in optimizer.target.params()]
+    before = [sys.getrefcount(array) for array in weights]
+    give_gradients(optimizer, 0)
+    copies.take([optimizer], **SETTINGS)
+    assert [sys.getrefcount(array) for array in weights] == before
+
+
+def test_a_parameter_with_another_array_gets_its_values_back():
+    optimizer, copies = made(chainer.optimizers.Adam), UpdateCopies()
+    params = [*optimizer.target.params()]
+    before = [param.array.copy() for param in params]
+    give_gradients(optimizer, 0)
+    copies.take([optimizer], **SETTINGS)
+    optimizer.update()
+    for param in params:
+        param.array = param.array + 1
+    with copies.put_back():
+        pass
+    for param, array in zip(params, before):
+        np.testing.assert_array_equal(param.array, array)

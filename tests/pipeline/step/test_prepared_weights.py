@@ -13,6 +13,7 @@ from chainer_kernels import kept_weights, watched_parameters
 from chainer_kernels.providers import onednn_products
 from divisible import Divisible, deferred_init
 from divisible.streaming import Streamed
+from mixed_precision import MixedPrecision
 from pipeline import Pipeline
 from pipeline.step import step
 
@@ -115,20 +116,41 @@ def test_one_microbatch_needs_no_scope(n, is_kept):
     assert set(seen) == {is_kept}
 
 
-@pytest.mark.parametrize("middle", ["convolution", "batch normalization"])
-def test_a_step_needs_no_checksums(middle, monkeypatch):
+HELD = {"hold_dtype": "bfloat16", "schedule": "gpipe"}
+
+
+def bfloat16():
+    return MixedPrecision(chainer.optimizers.Adam(), products="bfloat16")
+
+
+WAYS = {
+    "convolution": ("convolution", chainer.optimizers.Adam, {}),
+    "batch normalization": ("batch normalization", chainer.optimizers.Adam, {}),
+    "one buffer": ("convolution", bfloat16, {}),
+    "held elsewhere": ("convolution", chainer.optimizers.Adam, HELD),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_needs_no_checksums(way, monkeypatch):
     sums = []
     checksum = kept_weights._checksum
     monkeypatch.setattr(
         kept_weights, "_checksum", lambda a: sums.append(id(a)) or checksum(a)
     )
     np.random.seed(0)
-    model = Divisible(*layers(MIDDLES[middle]()))
+    middle, make_optimizer, options = WAYS[way]
     pipe = Pipeline(
-        model, MPI.COMM_SELF, n_microbatches=4, lossfun=F.softmax_cross_entropy
+        Divisible(*layers(MIDDLES[middle]())),
+        MPI.COMM_SELF,
+        n_microbatches=4,
+        lossfun=F.softmax_cross_entropy,
+        **options,
     )
-    pipe.step(X, T)
-    sums.clear()
-    pipe.step(X, T)
+    optimizer = pipe.setup(make_optimizer())
+    for _ in range(2):
+        sums.clear()
+        pipe.step(X, T)
+        optimizer.update()
     # Once for each array of which something is kept.
     assert sums and len(sums) == len(set(sums))
