@@ -255,5 +255,5 @@ def most_bytes(n_weights: int | None = None) -> int:
 
 
 def _checksum(array: np.ndarray) -> int:
-    # As fast as memory is read.
+    # xxHash is as fast as memory is read.
     return xxhash.xxh3_64_intdigest(array.reshape(-1).view(np.uint8))

@@ -120,7 +120,7 @@ def are_weights(shape: tuple[int, ...]) -> bool:
 
 
 def let_hold(array: np.ndarray) -> None:
-    """Lets an object keep an array, or the memory that it is a view of.
+    """Records that an object keeps an array, or the memory that it is a view of.
 
     Args:
         array: Array of a parameter. The object has one reference to it, and writes to
