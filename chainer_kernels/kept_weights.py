@@ -7,6 +7,7 @@ here depends on Chainer.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -66,6 +67,11 @@ class Weights:
         self._made: dict[Hashable, Any] = {}
         self._n_bytes = 0
 
+    @property
+    def n_uses(self) -> float:
+        """How often the array is used in its scope, if that is known."""
+        return self._scope.n_uses
+
     def count_application(self) -> None:
         """Counts a function that is applied to the array, by its own backward."""
         self._watched.n_applied += 1
@@ -117,6 +123,7 @@ class Scope:
     Args:
         arrays: Parameters' arrays that were read in the scope, by ``id``.
         are_inputs_seen: Returns whether other code sees the inputs of functions.
+        n_uses: How often each array is used, if that is known.
 
     Attributes:
         n_bytes: How many bytes are kept now.
@@ -126,8 +133,9 @@ class Scope:
         self,
         arrays: Mapping[int, WatchedArray],
         are_inputs_seen: Callable[[], Any],
+        n_uses: float = math.inf,
     ) -> None:
-        self._arrays = arrays
+        self._arrays, self.n_uses = arrays, n_uses
         self.are_inputs_seen = are_inputs_seen
         self._most: int | None = None
         self._weights: dict[int, Weights] = {}

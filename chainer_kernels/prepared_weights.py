@@ -30,6 +30,7 @@ on the memory of a host.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 
@@ -39,7 +40,7 @@ from chainer_kernels import watched_parameters
 from chainer_kernels.kept_weights import Scope, here
 
 
-def unchanged_weights() -> AbstractContextManager[None]:
+def unchanged_weights(n_uses: float = math.inf) -> AbstractContextManager[None]:
     """Promises, in this thread, that parameters do not change in a block.
 
     Kernels prepare weights once, for all microbatches and calls in the block. Results
@@ -48,6 +49,10 @@ def unchanged_weights() -> AbstractContextManager[None]:
     again, if the change was made by Chainer's public interface, or in place by code
     that read its array. So a scope may last for steps of training, but gains nothing
     from one update to the next.
+
+    Args:
+        n_uses: How often each parameter is used in the block, if that is known. What
+            takes longer to prepare than a few uses gain is not prepared for fewer.
 
     Returns:
         A context manager. One within another ends nothing.
@@ -61,12 +66,12 @@ def unchanged_weights() -> AbstractContextManager[None]:
         >>> ys[7].array[0]
         array([3., 3.], dtype=float32)
     """
-    return _Promise()
+    return _Promise(n_uses)
 
 
 def scope_for(
     parameters: Iterable[chainer.Parameter],
-) -> Callable[[], AbstractContextManager[None]]:
+) -> Callable[..., AbstractContextManager[None]]:
     """Returns the context in which to compute with parameters that stay the same.
 
     Args:
@@ -80,19 +85,25 @@ def scope_for(
         is_sized = parameter.is_initialized
         if not is_sized or watched_parameters.are_weights(parameter.shape):
             return unchanged_weights
-    return nullcontext
+    return _nothing
+
+
+def _nothing(n_uses: float = math.inf) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 class _Promise(AbstractContextManager):
     """The scope of :func:`unchanged_weights`, which is entered for each minibatch."""
 
-    def __init__(self) -> None:
+    def __init__(self, n_uses: float) -> None:
+        self._n_uses = n_uses
         self._ends: list[bool] = []
 
     def __enter__(self) -> None:
         is_outermost = here.scope is None
         if is_outermost:
-            here.scope = Scope(watched_parameters.begin().arrays, _are_inputs_seen)
+            arrays = watched_parameters.begin().arrays
+            here.scope = Scope(arrays, _are_inputs_seen, self._n_uses)
         self._ends.append(is_outermost)
 
     def __exit__(self, *error: object) -> None:

@@ -33,8 +33,9 @@ from chainer_kernels.providers.onednn_library import AlgorithmChoice, Layout, Pr
 
 #: How many products are kept.
 _KEPT = 1024
-#: Rows up to which a product with transposed weights, or with weights, gains.
-_MOST_ROWS = {True: 512, False: 256}
+#: Rows up to which a product gains, and uses of the weights from which on it gains more
+#: than it takes to turn them.
+_MOST_ROWS, _FEWEST_USES = 160, 4
 #: Multiplications of a product below which NumPy has it before oneDNN has begun.
 SMALLEST_PRODUCT = 1 << 20
 #: Pixels of all outputs up to which a convolution gains as one product.
@@ -73,7 +74,7 @@ def product(a: np.ndarray, W: np.ndarray, is_transposed: bool) -> np.ndarray | N
     weights = kept_weights.of(W)
     if weights is None or n == 1 or m * n * k < SMALLEST_PRODUCT:
         return None
-    if not 1 < m <= _MOST_ROWS[is_transposed]:
+    if not 1 < m <= _MOST_ROWS or weights.n_uses < _FEWEST_USES:
         return None
     return _computed(a, weights, is_transposed, n, "product", lambda: W)
 

@@ -355,7 +355,8 @@ class Step:
             stage.begin(self.n_steps, program.n_microbatches, listener, decide)
         looks = None if exchanges is None else exchanges.looks
         # With one microbatch each weight is used once.
-        unchanged = self._weights() if program.n_microbatches > 1 else _NOTHING
+        n_uses = program.n_microbatches
+        unchanged = self._weights(n_uses) if n_uses > 1 else _NOTHING
         with restored_random_state(self._device), unchanged:
             return self.runner.run(program, inputs, looks, unconfirmed)
 

@@ -458,8 +458,9 @@ class Sequences(chainer.Chain):
     ("make", "x", "n_weights"),
     [
         (lambda: L.Convolution2D(4, 6, 3, pad=1), images(), (1, 1)),
-        # With so many rows, forward gains and backward does not.
-        (lambda: L.Linear(6, 5), rows(300), (0, 1)),
+        (lambda: L.Linear(6, 5), rows(), (0, 1)),
+        # So many rows gain nothing.
+        (lambda: L.Linear(6, 5), rows(300), (0, 0)),
         (lambda: fused(2), rows(), (0, 2)),
         (lambda: fused(3), rows(), (0, 2)),
         (lambda: L.LSTM(6, 5), rows(), (0, 2)),
@@ -467,7 +468,10 @@ class Sequences(chainer.Chain):
         # Stacked whatever multiplies them.
         (Sequences, rows(), (8, 8)),
     ],
-    ids=["convolution", "linear", "fused", "perceptron", "LSTM", "GRU", "n-step"],
+    ids=[
+        *("convolution", "linear", "many rows", "fused", "perceptron", "LSTM", "GRU"),
+        "n-step",
+    ],
 )
 def test_unchanged_weights_cost_no_checksum(make, x, n_weights, provider, monkeypatch):
     """Each weight is summed when it is first kept, and not again."""
@@ -507,6 +511,16 @@ def test_nothing_is_left_when_a_scope_ends():
         made = [weakref.ref(each) for each in weights._made.values()]
         del weights
     assert made and not any(reference() is not None for reference in made)
+
+
+@pytest.mark.parametrize(("n_uses", "is_kept"), [(2, False), (4, True)])
+def test_what_few_uses_do_not_gain_is_not_kept(n_uses, is_kept, provider):
+    if provider == "blas":
+        pytest.skip("keeps nothing of a Linear")
+    model = L.Linear(6, 5)
+    with chainer_kernels.unchanged_weights(n_uses):
+        passes(model, rows())
+        assert (kept_weights.n_bytes() > 0) is is_kept
 
 
 def test_a_scope_within_another_ends_nothing():

@@ -28,6 +28,10 @@ def small_weights(monkeypatch):
     monkeypatch.setattr(watched_parameters, "SMALLEST", 1)
 
 
+def no_scope(n_uses):
+    return contextlib.nullcontext()
+
+
 class Noisy(chainer.Chain):
     """A convolution to whose weights noise is added for each forward."""
 
@@ -85,7 +89,7 @@ MIDDLES = {
 @pytest.mark.parametrize("middle", MIDDLES)
 def test_training_is_what_it_is_without(middle, recompute, monkeypatch):
     found = train(MIDDLES[middle], recompute=recompute)
-    monkeypatch.setattr(step, "scope_for", lambda params: contextlib.nullcontext)
+    monkeypatch.setattr(step, "scope_for", lambda params: no_scope)
     expected = train(MIDDLES[middle], recompute=recompute)
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
@@ -96,7 +100,7 @@ def test_streamed_layers(monkeypatch):
         return Streamed(L.Convolution2D(8, 8, 3, pad=1), segment=3)
 
     found = train(middle)
-    monkeypatch.setattr(step, "scope_for", lambda params: contextlib.nullcontext)
+    monkeypatch.setattr(step, "scope_for", lambda params: no_scope)
     for a, b in zip(train(middle), found, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
