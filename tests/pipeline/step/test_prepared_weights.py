@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+import chainer_kernels
 from chainer_kernels import kept_weights, watched_parameters
 from chainer_kernels.providers import onednn_products
 from divisible import Divisible, deferred_init
@@ -123,6 +124,13 @@ def test_one_microbatch_needs_no_scope(n, is_kept):
 HELD = {"hold_dtype": "bfloat16", "schedule": "gpipe"}
 
 
+@pytest.fixture
+def float32_afterwards():
+    """Ends products in bfloat16, which an optimizer begins for the whole process."""
+    yield
+    chainer_kernels.set_products("float32")
+
+
 def bfloat16():
     return MixedPrecision(chainer.optimizers.Adam(), products="bfloat16")
 
@@ -136,7 +144,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_step_needs_no_checksums(way, monkeypatch):
+def test_a_step_needs_no_checksums(way, monkeypatch, float32_afterwards):
     sums = []
     checksum = kept_weights._checksum
     monkeypatch.setattr(
