@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -31,6 +32,10 @@ from divisible.early_draws import EarlyDraws, draw_early, draws
 from divisible.layer_list import Layer
 from divisible.model import Divisible
 from divisible.random_streams import restored_random_state
+
+#: Held by the thread whose call runs. It replaces functions of NumPy and of classes of
+#: links, and seeds NumPy's generator, all of which threads have in common.
+_ONE_CALL = threading.RLock()
 
 
 class ChainLayers(Divisible):
@@ -90,6 +95,10 @@ def from_chain(
     rank. Write a chain that is too large for that as a list, in
     :func:`~divisible.deferred_init`.
 
+    Calls of several threads run one after the other. Let no other thread draw from
+    NumPy's global generator meanwhile: a layer such as dropout would draw other numbers
+    than the chain, and the chain would be refused.
+
     Args:
         chain (chainer.Chain): The model without the loss: the predictor, not the
             ``L.Classifier``. The layers of a :class:`chainer.Sequential` are used
@@ -129,8 +138,17 @@ def from_chain(
     """
     inputs = x if isinstance(x, tuple) else (x,)
     _check(chain, inputs, depth)
+    with _ONE_CALL:
+        return _converted(chain, inputs, depth, chain if forward is None else forward)
+
+
+def _converted(
+    chain: chainer.Chain,
+    inputs: Sequence[Any],
+    depth: int,
+    forward: Callable[..., Any],
+) -> ChainLayers:
     name = type(chain).__name__
-    forward = chain if forward is None else forward
     device = chain.device
     apart = Apart(depth)
     is_lined_up = False

@@ -1,5 +1,8 @@
 """Chains taken apart: the layers compute what the chain computes, or it is refused."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -596,3 +599,33 @@ def test_bad_arguments_are_refused(chain, x, error, message):
 def test_depth_must_be_positive():
     with pytest.raises(ValueError, match="depth must be 1 at least, not 0"):
         from_chain(chainer.Sequential(F.relu), X, depth=0)
+
+
+def test_calls_of_threads_run_one_after_the_other():
+    """A call replaces functions that all threads have in common."""
+    first_records, first_ends, second_records = (threading.Event() for _ in range(3))
+    # Long enough for the second, did it not wait.
+    pauses = iter([0.2])
+
+    def first(self, x):
+        if type(x) is not np.ndarray:
+            first_records.set()
+            second_records.wait(next(pauses, 0))
+        return self.a(x)
+
+    def second(self, x):
+        if type(x) is not np.ndarray:
+            second_records.set()
+            assert first_ends.wait(60)
+        mask = np.zeros(x.shape, np.float32)
+        mask[x > 0] = 1
+        return self.a(x * mask)
+
+    zeros = np.zeros
+    with ThreadPoolExecutor() as threads:
+        one = threads.submit(from_chain, Written(first), X)
+        one.add_done_callback(lambda _: first_ends.set())
+        assert first_records.wait(60)
+        other = threads.submit(from_chain, Written(second), X)
+        assert len(one.result()) == 1 and len(other.result()) > 3
+    assert np.zeros is zeros
