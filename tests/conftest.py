@@ -8,6 +8,7 @@ import sys
 import tempfile
 
 import pytest
+from _pytest.doctest import DoctestModule
 from hypothesis import HealthCheck, settings
 
 from divisible.communication.flight_files import VARIABLE
@@ -54,6 +55,15 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="slow"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file(file_path):
+    """Searches no docstrings of modules here for examples where there is none."""
+    found = yield
+    if file_path.suffix != ".py" or b">>>" in file_path.read_bytes():
+        return found
+    return [each for each in found if not isinstance(each, DoctestModule)]
 
 
 def pytest_collection_finish(session):
