@@ -1,8 +1,10 @@
 import os
+import subprocess
 import time
 
 import pytest
 
+from pipeline.smoke import launching
 from pipeline.smoke.launching import run, silent_hosts
 from tests.support.processes import LOAD
 
@@ -30,7 +32,8 @@ def test_prints_and_returns_output_and_exit_code(launcher, capsys):
     assert capsys.readouterr().out == "2 hosts\n"
 
 
-def test_ends_ranks_at_the_deadline(launcher, tmp_path):
+def test_ends_ranks_at_the_deadline(launcher, tmp_path, monkeypatch):
+    monkeypatch.setattr(launching, "_SECONDS_TO_END", 0.5)
     pid, begun = tmp_path / "pid", time.monotonic()
     # A rank that does not end when it is asked to.
     program = f"trap '' TERM; echo $$ > {pid}; while :; do sleep 0.1; done"
@@ -40,7 +43,15 @@ def test_ends_ranks_at_the_deadline(launcher, tmp_path):
         os.kill(int(pid.read_text()), 0)
 
 
-def test_names_the_hosts_that_do_not_answer(launcher):
+class Impatient(subprocess.Popen):
+    """Waits less long for the one host that never answers."""
+
+    def communicate(self, input=None, timeout=None):
+        return super().communicate(input, 0.2 if "hangs" in self.args else timeout)
+
+
+def test_names_the_hosts_that_do_not_answer(launcher, monkeypatch):
+    monkeypatch.setattr(subprocess, "Popen", Impatient)
     hosts = ("a", "hangs", "fails", "b")
     commands = {host: [launcher, host, "true"] for host in hosts}
     assert silent_hosts(commands, 3.0 * LOAD) == {
