@@ -1,5 +1,5 @@
 # make train   install everything into .venv and train a model on two ranks
-# make test    install everything into .venv and run the tests, in two processes;
+# make test    install everything into .venv and run the tests, in three processes;
 #              JOBS=4 takes four
 # make test-quick
 #              the tests that neither start mpiexec nor take long, in a minute or so
@@ -42,9 +42,10 @@ BIN := $(VENV)/bin
 # The environment's own mpiexec, or that of a system MPI.
 MPIEXEC ?= $(or $(wildcard $(BIN)/mpiexec),mpiexec)
 RANKS ?= 2
-# Processes that test; the tests of a module stay together. In their own order: the last
+# Processes that test, one more than the cores of a small machine: ranks that wait for
+# each other sleep. The tests of a module stay together. In their own order: the last
 # modules are quick, so that no process waits long for another.
-JOBS ?= 2
+JOBS ?= 3
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile \
   --no-loadscope-reorder
 # The extras whose wheels "make wheels" collects.
