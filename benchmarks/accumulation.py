@@ -32,6 +32,7 @@ from mpi4py import MPI
 
 from benchmarks.against_torch.models import LanguageModel, Transformer, images, texts
 from benchmarks.against_torch.workers import Worker
+from benchmarks.common import quick
 from benchmarks.common.perceptron import minibatch, mlp
 from benchmarks.common.results import Result, alternate, command, machine, ratios
 from divisible import Divisible
@@ -241,9 +242,8 @@ def main() -> None:
         " for all",
     )
     add("--rounds", type=int, default=3)
-    add("--quick", action="store_true", help="small sizes, to see whether it runs")
     add("--output", type=Path)
-    arguments = parser.parse_args()
+    arguments = quick.parse(parser, "accumulation", {}, text="small sizes")
     if os.environ.get("OMP_NUM_THREADS") != "1":
         parser.error(
             "set OMP_NUM_THREADS=1: the CPU time of several threads is misleading"

@@ -36,6 +36,7 @@ from benchmarks.against_torch.models import (
     texts,
 )
 from benchmarks.against_torch.workers import Worker
+from benchmarks.common.extras import require
 from benchmarks.common.perceptron import minibatch, mlp, step_seconds, undivided_step
 from benchmarks.common.results import (
     Result,
@@ -354,6 +355,7 @@ def main() -> None:
     add("--rounds", type=int, default=4)
     add("--output", type=Path)
     arguments = parser.parse_args()
+    require(parser, "torch", "benchmarks")
     comm = two_ranks(parser)
     result = Result("against_torch_pipelining", arguments.output, silent=comm.rank != 0)
     provider = os.environ.get("CHAINER_KERNELS_PROVIDER")

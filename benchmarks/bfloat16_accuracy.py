@@ -35,6 +35,7 @@ import numpy as np
 from mpi4py import MPI
 
 import chainer_kernels
+from benchmarks.common import quick
 from benchmarks.common.results import Result, command, machine
 from benchmarks.compression import accuracy, perplexity, said, words
 from benchmarks.mixed_precision_accuracy import BATCH, cnn, digits, mlp
@@ -44,6 +45,8 @@ from examples.language_model.model import LanguageModel
 from pipeline import Pipeline
 
 N_MICROBATCHES = 2
+#: Steps of each seed in a quick run.
+FEW = 4
 
 
 class Rows(chainer.Chain):
@@ -189,11 +192,12 @@ def main() -> None:
     add("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     add("--seeds", type=int, default=5)
     add("--held", action="store_true", help="also hold what waits in bfloat16")
-    add("--quick", action="store_true", help="two seeds of four steps, to see it run")
     add("--output", type=Path)
-    arguments = parser.parse_args()
+    arguments = quick.parse(
+        parser, "bfloat16_accuracy", {"seeds": 2}, text=f"{FEW} steps of each seed"
+    )
     modes = [mode for mode in MODES if arguments.held or "held" not in mode]
-    n_seeds, most_steps = (2, 4) if arguments.quick else (arguments.seeds, None)
+    n_seeds, most_steps = arguments.seeds, FEW if arguments.quick else None
     result = Result("bfloat16_accuracy", arguments.output)
     how = providers.bfloat16_instructions() or "rounding, without instructions"
     result.write(

@@ -53,6 +53,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 
+from benchmarks.common import quick
 from benchmarks.common.results import Result, command, cpu_seconds, machine
 from benchmarks.mixed_precision_accuracy import BATCH, cnn, digits
 from divisible import Divisible
@@ -183,6 +184,14 @@ TASKS = {
         0.0,
         30,
     ),
+}
+
+
+#: Options of a quick run.
+QUICK = {
+    "tasks": ["digits"],
+    "plans": ["90 % progressive + int8", "90 % one shot"],
+    "seeds": 1,
 }
 
 
@@ -348,7 +357,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="models at a time")
     parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
+    arguments = quick.parse(parser, "compression", QUICK)
     result = Result("compression", arguments.output)
     result.write(
         command("OMP_NUM_THREADS=1"),
@@ -406,8 +415,11 @@ def measure(
     ):
         each = [(name, seed, Path(folder) / f"{seed}.npz") for seed in range(n_seeds)]
         runs["dense"] = [*pool.map(run_dense, *zip(*each))]
+        result.progress("trained: dense")
         waiting = {k: [pool.submit(run_variant, *of, k) for of in each] for k in labels}
-        runs.update((k, [one.result() for one in some]) for k, some in waiting.items())
+        for label, some in waiting.items():
+            runs[label] = [one.result() for one in some]
+            result.progress(f"trained: {label}")
     for label, found in runs.items():
         gaps = [run.metric - dense.metric for run, dense in zip(found, runs["dense"])]
         error = statistics.stdev(gaps) / math.sqrt(n_seeds) if n_seeds > 1 else 0.0

@@ -29,6 +29,7 @@ import numpy as np
 import chainer_kernels
 from benchmarks.against_torch.models import images
 from benchmarks.against_torch.workers import Worker
+from benchmarks.common.extras import require
 from benchmarks.common.results import Result, alternate, command, machine, ratios
 from examples.train.models.resnet50 import ResNet50
 from examples.train.models.vgg16 import VGG16
@@ -80,6 +81,9 @@ def main() -> None:
     add("--rounds", type=int, default=5)
     add("--output", type=Path)
     arguments = parser.parse_args()
+    if not chainer.backends.cuda.available:
+        parser.error("a GPU and CuPy are needed: docs/howto/install.rst has how")
+    require(parser, "torch", "benchmarks")
 
     result = Result("gpu_step", arguments.output)
     with contextlib.ExitStack() as stack:

@@ -42,6 +42,7 @@ import chainer.links as L
 import numpy as np
 from sklearn.datasets import load_digits
 
+from benchmarks.common import quick
 from benchmarks.common.results import Result, command, machine
 from divisible import Divisible
 from mixed_precision import (
@@ -160,6 +161,9 @@ NVCAFFE = sums_in_float16(forward_math="float16", backward_math="float32")
 LARS_RATE, LARS_ETA = 5.0, 0.005
 BASE = "FP32"
 
+#: Options of a quick run. The accuracy is that of the last three epochs.
+QUICK = {"seeds": 1, "epochs": 3}
+
 #: The classes of training of the slides' table, and with them each technique.
 MODES = {
     BASE: Mode("class FP32", momentum, is_half=False),
@@ -263,10 +267,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--plot", type=Path, help="where to draw the curves")
-    arguments = parser.parse_args()
+    name = "mixed_precision_accuracy"
+    arguments = quick.parse(parser, name, QUICK)
     # All others are compared with it.
     modes = list(dict.fromkeys((BASE, *arguments.modes)))
-    result = Result("mixed_precision_accuracy", arguments.output)
+    result = Result(name, arguments.output)
     result.write(
         command("OMP_NUM_THREADS=1"),
         machine("numpy", "numba", "chainer"),
@@ -293,6 +298,7 @@ def measure(
     for seed in range(n_seeds):
         for mode in modes:
             runs[mode].append(train(task, mode, seed, n_epochs))
+            result.progress(f"{name}, {mode}, seed {seed + 1} of {n_seeds}")
     result.write("", f"{name}, learning rate {task.lr:g}, loss / {task.divisor:g}")
     for scale in (1, task.scale):
         shares = vanished(task, scale)
@@ -326,9 +332,14 @@ def last(run: Run) -> float:
     return statistics.mean(run.accuracies[-3:])
 
 
-def style_of(mode: str) -> dict[str, str]:
-    """Returns how a mode is drawn: dashed where some sums are float16."""
-    color = "black" if mode == BASE else f"C{list(MODES).index(mode) % 10}"
+def style_of(mode: str) -> dict[str, Any]:
+    """Returns how a mode is drawn: dashed where some sums are float16.
+
+    The base is a wide, pale line, which shows beside the lines that lie on it.
+    """
+    if mode == BASE:
+        return {"color": "black", "linestyle": "-", "linewidth": 6, "alpha": 0.25}
+    color = f"C{list(MODES).index(mode) % 10}"
     return {"color": color, "linestyle": "--" if MODES[mode].keep else "-"}
 
 

@@ -29,6 +29,7 @@ import chainer.links as L
 import numpy as np
 from chainer.initializers import HeNormal
 
+from benchmarks.common import quick
 from benchmarks.common.hosts import (
     Hosts,
     add_hosts_arguments,
@@ -47,6 +48,8 @@ PROFILED = (16, 8, 4, 1)
 TARGET = 1.05
 #: Seconds between two looks of a rank that waits for the next step.
 PAUSE = 0.002
+#: Options of a quick run.
+QUICK = {"sample": 40, "rounds": 2, "finalists": 2}
 
 
 class Layer(chainer.Chain):
@@ -132,7 +135,7 @@ class Search:
         measured = []
         for n, plan in enumerate(plans, 1):
             measured.append(self._seconds(plan))
-            if self._comm.rank == 0 and n % 100 == 0:
+            if self._comm.rank == 0 and n % 20 == 0:
                 print(f"{n} of {len(plans)} plans", flush=True)
 
         # The best of many measurements is partly luck, so the best few run again.
@@ -224,7 +227,7 @@ def main() -> None:
     add("--sample", type=int, help="try so many plans only, at random")
     add("--timeout", type=float, default=3600, help="seconds")
     add("--output", type=Path)
-    arguments = parser.parse_args()
+    arguments = quick.parse(parser, "plan_choice", QUICK)
     prepare()
     result = Result("plan_choice", arguments.output)
     result.write(

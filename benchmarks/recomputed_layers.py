@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from benchmarks.common import quick
 from benchmarks.common.perceptron import step_seconds
 from benchmarks.common.results import (
     Result,
@@ -230,9 +231,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", help="of U-Net and ResNet50")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
+    arguments = quick.parse(parser, "recomputed_layers", {}, text="small sizes")
     comm = MPI.COMM_WORLD
     abort_on_error()
     result = Result("recomputed_layers", arguments.output, silent=comm.rank != 0)

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common import quick
 from benchmarks.common.hosts import add_hosts_arguments, keep_freed_memory, prepare
 from benchmarks.common.plans import UNDIVIDED, in_turn
 from benchmarks.common.results import Result, command, machine, ratios
@@ -31,11 +32,13 @@ from divisible.minibatch import microbatch_sizes
 from divisible.planning.interpolation import interpolate
 
 SCHEDULES = ("1f1b", "zb_h1", "zb_h2")
-#: Targets: the speed-up over the undivided step, and the part of the speed-up that the
-#: slowest layer allows.
-SPEEDUP, ATTAINED = 3.5, 0.90
+#: Targets on so many hosts: the speed-up over the undivided step, and the part of the
+#: speed-up that the slowest layer allows.
+HOSTS, SPEEDUP, ATTAINED = 8, 3.5, 0.90
 #: Seconds that the run may take.
 DEADLINE = 3600
+#: Options of a quick run.
+QUICK = {"hosts": 4, "rounds": 1}
 
 
 def layer_seconds(point: Point, profiles: list[Profile]) -> np.ndarray:
@@ -73,12 +76,12 @@ def main() -> None:
     add_hosts_arguments(parser)
     add = parser.add_argument
     add("--model", choices=["vgg16", "resnet50"], default="vgg16")
-    add("--hosts", type=int, default=8)
+    add("--hosts", type=int, default=HOSTS)
     add("--microbatches", type=int, default=20)
     add("--image", type=int, default=32, help="pixels on a side")
     add("--rounds", type=int, default=9)
     add("--output", type=Path, help="of the result")
-    arguments = parser.parse_args()
+    arguments = quick.parse(parser, "slowest_layer", QUICK)
     prepare()
     keep_freed_memory()
 
@@ -96,6 +99,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         profiles = profiles_of(Path(folder), point)
+    result.progress("profiled the layers on a whole core")
     plans = {
         "equal layers, 1f1b": Plan(equal_cuts(point), n_microbatches=n, schedule="1f1b")
     }
@@ -114,13 +118,8 @@ def main() -> None:
         batch=point.batch,
         recompute=["never"],
     )
-    seconds, stages = in_turn(
-        hosts,
-        point,
-        plans,
-        arguments.rounds,
-        DEADLINE,
-    )
+    result.progress(f"chose {len(plans) - 1} plans; all steps take turns now")
+    seconds, stages = in_turn(hosts, point, plans, arguments.rounds, DEADLINE)
     layers = layer_seconds(point, profiles)
     undivided = statistics.median(seconds[UNDIVIDED])
     result.write(
@@ -149,12 +148,18 @@ def main() -> None:
     result.write(
         "",
         f"zb_h1 takes {ratios(h1, h2).strip()} times as long as zb_h2",
-        f"fastest: {best}, {ratio:.2f} times the undivided step, wanted {SPEEDUP}:"
-        f" {'met' if ratio >= SPEEDUP else 'MISSED'}; {medians[best]:.1%} of what the"
-        f" slowest layer allows, wanted {ATTAINED:.0%}:"
-        f" {'met' if medians[best] >= ATTAINED else 'MISSED'}",
+        f"fastest: {best}, {ratio:.2f} times the undivided step"
+        f"{_verdict(hosts.n, ratio, SPEEDUP, '')}; {medians[best]:.1%} of what the"
+        f" slowest layer allows{_verdict(hosts.n, medians[best], ATTAINED, '.0%')}",
     )
     result.save()
+
+
+def _verdict(n_hosts: int, found: float, wanted: float, form: str) -> str:
+    """Returns whether a target is met; it is one of a number of hosts."""
+    if n_hosts != HOSTS:
+        return ""
+    return f", wanted {wanted:{form}}: {'met' if found >= wanted else 'MISSED'}"
 
 
 if __name__ == "__main__":

@@ -200,7 +200,7 @@ def main() -> None:
             variant.keep_timeline()
         return seconds
 
-    seconds = alternate(made, arguments.rounds, seconds_of)
+    seconds = alternate(made, arguments.rounds, seconds_of, result.progress)
     base = seconds["undivided"]
     result.write(
         f"{'step, microbatches':<28} {'ms':>7}  {'speed-up':<19} {'simulated':>9}"

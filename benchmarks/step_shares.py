@@ -26,10 +26,13 @@ import numpy as np
 
 from benchmarks.against_torch.models import WORKLOADS, Workload
 from benchmarks.against_torch.trainers import PHASES, ChainerTrainer, Trainer
+from benchmarks.common import quick
 from benchmarks.common.results import Result, alternate, command, machine
 from mixed_precision import MixedPrecision, float32_loss, to_float16
 
 MODELS = "vgg16", "resnet50", "lstm", "transformer", "mlp"
+#: Options of a quick run.
+QUICK = {"models": ["lstm", "mlp"], "rounds": 2}
 
 
 class MixedTrainer(ChainerTrainer):
@@ -112,7 +115,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=WORKLOADS, default=MODELS)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
+    arguments = quick.parse(parser, "step_shares", QUICK)
     result = Result("step_shares", arguments.output)
     result.write(
         command("OMP_NUM_THREADS=1"),

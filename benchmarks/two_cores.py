@@ -22,6 +22,7 @@ import numpy as np
 from mpi4py import MPI
 
 from benchmarks.accumulation import Workload, workloads
+from benchmarks.common import quick
 from benchmarks.common.perceptron import step_seconds, undivided_step
 from benchmarks.common.results import Result, alternate, command, machine, ratios
 from benchmarks.common.two_ranks import two_ranks
@@ -82,9 +83,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
+    arguments = quick.parse(parser, "two_cores", {}, text="small sizes")
     comm = two_ranks(parser)
     chainer.global_config.dtype = np.float32
     result = Result("two_cores", arguments.output)

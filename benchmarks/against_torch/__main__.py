@@ -30,6 +30,8 @@ from typing import Any, NamedTuple
 from benchmarks.against_torch.models import WORKLOADS
 from benchmarks.against_torch.trainers import PHASES, make_trainer
 from benchmarks.against_torch.workers import Worker
+from benchmarks.common import quick
+from benchmarks.common.extras import require
 from benchmarks.common.results import Result, alternate, command, machine, ratios
 
 
@@ -86,6 +88,8 @@ AIM_OF_NARROW = 1.0
 #: Number of losses that are compared, and how far each may be from PyTorch's. Later
 #: losses multiply the rounding of the weights many times over, and so does bfloat16.
 TOLERANCES, NARROW_TOLERANCES = (1e-4, 2e-2), (5e-2, 2e-1)
+#: Options of a quick run.
+QUICK = {"models": ["mlp", "lstm"], "rounds": 1}
 
 
 def main() -> None:
@@ -97,7 +101,8 @@ def main() -> None:
     add("--compile", action="store_true", help="torch.compile as well; it takes long")
     add("--bfloat16", action="store_true", help="products in bfloat16 as well")
     add("--output", type=Path)
-    arguments = parser.parse_args()
+    arguments = quick.parse(parser, "against_torch", QUICK)
+    require(parser, "torch", "benchmarks")
     threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
     if threads < 1:
         parser.error("set OMP_NUM_THREADS, to 1 or to the number of idle cores")
@@ -126,6 +131,7 @@ def main() -> None:
             if WORKLOADS[name].is_convolutional or who != CHANNELS_LAST
             if WORKLOADS[name].as_list or who not in _FUSED
         }
+        result.progress(f"{name}: {len(chosen)} trainers begin")
         with contextlib.ExitStack() as stack:
             workers = {}
             for who, variant in chosen.items():

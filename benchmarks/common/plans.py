@@ -94,5 +94,10 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
     alternate(names, 2, seconds)
     for each in stages.values():
         each.clear()
-    found = alternate(names, job["rounds"], seconds)
+
+    def progress(text: str) -> None:
+        if comm.rank == 0:
+            print(text, flush=True)
+
+    found = alternate(names, job["rounds"], seconds, progress)
     return {"seconds": found, "stages": stages}

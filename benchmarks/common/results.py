@@ -49,10 +49,11 @@ def machine(*packages: str) -> str:
     """Describes the versions and settings that the figures depend on.
 
     Args:
-        *packages: Installed packages whose versions matter.
+        *packages: Packages whose versions matter. One that is not installed, such as
+            ``mpich`` beside a system's MPI, is described as missing.
 
     """
-    versions = [f"{name} {metadata.version(name)}" for name in packages]
+    versions = [f"{name} {_version(name)}" for name in packages]
     # The variable may restrict OpenBLAS to the kernels of an older processor.
     kind = "OPENBLAS_CORETYPE"
     held = [f"{kind}={os.environ[kind]}"] if kind in os.environ else []
@@ -66,6 +67,13 @@ def machine(*packages: str) -> str:
             f"load average at the start {os.getloadavg()[0]:.1f}",
         ]
     )
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def command(before: str = "") -> str:
@@ -94,6 +102,7 @@ class Result:
         self._path = output or RESULTS / f"{name}.txt"
         self._silent = silent
         self._lines: list[str] = []
+        self._begun = time.perf_counter()
 
     def write(self, *lines: str) -> None:
         """Adds lines; an empty one without arguments."""
@@ -103,16 +112,29 @@ class Result:
             self._lines.append(line.rstrip())
             print(self._lines[-1], flush=True)
 
-    def save(self) -> None:
-        """Writes the file."""
+    def progress(self, text: str) -> None:
+        """Prints a line that the file does not keep, so that one sees the run work.
+
+        Args:
+            text: Name of a part that has ended, or that begins.
+        """
         if not self._silent:
+            minutes = (time.perf_counter() - self._begun) / 60
+            print(f"{minutes:5.1f} min: {text}", flush=True)
+
+    def save(self) -> None:
+        """Writes the file, and prints where it is."""
+        if not self._silent:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_text("\n".join(self._lines) + "\n")
+            print(f"written: {os.path.relpath(self._path)}", flush=True)
 
 
 def alternate(
     variants: Mapping[str, Any],
     rounds: int,
     seconds_of: Callable[[Any], float],
+    progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, list[float]]:
     """Times the variants in turn, round after round, so that a disturbance hits all.
 
@@ -120,6 +142,7 @@ def alternate(
         variants: Variants to time, by name.
         rounds (int): Number of rounds.
         seconds_of: Runs a variant once and returns its seconds.
+        progress: Function that is called with a text after each round.
 
     Returns:
         The seconds of each variant in every round, by name.
@@ -131,6 +154,7 @@ def alternate(
         # Another order every round, so that no variant always follows the same one.
         for name in names[i % len(names) :] + names[: i % len(names)]:
             seconds[name].append(seconds_of(variants[name]))
+        progress(f"round {i + 1} of {rounds}")
     return seconds
 
 

@@ -13,19 +13,18 @@ for 64 replicas: 8 nodes of 8, or all in one level.
 Two roundings are on 4 nodes of one replica, Algorithm 1 on 2 nodes of two.
 
 The last tables compare the gradients themselves with the ranges of the formats (Figs.
-1, 9 and 10).
+1, 9 and 10). `benchmarks.data_parallel.distribution` writes only these.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
+from benchmarks.common import quick
 from benchmarks.common.results import Result, command, machine
 from benchmarks.data_parallel import distribution
 from benchmarks.data_parallel.digits import SmallNet
@@ -35,7 +34,6 @@ from benchmarks.data_parallel.simulated import (
     Run,
     Task,
     Way,
-    exact_means,
 )
 
 BASE = "fp32"
@@ -87,10 +85,16 @@ LARGE = {
     "Algorithm 1, one level, nearest": algorithm1(local_size=1, rounding="nearest"),
 }
 Runs = dict[str, list[Run]]
+#: Options of a quick run.
+QUICK = {"seeds": 1, "few": 1, "steps": 160, "large_steps": 120}
 
 
 def train(
-    task: Task, ways: dict[str, Way], seed: int, gains_of: dict[str, str]
+    task: Task,
+    ways: dict[str, Way],
+    seed: int,
+    gains_of: dict[str, str],
+    progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Run]:
     """Trains with each way from the same common steps.
 
@@ -100,6 +104,7 @@ def train(
         seed: Seed of all runs.
         gains_of: Ways by the name of an additional run in float32, whose learning rate
             is multiplied by the way's gain.
+        progress: Function that is called with a text after each run.
     """
     replicas = Replicas(task, seed)
     snapshot = replicas.train_common()
@@ -107,6 +112,7 @@ def train(
     for name, way in ways.items():
         replicas.load(snapshot)
         runs[name] = replicas.train(way)
+        progress(f"{task.n_replicas} replicas, seed {seed}: {name}")
     for name, other in gains_of.items():
         replicas.load(snapshot)
         gain = statistics.mean(runs[other].gains)
@@ -114,6 +120,7 @@ def train(
             runs[name] = replicas.train(ways[other]._replace(lr_factor=1 / gain))
         else:
             runs[name] = replicas.train(Way(lr_factor=gain))
+        progress(f"{task.n_replicas} replicas, seed {seed}: {name}")
     return runs
 
 
@@ -226,9 +233,10 @@ def main() -> None:
     add("--large-steps", type=int, default=300, help="with 64 replicas")
     add("--output", type=Path)
     add("--plot", type=Path, help="where to draw the figures")
-    arguments = parser.parse_args()
-    result = Result("data_parallel_accuracy", arguments.output)
-    small = Task(steps=arguments.steps, lr=0.002)
+    name = "data_parallel_accuracy"
+    arguments = quick.parse(parser, name, QUICK)
+    result = Result(name, arguments.output)
+    small = Task(steps=arguments.steps, lr=distribution.RATE)
     large = Task(
         64, steps=arguments.large_steps, lr=0.005, make=partial(SmallNet, False)
     )
@@ -244,7 +252,9 @@ def main() -> None:
     for seed in range(arguments.seeds):
         is_full = seed < arguments.few
         ways = MAIN | OTHERS if is_full else MAIN
-        for name, run in train(small, ways, seed, more if is_full else {}).items():
+        gains_of = more if is_full else {}
+        found = train(small, ways, seed, gains_of, result.progress)
+        for name, run in found.items():
             runs.setdefault(name, []).append(run)
     result.write(
         "",
@@ -254,7 +264,8 @@ def main() -> None:
     write(result, small, runs)
     write_quantiles(result, runs[PAPER])
     one = {"fp32, lr x gain of one level": "Algorithm 1, one level"}
-    of_large = {name: [run] for name, run in train(large, LARGE, 0, one).items()}
+    found = train(large, LARGE, 0, one, result.progress)
+    of_large = {name: [run] for name, run in found.items()}
     result.write(
         "",
         f"{large.n_replicas} replicas, {large.batch} samples, learning rate"
@@ -263,21 +274,9 @@ def main() -> None:
     write(result, large, of_large)
     write_findings(result, runs, of_large)
 
-    replicas = Replicas(small._replace(steps=min(300, small.steps)), 0)
-    replicas.train_common()
-    replicas.train(Way())
-    gradients = exact_means(replicas.gradients(replicas.task.steps - 1))
-    weights = {name: p.array for name, p in replicas.model.namedparams()}
-    result.write("", f"gradients after {replicas.task.steps} steps in float32")
-    result.write(*distribution.table(gradients, weights))
-    decades = [
-        distribution.distribution(gradients[name], weights[name]).decades
-        for name in gradients
-    ]
-    result.write(
-        f"from the 10 % quantile to the largest: {min(decades):.1f} to"
-        f" {max(decades):.1f} decades; e5m2 has {np.log10(57344 * 2.0**16):.1f}"
-    )
+    n_steps = min(distribution.STEPS, small.steps)
+    gradients, weights = distribution.measure(small._replace(steps=n_steps))
+    distribution.write(result, n_steps, gradients, weights)
     result.save()
     if arguments.plot:
         # Matplotlib takes a second to load.

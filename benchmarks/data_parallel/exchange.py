@@ -27,6 +27,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import quick
 from benchmarks.common.hosts import (
     Hosts,
     add_hosts_arguments,
@@ -61,6 +62,8 @@ CODED = (2**19, 2**23)
 LINK_SHARE = (0.7, 1.1)
 #: Seconds that the run on some hosts may take.
 DEADLINE = 900
+#: Options of a quick run.
+QUICK = {"hosts": [2], "sizes": [0.25, 1.0], "size": 1.0, "rounds": 1}
 
 
 class Table:
@@ -90,6 +93,7 @@ class Table:
         ranks = job.get("ranks", 1)
         hosts = Hosts(n_hosts, self._arguments.cpu / n_hosts, rate, ranks=ranks)
         job |= {"sizes": list(sizes), "rounds": rounds}
+        self._result.progress(f"{n_hosts} hosts begin, {len(sizes)} sizes of arrays")
         found = run(hosts, "benchmarks.data_parallel.turns", job, DEADLINE)
         each = f", {ranks} ranks each" if ranks > 1 else ""
         self._result.write("", f"{n_hosts} hosts{each}, links of {rate or 'any rate'}")
@@ -235,11 +239,12 @@ def main() -> None:
     add("--size", type=float, default=8, help="of the other parts, in Mi elements")
     add("--rounds", type=int, default=5, help="of the largest arrays")
     add("--output", type=Path, help="of the result")
-    arguments = parser.parse_args()
+    name = "data_parallel_exchange"
+    arguments = quick.parse(parser, name, QUICK)
     prepare()
     keep_freed_memory()
 
-    result, goals = Result("data_parallel_exchange", arguments.output), Goals()
+    result, goals = Result(name, arguments.output), Goals()
     result.write(
         command(),
         machine("numpy", "numba", "mpi4py", "mpich"),

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import quick
 from benchmarks.common.hosts import (
     Hosts,
     add_hosts_arguments,
@@ -64,6 +65,8 @@ TEST_EVERY = 5
 HOSTS = (1, 2, 4)
 #: Seconds that the run on some hosts may take.
 DEADLINE = 900
+#: Options of a quick run, in which accuracies are tested twice.
+QUICK = {"networks": [WIDE], "rounds": 2 * TEST_EVERY, "batch": 8}
 
 
 def train(hosts: Hosts, **job: Any) -> dict[str, Any]:
@@ -158,6 +161,7 @@ def steps(
     """Trains one network on 2 hosts."""
     is_wide = network == WIDE
     rounds = arguments.rounds if is_wide else max(1, arguments.rounds // 3)
+    result.progress(f"{network}: {rounds} steps of each of {len(WAYS)} ways begin")
     found = train(
         Hosts(2, arguments.cpu / 2, arguments.rate),
         network=network,
@@ -222,11 +226,12 @@ def main() -> None:
     add("--rate", default="1gbit", help="of the links")
     add("--batch", type=int, default=32, help="samples of the part scaling")
     add("--output", type=Path, help="of the result")
-    arguments = parser.parse_args()
+    name = "data_parallel_training"
+    arguments = quick.parse(parser, name, QUICK)
     prepare()
     keep_freed_memory()
 
-    result, goals = Result("data_parallel_training", arguments.output), Goals()
+    result, goals = Result(name, arguments.output), Goals()
     result.write(
         command(),
         machine("numpy", "numba", "chainer", "mpi4py", "mpich"),

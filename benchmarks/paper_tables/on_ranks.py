@@ -14,8 +14,9 @@ update::
 For the choice, rank 0 profiles the layers, and all ranks measure links and speeds.
 
 A sample is a line of JSON, as in ``benchmarks/paper_tables/data/samples.jsonl``. It is
-written at once, so a command that was stopped goes on where it was. At the end the
-command prints the speed-ups over the undivided model.
+written at once, so a command that was stopped goes on where it was. With ``--kernels
+off on`` both take turns, round by round. At the end the command prints the speed-ups
+over the undivided model. ``--quick`` has one round of one step, in 20 microbatches.
 
 ``--device`` may name a GPU, such as ``@cupy:0``. No test has run there, because no
 machine with a GPU was at hand. The paper's loop is left out on a GPU: its communicator
@@ -28,12 +29,13 @@ import argparse
 import dataclasses
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import chainer
 from mpi4py import MPI
 
+from benchmarks.common import quick
 from benchmarks.common.hosts import PAUSE
 from benchmarks.common.results import ROOT, machine, quiet_barrier
 from benchmarks.paper_tables.arithmetic import (
@@ -72,6 +74,8 @@ WAYS = ((EQUAL, FIG4), (EQUAL, "1f1b"), (OURS, "1f1b"), (OURS, "zb_h1"))
 #: Rate of the links, which nothing limits.
 REAL = "real"
 HOST = "@numpy"
+#: Options of a quick run, in which a sample has one timed step.
+QUICK = {"microbatches": [20], "rounds": 1}
 
 
 def points_of(arguments: argparse.Namespace, n_ranks: int) -> list[Point]:
@@ -95,6 +99,22 @@ def points_of(arguments: argparse.Namespace, n_ranks: int) -> list[Point]:
             if arguments.device == HOST or schedule != FIG4
         ]
     return with_serial(found)
+
+
+def in_rounds(
+    measured: Mapping[Point, list[Sample]], points: Sequence[Point], rounds: int
+) -> list[Entry]:
+    """Returns points and rounds that were not measured, one round after the other.
+
+    Kernels off and on take turns, so that a run that is stopped early has both.
+
+    Args:
+        measured: Samples of each point.
+        points: Points to measure.
+        rounds: Rounds to measure of each.
+    """
+    missing = missing_rounds(measured, points, rounds)
+    return sorted(missing, key=lambda entry: entry[1])
 
 
 class OnRanks:
@@ -234,7 +254,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="numbers of microbatches",
     )
     add("--rounds", type=int, default=3, help="samples of each point")
-    add("--quick", action="store_true", help="one timed step a sample")
     add(
         "--kernels",
         nargs="+",
@@ -244,7 +263,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--device", default=HOST, help="device of each rank, such as @cupy:0")
     add("--output", type=Path, default=OUTPUT, help="file of the samples")
-    arguments = parser.parse_args(argv)
+    arguments = quick.parse(
+        *(parser, "paper_tables_on_ranks", QUICK, argv),
+        text="one timed step a sample",
+        suffix=".jsonl",
+    )
     batch = arguments.batch or BATCH[MODELS[arguments.model]]
     if not 0 < min(arguments.microbatches) <= max(arguments.microbatches) <= batch:
         parser.error(f"--microbatches must be from 1 to the {batch} samples of a batch")
@@ -261,9 +284,9 @@ def main() -> None:
     if comm.rank == 0:
         file.parent.mkdir(parents=True, exist_ok=True)
         points = points_of(arguments, comm.size)
-        todo = missing_rounds(read(file), points, arguments.rounds)
+        todo = in_rounds(read(file), points, arguments.rounds)
         n_samples = len(points) * arguments.rounds
-        print(f"{len(todo)} of {n_samples} samples to measure", flush=True)
+        print(f"{len(todo)} of {n_samples} samples to measure, for", file, flush=True)
     todo = comm.bcast(todo)
     with chainer.using_device(arguments.device):
         OnRanks(comm, file, arguments.device, arguments.quick).measure(todo)

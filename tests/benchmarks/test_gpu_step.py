@@ -1,5 +1,8 @@
 """The table of the benchmark of steps on a GPU, from times that are given."""
 
+import sys
+
+import chainer
 import pytest
 
 from benchmarks import gpu_step
@@ -48,3 +51,11 @@ def test_other_losses_are_refused(tmp_path):
     result = Result("gpu_step", tmp_path / "result.txt")
     with pytest.raises(SystemExit, match="trains another vgg16"):
         gpu_step.compare(result, "vgg16", gpu_step.FLOAT32, workers([2.6, 2.0]), 3)
+
+
+def test_without_a_gpu_the_command_names_what_it_needs(monkeypatch, capsys):
+    monkeypatch.setattr(chainer.backends.cuda, "available", False)
+    monkeypatch.setattr(sys, "argv", ["gpu_step"])
+    with pytest.raises(SystemExit):
+        gpu_step.main()
+    assert "a GPU and CuPy are needed" in capsys.readouterr().err

@@ -1,12 +1,14 @@
 """The paper's ways on real ranks, of tiny sizes."""
 
 import dataclasses
+import itertools
 import json
 
 import pytest
 
 from benchmarks.paper_tables.on_ranks import (
     WAYS,
+    in_rounds,
     machine_of,
     parse,
     points_of,
@@ -35,16 +37,21 @@ TINY = {
 def test_every_way_is_measured_and_compared(model, tmp_path):
     file = tmp_path / "folder" / "samples.jsonl"
     options = ["--model", model, *TINY[model], "--microbatches", 2, "--output", file]
-    done = mpiexec(2, [*COMMAND, *options, "--rounds", 1], timeout=180)
+    rounds = 2 if model == "perceptron" else 1
+    done = mpiexec(2, [*COMMAND, *options, "--rounds", rounds], timeout=180)
     assert done.returncode == 0, done.stdout
     found = read(file)
     ways = {(SERIAL, "equal layers")} | {(schedule, cut) for cut, schedule in WAYS}
     assert {(point.schedule, point.cut) for point in found} == ways
     n_kernels = TINY[model].count("off") + TINY[model].count("on")
     assert len(found) == n_kernels * len(ways)
-    for point, (sample,) in found.items():
+    for point, samples in found.items():
+        sample = samples[0]
         assert (point.hosts, point.rate, point.update) == (2, "real", True)
-        assert sample.seconds > 0 and sample.round == 0
+        assert sample.seconds > 0
+        assert [each.round for each in samples] == list(range(rounds))
+        # All rounds are cut alike.
+        assert all(each.cuts == sample.cuts for each in samples)
         assert sample.machine.startswith("2 ranks on 1 host: ")
         assert sample.cuts[0] == 0 and len(sample.cuts) <= 3
     fields = {field.name for field in dataclasses.fields(Sample)}
@@ -66,6 +73,27 @@ def test_what_was_measured_is_not_measured_again(tmp_path):
     assert done.returncode == 0, done.stdout
     assert "0 of 5 samples to measure" in done.stdout
     assert file.read_text() == before
+
+
+def test_kernels_off_and_on_take_turns(tmp_path):
+    points = points_of(parse(["--kernels", "off", "on", "--microbatches", "4"]), 2)
+    todo = in_rounds({points[0]: [sample(points[0])]}, points, 2)
+    turns = [
+        (kernels, number, len(list(entries)))
+        for (kernels, number), entries in itertools.groupby(
+            todo, lambda entry: (entry[0].kernels, entry[1])
+        )
+    ]
+    # The first point has a sample of the first round.
+    assert turns == [("off", 0, 4), ("on", 0, 5), ("off", 1, 5), ("on", 1, 5)]
+
+
+def test_a_quick_run_is_short_and_has_a_file_of_its_own():
+    quick, whole = parse(["--quick"]), parse([])
+    assert (quick.microbatches, quick.rounds) == ([20], 1)
+    assert (whole.microbatches, whole.rounds) == ([4, 12, 20], 3)
+    assert quick.output != whole.output
+    assert quick.output.suffix == whole.output.suffix == ".jsonl"
 
 
 def sample(point, seconds=1.0):
