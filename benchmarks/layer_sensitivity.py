@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common.results import Result, command, machine
+from benchmarks.common.results import Result, command, machine, new_file
 from benchmarks.compression import TASKS, Variant, accuracy, said, train
 from benchmarks.mixed_precision_accuracy import digits
 from model_compression import sensitivity
@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=TASKS["digits"].epochs)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--plot", type=Path, help="where to draw the accuracies")
+    parser.add_argument("--plot", type=new_file, help="where to draw the accuracies")
     arguments = parser.parse_args()
     result = Result("layer_sensitivity", arguments.output)
     result.write(

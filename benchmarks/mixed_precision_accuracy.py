@@ -43,7 +43,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from benchmarks.common import quick
-from benchmarks.common.results import Result, command, machine
+from benchmarks.common.results import Result, command, machine, new_file
 from divisible import Divisible
 from mixed_precision import (
     LARS,
@@ -266,7 +266,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--plot", type=Path, help="where to draw the curves")
+    parser.add_argument("--plot", type=new_file, help="where to draw the curves")
     name = "mixed_precision_accuracy"
     arguments = quick.parse(parser, name, QUICK)
     # All others are compared with it.

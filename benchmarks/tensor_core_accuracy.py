@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.common.results import Result, command, machine
+from benchmarks.common.results import Result, command, machine, new_file
 from chainer_kernels.half_sums import product as product_in_float16
 from chainer_kernels.loops.wire import decode_bf16, encode_bf16
 
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--plot", type=Path, help="where to draw the intervals")
+    parser.add_argument("--plot", type=new_file, help="where to draw the intervals")
     arguments = parser.parse_args()
     result = Result("tensor_core_accuracy", arguments.output)
     result.write(

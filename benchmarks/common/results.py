@@ -6,6 +6,7 @@ it too.
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shlex
@@ -84,6 +85,25 @@ def command(before: str = "") -> str:
     """
     name = sys.modules["__main__"].__spec__.name.removesuffix(".__main__")
     return f"{before} python -m {shlex.join([name, *sys.argv[1:]])}".lstrip()
+
+
+def new_file(text: str) -> Path:
+    """Returns the path of a file to write, for ``type=`` of an argument.
+
+    Its folder is made at once: a picture is drawn last, when all was measured.
+
+    Args:
+        text: Path, as on the command line.
+
+    Raises:
+        argparse.ArgumentTypeError: If there cannot be such a folder.
+    """
+    path = Path(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"no folder for {text}: {error}") from None
+    return path
 
 
 class Result:

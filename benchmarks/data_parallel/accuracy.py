@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.common import quick
-from benchmarks.common.results import Result, command, machine
+from benchmarks.common.results import Result, command, machine, new_file
 from benchmarks.data_parallel import distribution
 from benchmarks.data_parallel.digits import SmallNet
 from benchmarks.data_parallel.simulated import (
@@ -232,7 +232,7 @@ def main() -> None:
     add("--steps", type=int, default=600)
     add("--large-steps", type=int, default=300, help="with 64 replicas")
     add("--output", type=Path)
-    add("--plot", type=Path, help="where to draw the figures")
+    add("--plot", type=new_file, help="where to draw the figures")
     name = "data_parallel_accuracy"
     arguments = quick.parse(parser, name, QUICK)
     result = Result(name, arguments.output)

@@ -40,7 +40,14 @@ from mpi4py import MPI
 
 import chainer_kernels
 from benchmarks.common.perceptron import cut, mlp, step_seconds
-from benchmarks.common.results import ROOT, Result, alternate, command, machine
+from benchmarks.common.results import (
+    ROOT,
+    Result,
+    alternate,
+    command,
+    machine,
+    new_file,
+)
 from benchmarks.paper_tables.first_backward import HEADER, later_to_first, table
 from benchmarks.paper_tables.recorded_loop import RecordedLoop
 from chainer_kernels.memory import keep_freed
@@ -166,7 +173,7 @@ def parse() -> argparse.Namespace:
     add("--batch", type=int, default=32, help="samples of a minibatch")
     add("--microbatches", type=int, default=4, help="of a minibatch; 2 or more")
     add("--rounds", type=int, default=10, help="steps of each way")
-    add("--output", type=Path, help="file of the tables; the picture is beside it")
+    add("--output", type=new_file, help="file of the tables; the picture is beside it")
     arguments = parser.parse_args()
     if arguments.microbatches < 2:
         parser.error("--microbatches must be 2 or more: one backward has no later ones")

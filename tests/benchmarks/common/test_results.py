@@ -1,5 +1,6 @@
 """Results of benchmarks, and measurements that the hypervisor may disturb."""
 
+import argparse
 import os
 import time
 from pathlib import Path
@@ -85,3 +86,12 @@ def test_rounds_take_turns_and_are_told():
 def test_a_package_that_is_missing_is_described_as_missing():
     text = results.machine("numpy", "no-such-package")
     assert "no-such-package not installed" in text and "numpy not" not in text
+
+
+def test_the_folder_of_a_picture_is_made_before_it_is_drawn(tmp_path):
+    file = tmp_path / "new" / "folder" / "picture.png"
+    assert results.new_file(str(file)) == file
+    assert file.parent.is_dir() and not file.exists()
+    file.touch()
+    with pytest.raises(argparse.ArgumentTypeError, match="no folder for"):
+        results.new_file(str(file / "picture.png"))
