@@ -355,6 +355,8 @@ def plot(curves: dict[str, dict[str, list[Run]]], path: Path) -> None:
             for row, values in enumerate(("accuracies", "losses")):
                 mean = np.mean([getattr(run, values) for run in each], axis=0)
                 axes[row, column].plot(epochs, mean, label=mode, **style_of(mode))
+        for each in axes[:, column]:
+            each.xaxis.get_major_locator().set_params(integer=True)
         axes[0, column].set_title(name)
         axes[0, column].set_ylabel("test accuracy [%]")
         axes[1, column].set_ylabel("training loss")
