@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common import quick
 from benchmarks.common.results import Result, command
 from benchmarks.heterogeneous.simulated import (
     PRINTED,
@@ -89,8 +90,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=200, help="of each row")
     parser.add_argument("--output", type=Path, help="of the result")
-    arguments = parser.parse_args()
-    result = Result("heterogeneous_settling", arguments.output)
+    name = "heterogeneous_settling"
+    arguments = quick.parse(parser, name, {"cases": 10})
+    result = Result(name, arguments.output)
     result.write(
         command(),
         f"n, m, l, s: {SHAPE}; {arguments.cases} cases each; noise 10% if not given",
