@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, Callable
 
-#: Seconds that a call may take.
-DEADLINE = 300.0
+#: Seconds that a call may take. On a busy machine the processes, which start together,
+#: take minutes to import their packages.
+DEADLINE = 1200.0
 
 
 class Worker:
@@ -62,7 +63,10 @@ class Worker:
     def receive(self) -> Any:
         """Returns the result of the method that was started."""
         if not self._connection.poll(DEADLINE):
-            raise TimeoutError(f"{self._name} takes more than {DEADLINE:g} s")
+            raise TimeoutError(
+                f"{self._name} takes more than {DEADLINE:g} s; run this where nothing"
+                " else uses the cores"
+            )
         try:
             is_error, result = self._connection.recv()
         except EOFError:
