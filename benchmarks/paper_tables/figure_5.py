@@ -154,6 +154,7 @@ def write(
         f"{name}, {network}: {describe(each)}": each for name, each in shown.items()
     }
     plot_timelines(titled, picture)
+    print(f"drawn: {os.path.relpath(picture)}", flush=True)
 
 
 def _typical(timelines: Sequence[Timeline]) -> Timeline:
