@@ -85,6 +85,17 @@ def test_commands_exist(command):
         assert not word.startswith("--") or f'"{word}"' in text, word
 
 
+def test_commands_that_take_long_have_a_quick_run():
+    long = re.findall(r"^- ``(benchmarks[\w.]+)``", PAGE, re.MULTILINE)
+    assert len(long) > 5
+    for name in long:
+        assert any(name in command.split() for command in COMMANDS), name
+        home = Path(find_spec(name).origin)
+        files = home.parent.glob("*.py") if home.name == "__init__.py" else [home]
+        text = "".join(file.read_text() for file in files)
+        assert "quick.parse(" in text or '"--quick"' in text, name
+
+
 def test_each_row_has_a_name_or_a_reason():
     rows = re.split(r"\n   \* - ", PAGE)[1:]
     rows = [row for row in rows if not row.startswith("there")]
