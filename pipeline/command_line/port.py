@@ -12,7 +12,7 @@ from divisible.files import written_aside
 from pipeline.command_line import console, options
 from pipeline.porting.catalogue import RULES
 from pipeline.porting.findings import Finding
-from pipeline.porting.neighbours import neighbours, source_of
+from pipeline.porting.neighbours import sources
 from pipeline.porting.porting import port
 
 #: Exit code if something stands in the way.
@@ -64,7 +64,7 @@ def port_command(script: Path, output: Path | None, force: bool, show: bool) -> 
     try:
         # An editor may have put a mark before the text.
         source = script.read_bytes().decode("utf-8-sig")
-        others = [source_of(path) for path in neighbours(script)]
+        others = sources(script)
     except UnicodeDecodeError as error:
         raise click.UsageError(f"{script} is not in UTF-8: {error}") from None
     ported = port(source, others)

@@ -9,6 +9,7 @@ from pipeline.porting import (
     classifier,
     devices,
     evaluators,
+    folders,
     hooks,
     iterators,
     loops,
@@ -56,6 +57,7 @@ RULES = tuple(
         snapshots,
         devices,
         hooks,
+        folders,
         prints,
     )
 )

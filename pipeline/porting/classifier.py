@@ -7,6 +7,7 @@ import ast
 from pipeline.porting.findings import Finding, obstacle
 from pipeline.porting.parts import Parts
 from pipeline.porting.script import Script, argument
+from pipeline.porting.values import values_of
 
 NOUN = "Classifier"
 FINDS = "``L.Classifier(net, lossfun)``, its ``compute_accuracy``"
@@ -25,8 +26,12 @@ def find(script: Script, parts: Parts) -> list[Finding]:
     if not calls:
         return []
     parts.classifier, parts.chain = True, f"{parts.model}.predictor"
+    parts.root = "/predictor"
     findings = []
     for call in calls:
+        predictor = argument(call, "predictor", 0)
+        if isinstance(predictor, ast.Name) and predictor.id != parts.model:
+            parts.children[predictor.id] = parts.root
         label = argument(call, "label_key", 3)
         if label is not None and script.source(label) != "-1":
             findings.append(obstacle(call.lineno, _LABELS, "howto/trainer"))
@@ -58,10 +63,10 @@ def find(script: Script, parts: Parts) -> list[Finding]:
 def _classifiers(script: Script, parts: Parts) -> list[ast.Call]:
     """Returns the calls whose result the model is; none if it is something else."""
     calls = []
-    for assign in script.assigned(parts.model, parts.scope):
-        values = [assign.value]
-        if isinstance(assign.value, ast.IfExp):
-            values = [assign.value.body, assign.value.orelse]
+    found = values_of(script, parts.model, parts.scope)
+    parts.passed = found.passed
+    for each in found.found:
+        values = [each.body, each.orelse] if isinstance(each, ast.IfExp) else [each]
         for value in values:
             is_one = isinstance(value, ast.Call) and script.is_chainers(
                 value.func, "Classifier"

@@ -18,6 +18,11 @@ _OWN = (
     "{} derives from Evaluator and has an evaluate of its own: derive it from"
     " PipelineEvaluator, whose evaluate goes through the pipeline"
 )
+_READ = (
+    "{} sets {} of the model, and layers read it: let them read chainer.config.train,"
+    " which an evaluator sets"
+)
+_UNREAD = "{} sets {} of the model, which nothing reads: it is an Evaluator"
 _FUNCTION = (
     "eval_func= is another function than the model's call: a second Pipeline with this"
     " lossfun= evaluates it"
@@ -30,15 +35,83 @@ _HOOK = (
 
 def find(script: Script, parts: Parts) -> list[Finding]:
     """Finds evaluators."""
-    findings = []
+    findings, plain = [], set()
     for node in ast.walk(script.tree):
         if isinstance(node, ast.ClassDef) and any(
             script.is_chainers(base, "Evaluator") for base in node.bases
         ):
-            findings.append(obstacle(node.lineno, _OWN.format(node.name), PAGE))
-    for call in script.calls("Evaluator"):
+            flags = _flags(script, node)
+            read = [each for each in flags or () if _is_read(script, parts, each)]
+            if flags is None:
+                findings.append(obstacle(node.lineno, _OWN.format(node.name), PAGE))
+            elif read:
+                text = _READ.format(node.name, read[0])
+                findings.append(obstacle(node.lineno, text, PAGE))
+            else:
+                plain.add(node.name)
+                text = _UNREAD.format(node.name, " and ".join(sorted(flags)))
+                findings.append(Finding(node.lineno, text, page=PAGE))
+    calls = script.calls("Evaluator")
+    for node in ast.walk(script.tree):
+        is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if is_call and node.func.id in plain:
+            calls.append(node)
+    for call in calls:
         findings += _evaluator(script, parts, call)
     return findings
+
+
+def _flags(script: Script, own: ast.ClassDef) -> set[str] | None:
+    """Returns the flags of the model that an evaluator sets around its evaluation.
+
+    ::
+
+        def evaluate(self):
+            model = self.get_target('main')
+            model.train = False
+            result = super(Own, self).evaluate()
+            model.train = True
+            return result
+
+    Returns:
+        set of str: The flags; None if it does more.
+    """
+    methods = [each for each in own.body if isinstance(each, ast.FunctionDef)]
+    if [each.name for each in methods] != ["evaluate"]:
+        return None
+    flags: set[str] = set()
+    evaluated = False
+    for statement in methods[0].body:
+        value = getattr(statement, "value", None)
+        source = script.source(value) if value is not None else ""
+        is_super = source.startswith("super(") and source.endswith(").evaluate()")
+        is_flag = isinstance(value, ast.Constant) and isinstance(statement, ast.Assign)
+        if is_flag and isinstance(statement.targets[0], ast.Attribute):
+            flags.add(statement.targets[0].attr)
+        elif is_super:
+            evaluated = True
+        elif not isinstance(value, (ast.Name, ast.Constant)) and not source.startswith(
+            ("self.get_target(", "self._targets[")
+        ):
+            return None
+    return flags if evaluated else None
+
+
+def _is_read(script: Script, parts: Parts, flag: str) -> bool:
+    """Returns whether a link of the script, or beside it, reads a flag of its own."""
+    return any(
+        each.source(node) == f"self.{flag}" and isinstance(node.ctx, ast.Load)
+        for each in (script, *parts.neighbours.values())
+        for own in ast.walk(each.tree)
+        if isinstance(own, ast.ClassDef) and _is_called(own)
+        for node in ast.walk(own)
+        if isinstance(node, ast.Attribute) and node.attr == flag
+    )
+
+
+def _is_called(own: ast.ClassDef) -> bool:
+    names = {each.name for each in own.body if isinstance(each, ast.FunctionDef)}
+    return not names.isdisjoint(("forward", "__call__"))
 
 
 def _evaluator(script: Script, parts: Parts, call: ast.Call) -> list[Finding]:

@@ -6,7 +6,7 @@ import ast
 from typing import Any
 
 from pipeline.porting.parts import Parts
-from pipeline.porting.script import Script, is_name
+from pipeline.porting.script import Script, is_name, walk_scope
 
 _READS = ("next", "__next__")
 
@@ -26,13 +26,15 @@ def example_of(script: Script, parts: Parts, node: ast.expr) -> str:
     if isinstance(node, ast.Name):
         assign = _last_before(node, _assignments(script, parts, node.id))
         if assign is None:
-            return ""
+            is_array = _is_made_before(script, parts, node.id)
+            is_changed = _is_stored(parts.place, node.id)
+            return f"{node.id}[:2]" if is_array and not is_changed else ""
         if isinstance(assign.targets[0], ast.Tuple):
             return _of_tuple(script, parts, assign, node.id)
         return example_of(script, parts, assign.value)
     for part in ast.walk(node):
         is_part = isinstance(part, ast.Subscript) and isinstance(part.value, ast.Name)
-        if is_part and not _is_in_loop(script, parts, part.value.id):
+        if is_part and _is_whole(script, parts, part.value.id):
             start, end = script.span(part)
             whole = script.span(node)
             name = part.value.id
@@ -68,8 +70,28 @@ def _last_before(node: ast.AST, statements: list[ast.stmt]) -> Any:
     return max(before, key=lambda each: each.lineno, default=None)
 
 
-def _is_in_loop(script: Script, parts: Parts, name: str) -> bool:
-    return bool(_assignments(script, parts, name))
+def _is_whole(script: Script, parts: Parts, name: str) -> bool:
+    """Returns whether a variable is there before the loop, or is not made in it."""
+    is_made = _is_made_before(script, parts, name)
+    return is_made or not _assignments(script, parts, name)
+
+
+def _is_made_before(script: Script, parts: Parts, name: str) -> bool:
+    """Returns whether the scope assigns a variable before the loop."""
+    return any(
+        is_name(node, name)
+        and isinstance(node.ctx, ast.Store)
+        and node.lineno < parts.place.lineno
+        for node in walk_scope(parts.scope)
+    )
+
+
+def _is_stored(node: ast.AST, name: str) -> bool:
+    """Returns whether code stores a variable."""
+    return any(
+        is_name(each, name) and isinstance(each.ctx, ast.Store)
+        for each in ast.walk(node)
+    )
 
 
 def _of_tuple(script: Script, parts: Parts, assign: ast.Assign, name: str) -> str:

@@ -57,7 +57,7 @@ def find(script: Script, parts: Parts) -> list[Finding]:
 def _unseeded(script: Script, parts: Parts) -> list[str]:
     """Returns modules with a generator that the script does not always seed."""
     found = []
-    sources = [script, *parts.neighbours]
+    sources = [script, *parts.neighbours.values()]
     name = ast.Name("random")
     if any(_calls(each, "random") for each in sources) and script.imported(name) in (
         "random",

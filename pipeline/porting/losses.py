@@ -15,12 +15,36 @@
 from __future__ import annotations
 
 import ast
-import textwrap
+from typing import NamedTuple
 
-from pipeline.porting.edits import Edit
+from pipeline.porting.chain_classes import (
+    ChainClass,
+    children,
+    class_of,
+    is_global,
+    is_used,
+    links,
+    plain_attributes,
+)
+from pipeline.porting.edits import Edit, removal, replacement, with_pass
 from pipeline.porting.findings import Finding, obstacle
 from pipeline.porting.parts import Parts
 from pipeline.porting.script import Script, is_name
+from pipeline.porting.statements import (
+    assigns_only,
+    attributes_stored,
+    is_text,
+    lines_of,
+    names_read,
+    names_stored,
+    needs,
+    outer_names,
+    reads,
+    reports,
+    stores,
+    surely_stored,
+)
+from pipeline.porting.values import values_of
 
 NOUN = "loss"
 FINDS = "``forward(self, x, t)`` of a chain that returns its loss"
@@ -32,34 +56,67 @@ def find(script: Script, parts: Parts) -> list[Finding]:
     """Finds the loss of a model that is no ``Classifier``."""
     if parts.classifier or parts.chain:
         return []
-    assigned = script.assigned(parts.model, parts.scope)
-    where = assigned[-1].lineno if assigned else parts.setup.lineno
-    own = _class(script, assigned[-1].value) if assigned else None
-    if own is None:
+    values = values_of(script, parts.model, parts.scope).found
+    where = values[-1].lineno if values else parts.setup.lineno
+    found = [class_of(script, parts.neighbours, each) for each in values]
+    if not found or None in found:
         text = (
-            f"the class of {parts.model} is not in this script, so its loss is not"
-            f" seen: give its output to from_chain(..., forward=), and its loss to"
-            f" Pipeline as lossfun="
+            f"the class of {parts.model} is not in this script or beside it, so its"
+            f" loss is not seen: give its output to from_chain(..., forward=), and its"
+            f" loss to Pipeline as lossfun="
         )
         return [obstacle(where, text, PAGE)]
+    own = found[-1]
+    if any(each.node is not own.node for each in found):
+        text = f"{parts.model} is of one of several classes: leave one in the script"
+        return [obstacle(where, text, PAGE)]
+    where = where if own.module else own.node.lineno
     forward = _forward(own)
     if forward is None:
-        text = f"{own.name} has neither forward nor __call__ with x and t"
-        return [obstacle(own.lineno, text, PAGE)]
-    return _split(script, parts, own, forward)
+        text = f"{own.node.name} has neither forward nor __call__ with x and t"
+        return [obstacle(where, text, PAGE)]
+    where = where if own.module else forward.lineno
+    try:
+        split = _split(own, forward)
+        parts.children = children(own, values[-1])
+        return [_functions(script, parts, split, where)]
+    except _SplitError as error:
+        return [obstacle(where, str(error), PAGE)]
 
 
-def _class(script: Script, value: ast.expr) -> ast.ClassDef | None:
-    func = value.func if isinstance(value, ast.Call) else None
-    for node in ast.walk(script.tree):
-        is_class = isinstance(node, ast.ClassDef) and isinstance(func, ast.Name)
-        if is_class and node.name == func.id:
-            return node
-    return None
+class _SplitError(Exception):
+    """A loss cannot be divided from the output."""
 
 
-def _forward(own: ast.ClassDef) -> ast.FunctionDef | None:
-    for node in own.body:
+class _Split(NamedTuple):
+    """A method in two parts.
+
+    Attributes:
+        own: The class.
+        forward: The method.
+        first: Statements of the output.
+        rest: Statements of the loss.
+        outputs: Variables that the first ones make, and the others read.
+        kept: Attributes of the chain that the others set.
+        needs_self: Whether they read others.
+    """
+
+    own: ChainClass
+    forward: ast.FunctionDef
+    first: list[ast.stmt]
+    rest: list[ast.stmt]
+    outputs: list[str]
+    kept: set[str]
+    needs_self: bool
+
+    @property
+    def arguments(self) -> list[str]:
+        """Names of the arguments: self, inputs, target."""
+        return [arg.arg for arg in self.forward.args.args]
+
+
+def _forward(own: ChainClass) -> ast.FunctionDef | None:
+    for node in own.node.body:
         is_method = isinstance(node, ast.FunctionDef)
         if is_method and node.name in ("forward", "__call__"):
             arguments = node.args
@@ -69,84 +126,185 @@ def _forward(own: ast.ClassDef) -> ast.FunctionDef | None:
     return None
 
 
-def _split(
-    script: Script, parts: Parts, own: ast.ClassDef, forward: ast.FunctionDef
-) -> list[Finding]:
+def _split(own: ChainClass, forward: ast.FunctionDef) -> _Split:
     self, *inputs, target = [arg.arg for arg in forward.args.args]
-    body = [each for each in forward.body if not _is_text(each)]
-    last = next((n for n, each in enumerate(body) if _reads(each, target)), len(body))
-    first, rest = body[:last], [each for each in body[last:] if not _reports(each)]
+    script = own.script
+    body = [each for each in forward.body if not is_text(each)]
+    last = next((n for n, each in enumerate(body) if reads(each, target)), len(body))
+    first, rest = body[:last], [each for each in body[last:] if not reports(each)]
     fault = ""
-    if not rest or not isinstance(rest[-1], ast.Return) or rest[-1].value is None:
+    if not rest or not _ends(rest[-1]):
         fault = "it does not end with return"
-    kept = _attributes_stored(rest, self)
+    kept = attributes_stored(rest, self)
+    known = {*kept, *plain_attributes(own)}
     for each in rest:
-        if _needs(script, each, self, kept):
+        if needs(script, each, self, known):
             fault = f"line {each.lineno} needs {self} and {target}"
     if any(isinstance(n, ast.Return) for each in first for n in ast.walk(each)):
         fault = f"it returns before it has read {target}"
-    if _stores(first, target):
+    if stores(first, target):
         fault = f"it changes {target}"
+    made = {*inputs, *names_stored(first)}
+    outputs = [name for name in names_read(rest) if name in made]
+    unsure = [name for name in outputs if name not in {*inputs, *surely_stored(first)}]
+    if unsure and not fault:
+        fault = f"some paths do not make {unsure[0]}"
     if fault:
-        text = (
-            f"{own.name}.{forward.name} computes output and loss at once, and {fault}:"
-            f" write the output as a method, and the loss as a function of it and"
-            f" {target}"
+        raise _SplitError(
+            f"{own.node.name}.{forward.name} computes output and loss at once, and"
+            f" {fault}: write the output as a method, and the loss as a function of it"
+            f" and {target}"
         )
-        return [obstacle(forward.lineno, text, PAGE)]
-    made = {*inputs, *_names_stored(first)}
-    outputs = [name for name in _ordered(rest) if name in made]
     if not first or not outputs:
-        text = f"{own.name}.{forward.name} has no output before it reads {target}"
-        return [obstacle(forward.lineno, text, PAGE)]
-    return _functions(script, parts, own, forward, first, rest, outputs)
+        raise _SplitError(
+            f"{own.node.name}.{forward.name} has no output before it reads {target}"
+        )
+    needs_self = any(needs(script, each, self, kept) for each in rest)
+    return _Split(own, forward, first, rest, outputs, kept, needs_self)
 
 
-def _functions(
-    script: Script,
-    parts: Parts,
-    own: ast.ClassDef,
-    forward: ast.FunctionDef,
-    first: list[ast.stmt],
-    rest: list[ast.stmt],
-    outputs: list[str],
-) -> list[Finding]:
-    _, *inputs, target = [arg.arg for arg in forward.args.args]
-    method, loss = script.unused("output"), script.unused(f"loss_of_{own.name.lower()}")
-    accuracy = _accuracy(script, forward, rest, outputs, target)
-    kept = [each for each in rest if not _assigns_only(script, each, accuracy[1])]
-    before = script.indentation(forward)
-    self = forward.args.args[0].arg
-    given = ", ".join([self, *inputs])
-    text = (
-        f"\n{before}def {method}({given}):\n"
-        + _lines(script, first, before + "    ")
-        + f"{before}    return {', '.join(outputs)}\n"
+def _functions(script: Script, parts: Parts, split: _Split, where: int) -> Finding:
+    own, forward = split.own, split.forward
+    name = own.node.name
+    accuracy = _accuracy(
+        own.script, forward, split.rest, split.outputs, split.arguments
     )
-    _, end = script.lines(forward.lineno, forward.end_lineno)
-    outer = script.indentation(own)
-    local = f"{self}."
-    function = f"\n\n{outer}def {loss}({', '.join([*outputs, target])}):\n" + _lines(
-        script, kept, outer + "    "
-    ).replace(local, "")
-    _, close = script.lines(own.lineno, own.end_lineno)
-    if close == end:
-        edits = (Edit(end, end, text + function),)
-    else:
-        edits = (Edit(end, end, text), Edit(close, close, function))
-    parts.chain = parts.model
-    parts.conversion.append(f"forward={parts.model}.{method}")
+    edits = _output(script, parts, split)
+    loss = script.unused(f"loss_of_{name.lower()}")
+    edits += _loss(script, parts, split, loss, accuracy[1])
+    given = [*split.outputs, split.arguments[-1]]
+    if split.needs_self:
+        names = ", ".join(given)
+        loss = f"lambda {names}: {loss}({parts.model}, {names})"
     parts.arguments += [f"lossfun={loss}", f"accfun={accuracy[0]}"]
     says = (
-        f"{own.name}.{forward.name} is the output and the loss: the ranks divide the"
-        f" one, and the last rank computes the other, which must be a mean over samples"
+        f"{name}.{forward.name} is the output and the loss: the ranks divide the one,"
+        f" and the last rank computes the other, which must be a mean over samples"
     )
     known = ("loss",) if accuracy[0] == "None" else ("loss", "accuracy")
-    left = [name for name in _reported(script, forward) if name not in known]
+    left = [name for name in _reported(own.script, forward) if name not in known]
     if left:
         names = ", ".join(left)
         says += f". {names} is no longer reported: compute it from pipe.predict(x)"
-    return [Finding(forward.lineno, says, edits, PAGE)]
+    return Finding(where, says, tuple(edits), PAGE)
+
+
+def _output(script: Script, parts: Parts, split: _Split) -> list[Edit]:
+    """Gives the chain and its forward to the parts; returns edits that write it."""
+    own, (self, *inputs, _) = split.own, split.arguments
+    parts.chain = parts.model
+    inner = _inner(split)
+    if inner and own.method(inner):
+        parts.conversion.append(f"forward={parts.model}.{inner}")
+        return []
+    if inner and inner in links(own):
+        parts.chain, parts.root = f"{parts.model}.{inner}", f"/{inner}"
+        return []
+    result = f"return {', '.join(split.outputs)}\n"
+    if own.module:
+        name = script.unused(f"output_of_{own.node.name.lower()}")
+        _import_names(script, parts, split, split.first)
+        lines = lines_of(own.script, split.first, "    ")
+        head = f"def {name}({', '.join([self, *inputs])}):\n"
+        parts.functions.append(f"{head}{lines}    {result}")
+        given = ", ".join(inputs)
+        call = f"lambda {given}: {name}({parts.model}, {given})"
+        parts.conversion.append(f"forward={call}")
+        return []
+    method = script.unused("output")
+    before = script.indentation(split.forward)
+    lines = lines_of(script, split.first, f"{before}    ")
+    text = f"\n{before}def {method}({', '.join([self, *inputs])}):\n{lines}"
+    parts.conversion.append(f"forward={parts.model}.{method}")
+    _, end = script.lines(split.forward.lineno, split.forward.end_lineno)
+    return [Edit(end, end, f"{text}{before}    {result}")]
+
+
+def _loss(
+    script: Script, parts: Parts, split: _Split, name: str, accuracy: str
+) -> list[Edit]:
+    """Returns edits that write the function of the loss, if they are not imported."""
+    own, (self, *_, target) = split.own, split.arguments
+    kept = [each for each in split.rest if not assigns_only(own.script, each, accuracy)]
+    given = ", ".join([self] * split.needs_self + [*split.outputs, target])
+    outer = "" if own.module else script.indentation(own.node)
+    lines = lines_of(own.script, kept, f"{outer}    ", _local(split))
+    text = f"def {name}({given}):\n{lines}"
+    if own.module:
+        _import_names(script, parts, split, kept)
+        parts.functions.append(text)
+        return []
+    _, close = script.lines(own.node.lineno, own.node.end_lineno)
+    return [Edit(close, close, f"\n\n{outer}{text}")]
+
+
+def _import_names(
+    script: Script, parts: Parts, split: _Split, statements: list[ast.stmt]
+) -> None:
+    """Imports the names of the module that statements read.
+
+    Raises:
+        _SplitError: If one means something else in the script.
+    """
+    own = split.own
+    whole = f"{own.node.name}.{split.forward.name} of {own.module}.py"
+    for name in outer_names(statements, [*split.arguments, *split.outputs]):
+        is_same = script.imported(ast.Name(name)) == own.script.imported(ast.Name(name))
+        if not is_global(own.script, name):
+            raise _SplitError(
+                f"{whole} reads {name}, which that module does not define"
+            )
+        if not is_used(script, name):
+            parts.imports.add(f"{own.module}.{name}")
+        elif not is_same or not script.imported(ast.Name(name)):
+            raise _SplitError(
+                f"{whole} reads {name}, which is another one in this script"
+            )
+    for each in statements:
+        for node in ast.walk(each):
+            hidden = isinstance(node, ast.Attribute) and node.attr.startswith("__")
+            if is_name(node, "super") or (hidden and not node.attr.endswith("__")):
+                raise _SplitError(
+                    f"line {node.lineno} of {whole} works in its class only"
+                )
+
+
+def _inner(split: _Split) -> str:
+    """Returns the attribute that the output is a call of: ``y = self.net(x)``."""
+    self, *inputs, _ = split.arguments
+    each = split.first[0]
+    call = each.value if isinstance(each, ast.Assign) else None
+    is_one = (
+        len(split.first) == 1
+        and isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and is_name(call.func.value, self)
+        and not call.keywords
+        and [getattr(arg, "id", "") for arg in call.args] == inputs
+    )
+    targets = [split.own.script.source(t) for t in each.targets] if is_one else []
+    return call.func.attr if is_one and targets == [", ".join(split.outputs)] else ""
+
+
+def _local(split: _Split) -> list[Edit]:
+    """Returns the edits by which the loss reports nothing and sets no attributes."""
+    script, edits = split.own.script, []
+    for statement in split.rest:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.stmt) and reports(node):
+                edits.append(removal(script, node))
+            is_own = isinstance(node, ast.Attribute) and node.attr in split.kept
+            if is_own and is_name(node.value, split.arguments[0]):
+                edits.append(replacement(script, node, node.attr))
+    return with_pass(script, edits) if edits else []
+
+
+def _ends(statement: ast.stmt) -> bool:
+    """Returns whether a statement returns a value on each path."""
+    if isinstance(statement, ast.If):
+        blocks = statement.body, statement.orelse
+        return all(block and _ends(block[-1]) for block in blocks)
+    return isinstance(statement, ast.Return) and statement.value is not None
 
 
 def _reported(script: Script, forward: ast.FunctionDef) -> list[str]:
@@ -161,7 +319,7 @@ def _accuracy(
     forward: ast.FunctionDef,
     rest: list[ast.stmt],
     outputs: list[str],
-    target: str,
+    arguments: list[str],
 ) -> tuple[str, str]:
     """Returns the function of an accuracy that the chain reports, and its variable."""
     reported, name = None, ""
@@ -171,105 +329,19 @@ def _accuracy(
             for key, value in zip(given.keys, given.values):
                 if getattr(key, "value", None) == "accuracy":
                     reported = value
-    self = forward.args.args[0].arg
-    if reported is None and "accuracy" in _attributes_stored(rest, self):
+    self, target = arguments[0], arguments[-1]
+    if reported is None and "accuracy" in attributes_stored(rest, self):
         reported = ast.Name("accuracy")
         name = f"{self}.accuracy"
     elif isinstance(reported, (ast.Name, ast.Attribute)):
         name = script.source(reported)
     if name:
         for each in rest:
-            if _assigns_only(script, each, name):
+            if assigns_only(script, each, name):
                 reported = each.value
     if not isinstance(reported, ast.Call) or reported.keywords:
         return "None", ""
-    arguments = [script.source(arg) for arg in reported.args]
-    if arguments != [*outputs, target]:
+    given = [script.source(arg) for arg in reported.args]
+    if given != [*outputs, target]:
         return "None", ""
     return script.source(reported.func), name
-
-
-def _lines(script: Script, statements: list[ast.stmt], before: str) -> str:
-    """Returns the lines of statements, with another indentation."""
-    text = ""
-    for each in statements:
-        start, end = script.lines(each.lineno, each.end_lineno)
-        lines = textwrap.dedent(script.between(start, end))
-        text += textwrap.indent(lines, before)
-    return text if text.endswith("\n") else f"{text}\n"
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-
-
-def _reads(node: ast.AST, name: str) -> bool:
-    return any(
-        isinstance(each, ast.Name)
-        and each.id == name
-        and isinstance(each.ctx, ast.Load)
-        for each in ast.walk(node)
-    )
-
-
-def _reports(statement: ast.stmt) -> bool:
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    func = call.func if isinstance(call, ast.Call) else None
-    name = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-    return name == "report"
-
-
-def _attributes_stored(statements: list[ast.stmt], self: str) -> set[str]:
-    """Returns the attributes of the chain that statements set."""
-    return {
-        target.attr
-        for each in statements
-        if isinstance(each, ast.Assign)
-        for target in each.targets
-        if isinstance(target, ast.Attribute) and is_name(target.value, self)
-    }
-
-
-def _needs(script: Script, statement: ast.stmt, self: str, kept: set[str]) -> bool:
-    """Returns whether a statement needs more of the chain than attributes set here."""
-    for use in script.uses(self, statement):
-        parent = script.parent(use)
-        if not isinstance(parent, ast.Attribute) or parent.attr not in kept:
-            return True
-    return False
-
-
-def _assigns_only(script: Script, statement: ast.stmt, name: str) -> bool:
-    """Returns whether a statement assigns a variable or an attribute, and no other."""
-    return (
-        bool(name)
-        and isinstance(statement, ast.Assign)
-        and len(statement.targets) == 1
-        and script.source(statement.targets[0]) == name
-    )
-
-
-def _stores(statements: list[ast.stmt], name: str) -> bool:
-    return name in _names_stored(statements)
-
-
-def _names_stored(statements: list[ast.stmt]) -> set[str]:
-    return {
-        node.id
-        for each in statements
-        for node in ast.walk(each)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }
-
-
-def _ordered(statements: list[ast.stmt]) -> list[str]:
-    """Returns the variables that statements read before they store them, in order."""
-    found: dict[str, None] = {}
-    stored: set[str] = set()
-    for each in statements:
-        for node in ast.walk(each):
-            is_read = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-            if is_read and node.id not in stored:
-                found.setdefault(node.id)
-        stored |= _names_stored([each])
-    return list(found)

@@ -41,13 +41,29 @@ class Minibatch:
 
 def minibatches(script: Script, parts: Parts) -> list[Minibatch]:
     """Returns the minibatches behind the place where the pipeline is made."""
-    found = []
-    for node in walk_scope(parts.scope):
-        if isinstance(node, ast.stmt) and parts.is_after(node):
-            each = _updated(parts, node) or _computed(script, parts, node)
-            if each is not None:
-                found.append(each)
-    return found
+    statements = [
+        node
+        for node in walk_scope(parts.scope)
+        if isinstance(node, ast.stmt) and parts.is_after(node)
+    ]
+    is_loss = parts.classifier or any(
+        _updated(parts, each) or _goes_backward(script, parts, each)
+        for each in statements
+    )
+    found = (
+        _updated(parts, each) or _computed(script, parts, each, is_loss)
+        for each in statements
+    )
+    return [each for each in found if each is not None]
+
+
+def _goes_backward(script: Script, parts: Parts, statement: ast.stmt) -> bool:
+    """Returns whether the model's own result goes backward behind a statement."""
+    name, call = _assigned_call(statement)
+    if call is None or not is_name(call.func, parts.model) or len(call.args) < 2:
+        return False
+    _, after = _around(script, statement)
+    return any(_calls(s, name, "backward") for s in _until_stored(after, name))
 
 
 def _updated(parts: Parts, statement: ast.stmt) -> Minibatch | None:
@@ -59,6 +75,7 @@ def _updated(parts: Parts, statement: ast.stmt) -> Minibatch | None:
         and call.func.attr == "update"
         and is_name(call.func.value, parts.optimizer)
         and len(call.args) > 2
+        and not call.keywords
         and is_name(call.args[0], parts.model)
     )
     if not is_update:
@@ -67,15 +84,23 @@ def _updated(parts: Parts, statement: ast.stmt) -> Minibatch | None:
     return Minibatch(statement, inputs, [target], is_training=True, is_update=True)
 
 
-def _computed(script: Script, parts: Parts, statement: ast.stmt) -> Minibatch | None:
-    """Returns the minibatch whose loss a statement computes."""
+def _computed(
+    script: Script, parts: Parts, statement: ast.stmt, is_loss: bool
+) -> Minibatch | None:
+    """Returns the minibatch whose loss a statement computes.
+
+    Args:
+        script: The script.
+        parts: Its parts.
+        statement: The statement.
+        is_loss: Whether the model computes a loss, and not an output.
+    """
     name, call = _assigned_call(statement)
     if call is None or call.keywords:
         return None
     before, after = _around(script, statement)
     same = _until_stored(after, name)
     backward = [s for s in same if _calls(s, name, "backward")]
-    is_loss = parts.classifier or bool(backward)
     if is_name(call.func, parts.model) and len(call.args) > 1 and is_loss:
         *inputs, target = call.args
         return Minibatch(
@@ -99,7 +124,7 @@ def _computed(script: Script, parts: Parts, statement: ast.stmt) -> Minibatch | 
             return None
         inputs, others = _assigned_call(made[0])[1].args, made
         near = [*before[before.index(made[0]) :], *after]
-    elif isinstance(output, ast.Call) and _is_chain(script, parts, output.func):
+    elif _is_plain_call(output) and _is_chain(script, parts, output.func):
         inputs, others, near = output.args, [], [*before, *after]
     else:
         return None
@@ -146,11 +171,18 @@ def _assigned_call(statement: ast.stmt) -> tuple[str, ast.Call | None]:
 
 def _is_output(script: Script, parts: Parts, statement: ast.stmt, name: str) -> bool:
     own, call = _assigned_call(statement)
-    return call is not None and own == name and _is_chain(script, parts, call.func)
+    is_plain = call is not None and own == name and not call.keywords
+    return is_plain and _is_chain(script, parts, call.func)
+
+
+def _is_plain_call(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and not node.keywords
 
 
 def _is_chain(script: Script, parts: Parts, func: ast.expr) -> bool:
-    return script.source(func) in (parts.chain, parts.model)
+    source = script.source(func)
+    is_child = parts.children.get(source) == parts.root != ""
+    return is_child or source in (parts.chain, parts.model)
 
 
 def _calls(statement: ast.stmt, name: str, method: str) -> bool:

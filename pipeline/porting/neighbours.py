@@ -26,6 +26,20 @@ def neighbours(path: Path) -> list[Path]:
     return list(found)
 
 
+def sources(path: Path) -> dict[str, str]:
+    """Returns the text of each module beside a script that it imports, by its name.
+
+    Args:
+        path: The script.
+    """
+    found = {}
+    for each in neighbours(path):
+        *folders, last = each.relative_to(path.parent).with_suffix("").parts
+        name = folders if last == "__init__" else [*folders, last]
+        found[".".join(name)] = source_of(each)
+    return found
+
+
 def source_of(path: Path) -> str:
     """Returns the text of a module, in the encoding that it declares.
 
@@ -43,17 +57,20 @@ def _imported(path: Path, folder: Path) -> list[Path]:
         tree = ast.parse(source_of(path))
     except (OSError, SyntaxError, ValueError):
         return []
-    names: list[str] = []
+    bases: list[Path] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            bases += [folder.joinpath(*alias.name.split(".")) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            names += [f"{module}.{alias.name}".strip(".") for alias in node.names]
-            names.append(module)
+            # One dot means the module's own folder, and each further one that above.
+            for base in [folder, path.parent, *path.parent.parents][node.level :][:1]:
+                module = base.joinpath(*(node.module or "").split("."))
+                bases += [module / alias.name for alias in node.names]
+                bases.append(module)
     files = []
-    for name in filter(None, names):
-        base = folder.joinpath(*name.split("."))
+    for base in bases:
+        if folder not in base.parents:
+            continue
         for file in (base.with_suffix(".py"), base / "__init__.py"):
             if file.is_file() and _can_parse(file):
                 files.append(file)

@@ -20,7 +20,7 @@ _NORMALIZES = re.compile(r"batch_?(re)?norm|^ResNet|^InceptionBN$", re.IGNORECAS
 def find(script: Script, parts: Parts) -> list[Finding]:
     """Finds layers that a microbatch is not enough for."""
     findings = []
-    sources = [script, *parts.neighbours]
+    sources = [script, *parts.neighbours.values()]
     if any(_NORMALIZES.search(name) for each in sources for name in each.identifiers):
         parts.arguments.append("n_microbatches=1")
         text = (

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pipeline.porting.findings import Finding, obstacle
 from pipeline.porting.script import Scope, Script, argument, common_block
+from pipeline.porting.values import Passed
 
 #: Updaters of Chainer with one loss and one gradient.
 UPDATERS = ("StandardUpdater", "ParallelUpdater", "MultiprocessParallelUpdater")
@@ -36,6 +37,9 @@ class Parts:
         pipe: Name of the pipeline.
         layers: Name of the list of layers.
         chain: Source of the chain without its loss.
+        root: Path of this chain in the model; empty if it is the model itself.
+        passed: Variables of callers that became the model.
+        children: Paths in the model of further variables that are children of it.
         classifier: Whether the model is a ``Classifier``.
         arguments: Further arguments of the pipeline, as source.
         conversion: Further arguments of ``from_chain``, as source.
@@ -43,10 +47,11 @@ class Parts:
         after: Lines after it.
         example: Source of the inputs of a small minibatch, for ``from_chain``.
         imports: Full names to import.
-        neighbours: Modules beside the script that it imports.
+        neighbours: Modules beside the script that it imports, by their names.
         comm_is_global: Whether the whole script knows the communicator.
         comm_line: Line on which the script makes the communicator; 0 without one.
         seeds: Calls that seed generators, as source.
+        functions: Functions to define below the imports, as source.
         result: Name of what a step of the pipeline returns.
     """
 
@@ -61,6 +66,9 @@ class Parts:
     pipe: str = "pipe"
     layers: str = "layers"
     chain: str = ""
+    root: str = ""
+    passed: list[Passed] = field(default_factory=list)
+    children: dict[str, str] = field(default_factory=dict)
     classifier: bool = False
     arguments: list[str] = field(default_factory=list)
     conversion: list[str] = field(default_factory=list)
@@ -68,10 +76,11 @@ class Parts:
     after: list[str] = field(default_factory=list)
     example: str = ""
     imports: set[str] = field(default_factory=set)
-    neighbours: list[Script] = field(default_factory=list)
+    neighbours: dict[str, Script] = field(default_factory=dict)
     comm_is_global: bool = True
     comm_line: int = 0
     seeds: list[str] = field(default_factory=list)
+    functions: list[str] = field(default_factory=list)
     result: str = "result"
 
     def is_after(self, node: ast.AST) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pipeline.porting import remains
@@ -34,14 +34,15 @@ class Ported(NamedTuple):
         return [each for each in self.findings if each.is_obstacle]
 
 
-def port(source: str, neighbours: Iterable[str] = ()) -> Ported:
+def port(source: str, neighbours: Mapping[str, str] | None = None) -> Ported:
     """Returns a script that trains the same model on a pipeline.
 
     The script is read, and not run. Comments and layout of lines that stay are kept.
 
     Args:
         source: Source of a training script for Chainer.
-        neighbours: Sources of modules beside it that it imports.
+        neighbours: Sources of modules beside it that it imports, by their names, such
+            as ``models.net``.
 
     Returns:
         Ported: The new source and the findings.
@@ -60,7 +61,7 @@ def port(source: str, neighbours: Iterable[str] = ()) -> Ported:
     """
     try:
         script = Script(source)
-        others = [Script(text) for text in neighbours]
+        others = {name: Script(text) for name, text in (neighbours or {}).items()}
     except SyntaxError as error:
         text = f"this Python cannot parse it: {error.msg}"
         return Ported(None, [obstacle(error.lineno or 1, text, "howto/old_scripts")])
@@ -72,7 +73,7 @@ def port(source: str, neighbours: Iterable[str] = ()) -> Ported:
     return _ported(script, _named(script, parts, others))
 
 
-def _named(script: Script, parts: Parts, others: list[Script]) -> Parts:
+def _named(script: Script, parts: Parts, others: dict[str, Script]) -> Parts:
     """Gives the new objects names that do not occur in the script."""
     own = communicator(script)
     parts.comm_is_global = not own
@@ -145,6 +146,8 @@ def _imports(script: Script, parts: Parts, before: int) -> list[Edit]:
     lines = _import_lines(each for each in parts.imports if each not in present)
     if parts.seeds:
         lines += ["", *(f"{each}  # alike on every rank" for each in parts.seeds)]
+    for each in parts.functions:
+        lines += ["", "", *each.splitlines()]
     text = "".join(f"{line}\n" for line in lines)
     if end and not script.between(end - 1, end).endswith("\n"):
         text = f"\n{text}"

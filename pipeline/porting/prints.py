@@ -70,7 +70,7 @@ def _computing(script: Script, parts: Parts) -> set[str]:
     """Returns functions of the script that use the model, or another one that does."""
     functions = [n for n in ast.walk(script.tree) if isinstance(n, ast.FunctionDef)]
     found: set[str] = set()
-    more = {parts.model}
+    more = {parts.model, *parts.children}
     while more:
         names, more = more, set()
         for function in functions:
@@ -88,6 +88,8 @@ def _is_collective(
 
     All ranks also draw the same random numbers, and read the same minibatches.
     """
+    if any(script.uses(name, statement) for name in parts.children):
+        return True
     for use in script.uses(parts.model, statement):
         parent = script.parent(use)
         is_value = isinstance(parent, ast.Attribute)

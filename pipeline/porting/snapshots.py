@@ -123,7 +123,7 @@ def _save(script: Script, parts: Parts, call: ast.Call) -> Finding:
     path = argument(call, "file", 0) or argument(call, "filename", 0)
     statement = script.statement(call)
     is_own = isinstance(statement, ast.Expr) and statement.value is call
-    known = (parts.model, parts.optimizer, parts.chain)
+    known = (parts.model, parts.optimizer, parts.chain, *parts.children)
     name = script.source(target) if target is not None else ""
     if not is_own or name not in known or not parts.is_after(call):
         if name in known and parts.is_after(call):
@@ -137,10 +137,14 @@ def _save(script: Script, parts: Parts, call: ast.Call) -> Finding:
         text = "the state of the optimizer is in a snapshot of all ranks"
         lines = f"{save}({folder}, {parts.pipe}, {parts.optimizer})"
         return Finding(call.lineno, text, (replacement(script, call, lines),), PAGE)
-    export = _imported(script, parts, "export_npz")
     names = f"{parts.layers}.chain_names"
-    if parts.classifier and name == parts.model:
-        names += ".within('/predictor')"
+    path = parts.root if name == parts.chain else parts.children.get(name, "")
+    if path != parts.root and path:
+        text = f"{name} is a part of {parts.model}: save that instead"
+        return obstacle(call.lineno, text, PAGE)
+    if path != parts.root:
+        names += f".within({parts.root!r})"
+    export = _imported(script, parts, "export_npz")
     lines = (
         f"{save}({folder}, {parts.pipe}, {parts.optimizer})\n"
         f"{before}if {parts.comm}.rank == 0:\n"

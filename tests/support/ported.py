@@ -45,7 +45,7 @@ def training_script(
     )
 
 
-def added(source, neighbours=()):
+def added(source, neighbours=None):
     """Returns the lines that a port has, and its script has not, without blanks."""
     ported = port(source, neighbours)
     assert ported.text is not None, ported.obstacles
@@ -60,8 +60,8 @@ def removed(source):
     return [line[2:].strip() for line in difference if line.startswith("- ")]
 
 
-def obstacles(source):
+def obstacles(source, neighbours=None):
     """Returns the line, the text and the page of each obstacle."""
-    ported = port(source)
+    ported = port(source, neighbours)
     assert ported.text is None
     return [(each.line, each.text, each.page) for each in ported.obstacles]

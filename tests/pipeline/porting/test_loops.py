@@ -123,6 +123,73 @@ def test_the_output_is_that_of_the_model_before_the_loss():
     ]
 
 
+OWN_LOSS = """\
+class Own(chainer.Chain):
+    def __init__(self, net):
+        super().__init__(net=net)
+
+    def __call__(self, x, t):
+        y = self.net(x)
+        self.loss = F.softmax_cross_entropy(y, t)
+        self.accuracy = F.accuracy(y, t)
+        return self.loss
+"""
+
+
+def test_a_model_with_a_loss_of_its_own_is_evaluated_too():
+    source = loop(
+        "optimizer.update(model, a[i:], b[i:])\n"
+        "loss = model(c[i:], d[i:])\n"
+        "total += float(loss.data) + float(model.accuracy.data)\n",
+        model="Own(net)",
+    )
+    source = source.replace("net = Net()", f"{OWN_LOSS}net = Net()")
+    lines, made = body(source)
+    assert lines == [
+        "result = pipe.step(a[i:], b[i:])",
+        "optimizer.update()",
+        "result = pipe.evaluate(c[i:], d[i:])",
+        "loss = result['loss']",
+        "total += float(loss) + float(result['accuracy'])",
+    ]
+    assert made == [
+        "layers = from_chain(model.net, a[:2])",
+        "pipe = Pipeline(layers, comm, n_microbatches=4, lossfun=loss_of_own,"
+        " accfun=F.accuracy)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "before, inside, x, found",
+    [
+        ("a = load()", "", "a", "a[:2]"),
+        # Shuffled in the loop, and whole before it.
+        ("a = load()", "a = a[order]", "a[i:]", "a[:2]"),
+        ("", "a = load(i)", "a", None),
+        ("a = 1", "for a in batches:\n    pass", "a", None),
+    ],
+)
+def test_the_example_is_of_an_array_that_is_there_before_the_loop(
+    before, inside, x, found
+):
+    source = loop(f"{inside}\noptimizer.update(model, {x}, b[i:])\n")
+    source = source.replace("net = Net()", f"net = Net()\n{before}")
+    if found is None:
+        assert port(source).text is None
+    else:
+        assert body(source)[1][0] == f"layers = from_chain(model.predictor, {found})"
+
+
+def test_arguments_by_keyword_are_no_minibatch():
+    source = loop(
+        "y = model(a[i:], train=True)\n"
+        "loss = F.mean_squared_error(y, b[i:])\n"
+        "loss.backward()\noptimizer.update()\n",
+        model="net",
+    )
+    assert any("no forward and backward" in o.text for o in port(source).obstacles)
+
+
 @pytest.mark.parametrize(
     "text, words",
     [

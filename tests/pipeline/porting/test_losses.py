@@ -92,3 +92,157 @@ def test_values_that_are_no_longer_reported_are_named():
     assert any("perp is no longer reported" in text for text in says)
     says = [each.text for each in port(net(KEPT)).findings]
     assert not any("no longer reported" in text for text in says)
+
+
+BESIDE = """
+import chainer
+import chainer.functions as F
+import chainer.links as L
+from chainer import report
+
+
+def penalty(y):
+    return F.sum(y ** 2)
+
+
+class Net(chainer.Chain):
+    def __init__(self, gain, verbose=False):
+        super().__init__()
+        with self.init_scope():
+            self.l1 = L.Linear(None, 2)
+            self.scale = 0.5
+            self.verbose = verbose
+        self.gain = gain
+
+    def forward(self, x, t):
+        y = F.relu(self.l1(x))
+        loss = F.mean_squared_error(y, t) + self.scale * self.gain * penalty(y)
+        if self.verbose:
+            extra = F.sum(loss)
+            report({'extra': extra}, self)
+        report({'loss': loss}, self)
+        if self.verbose:
+            return loss, y
+        else:
+            return loss
+"""
+IMPORTED = "import models.net"
+
+
+def beside(**changes):
+    """Returns a script whose model is in a module, and the module."""
+    source = training_script(
+        **{"model": "models.net.Net(2)", "before": IMPORTED, **changes}
+    )
+    return source, {"models.net": BESIDE}
+
+
+def test_a_loss_in_a_module_beside_the_script_is_written_into_the_script():
+    source, modules = beside()
+    lines = added(source, modules)
+    # The script has its own F and chainer; report and penalty are the module's.
+    assert "from models.net import penalty" in lines
+    assert not any(line.startswith("from models.net import F") for line in lines)
+    start = lines.index("def output_of_net(self, x):")
+    assert lines[start + 1 : start + 3] == ["y = F.relu(self.l1(x))", "return y"]
+    start = lines.index("def loss_of_net(self, y, t):")
+    assert lines[start + 2 : start + 4] == ["if self.verbose:", "extra = F.sum(loss)"]
+    assert not any("report" in line for line in lines)
+    assert (
+        "layers = from_chain(model, concat_examples(train_iter.dataset[:2])[:-1],"
+        " forward=lambda x: output_of_net(model, x))"
+    ) in lines
+    assert (
+        "pipe = Pipeline(layers, comm, n_microbatches=4,"
+        " lossfun=lambda y, t: loss_of_net(model, y, t), accfun=None)"
+    ) in lines
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (("penalty(y)\n        if", "other(y)\n        if"), "reads other, which that"),
+        (("penalty", "np"), "reads np, which is another one"),
+        (("self.gain * penalty", "self.l1(y) * penalty"), "needs self and t"),
+        (("F.relu(self.l1(x))", "self.__l1(x)"), "works in its class only"),
+        (("def forward(self, x, t)", "def forward(self, *t)"), "with x and t"),
+    ],
+)
+def test_a_loss_beside_the_script_that_cannot_be_written_there_is_refused(
+    change, words
+):
+    source, modules = beside()
+    modules = {name: text.replace(*change) for name, text in modules.items()}
+    assert modules["models.net"] != BESIDE
+    line = next(
+        n for n, text in enumerate(source.splitlines(), 1) if "model = " in text
+    )
+    assert [
+        (where, words in text) for where, text, _ in obstacles(source, modules)
+    ] == [(line, True)]
+
+
+def test_a_model_of_one_of_several_classes_is_refused():
+    source, modules = beside(before=f"{IMPORTED}\nclass A(chainer.Chain):\n    pass")
+    source = source.replace(
+        "model = models", "if wide:\n    model = A()\nelse:\n    model = models"
+    )
+    ((_, text, _),) = obstacles(source, modules)
+    assert "one of several classes" in text
+
+
+def test_a_variable_that_only_some_paths_make_is_no_output():
+    body = "if x is not None:\n            y = self.l2(x)\n        return f(y, t)"
+    ((_, text, _),) = obstacles(net(body))
+    assert "some paths do not make y" in text
+
+
+WRAPPED = """
+class Loss(chainer.Chain):
+    def __init__(self, net):
+        super().__init__()
+        with self.init_scope():
+            self.net = net
+
+    def forward(self, x, t):
+        y = {call}
+        return F.mean_squared_error(y, t)
+
+    def predict(self, x):
+        return self.net(x)
+
+mlp = MLP(5)
+"""
+
+
+@pytest.mark.parametrize(
+    "call, chain, names",
+    [
+        ("self.net(x)", "model.net", ["layers.chain_names", ".within('/net')"]),
+        ("self.predict(x)", "model", None),
+    ],
+)
+def test_a_child_that_makes_the_output_is_divided_itself(call, chain, names):
+    saves = "serializers.save_npz('a', mlp)\nserializers.save_npz('b', model)"
+    source = training_script(
+        model="Loss(mlp)", before=WRAPPED.format(call=call), end=saves * bool(names)
+    )
+    lines = added(source)
+    example = "concat_examples(train_iter.dataset[:2])[:-1]"
+    forward = "" if names else ", forward=model.predict"
+    assert f"layers = from_chain({chain}, {example}{forward})" in lines
+    assert not any(line.startswith("def output") for line in lines)
+    if names:
+        first, within = names
+        begin = "export_npz(str('{0}') + '.snapshot', '{0}', names="
+        assert f"{begin.format('a')}{first})" in lines
+        assert f"{begin.format('b')}{first}{within})" in lines
+
+
+def test_a_child_of_a_model_that_is_divided_is_not_saved_alone():
+    before = WRAPPED.format(call="self.predict(x)")
+    source = training_script(
+        model="Loss(mlp)", before=before, end="serializers.save_npz('a', mlp)"
+    )
+    ((_, text, _),) = obstacles(source)
+    assert "mlp is a part of model: save that instead" in text

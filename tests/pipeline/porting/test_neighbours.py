@@ -1,6 +1,6 @@
 """Modules beside a script are found, and those that they import."""
 
-from pipeline.porting.neighbours import neighbours
+from pipeline.porting.neighbours import neighbours, sources
 
 
 def test_modules_and_packages_are_found(tmp_path):
@@ -9,7 +9,10 @@ def test_modules_and_packages_are_found(tmp_path):
         "net.py": "from helper import f\n",
         "helper.py": "import train\n",
         "models/__init__.py": "",
-        "models/vgg.py": "",
+        "models/vgg.py": "from . import layers\nfrom .. import other2\n",
+        "models/layers.py": "from .deep.block import Block",
+        "models/deep/block.py": "import sys",
+        "other2.py": "n = 2",
         "old.py": "print 'a'",
         "other.py": "",
     }
@@ -20,4 +23,15 @@ def test_modules_and_packages_are_found(tmp_path):
     found = {
         str(path.relative_to(tmp_path)) for path in neighbours(tmp_path / "train.py")
     }
-    assert found == {"net.py", "helper.py", "models/vgg.py"}
+    assert found == {
+        "net.py",
+        "helper.py",
+        "models/__init__.py",
+        "models/vgg.py",
+        "models/layers.py",
+        "models/deep/block.py",
+        "other2.py",
+    }
+    texts = sources(tmp_path / "train.py")
+    assert {"models", "models.vgg", "models.deep.block", "other2"} <= set(texts)
+    assert texts["other2"] == "n = 2"

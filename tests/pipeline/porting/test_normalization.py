@@ -20,7 +20,8 @@ BESIDE = "import chainer.links as L\nbn = L.BatchNormalization(3)\n"
     ],
 )
 def test_batch_normalization_is_seen(before, neighbours, n):
-    lines = added(training_script(before=before), neighbours)
+    modules = {f"net{n}": text for n, text in enumerate(neighbours)}
+    lines = added(training_script(before=before), modules)
     assert any(
         f"n_microbatches={n})" in line
         or f"n_microbatches={n}," in line

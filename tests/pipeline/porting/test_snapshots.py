@@ -48,6 +48,12 @@ def test_files_are_those_of_all_ranks(line, found):
     assert [each for each in found if each not in lines] == []
 
 
+def test_a_predictor_with_a_name_of_its_own_is_saved_by_its_names():
+    source = training_script(before="net = MLP()", end="serializers.save_npz('a', net)")
+    lines = added(source)
+    assert "export_npz(str('a') + '.snapshot', 'a', names=layers.chain_names)" in lines
+
+
 def test_weights_are_loaded_before_the_pipeline_only():
     line = "serializers.load_npz('weights', model)"
     assert line not in added(training_script(before="model = net\n" + line))
