@@ -39,8 +39,18 @@ def example_of(script: Script, parts: Parts, node: ast.expr) -> str:
             whole = script.span(node)
             name = part.value.id
             before = script.between(whole[0], start)
-            return f"{before}{name}[:2]{script.between(end, whole[1])}"
+            index = ":2"
+            if not isinstance(part.slice, ast.Slice) and _is_subscripted(script, part):
+                # A TupleDataset gives a list for a slice, and arrays for an array.
+                index = "numpy.arange(2)"
+                parts.imports.add("numpy")
+            return f"{before}{name}[{index}]{script.between(end, whole[1])}"
     return ""
+
+
+def _is_subscripted(script: Script, node: ast.expr) -> bool:
+    above = script.parent(node)
+    return isinstance(above, ast.Subscript) and above.value is node
 
 
 def _without_variable(script: Script, node: ast.expr) -> ast.expr:

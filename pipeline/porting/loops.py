@@ -25,6 +25,7 @@ FINDS = "``optimizer.update(model, x, t)``; ``loss.backward()``, ``optimizer.upd
 WRITES = "``pipe.step(x, t)``, ``optimizer.update()``, ``pipe.evaluate(x, t)``"
 PAGE = "tutorial"
 
+_RANDOM = ("numpy.random.", "random.")
 _CLEARS = ("cleargrads", "zerograds", "zero_grads")
 
 
@@ -88,6 +89,34 @@ def find(script: Script, parts: Parts) -> list[Finding]:
     return findings
 
 
+def _draws(script: Script, parts: Parts, first: Minibatch) -> bool:
+    """Returns whether random numbers are drawn before the first minibatch.
+
+    Links without sizes draw their weights in it, so the pipeline has to be made there.
+    """
+    return any(
+        isinstance(node, ast.Call)
+        and node.lineno < first.statement.lineno
+        and script.imported(node.func).startswith(_RANDOM)
+        for node in ast.walk(parts.place)
+    )
+
+
+def _may_be_late(script: Script, parts: Parts, found: list[Minibatch]) -> bool:
+    """Returns whether the first minibatch of a loop can make the pipeline."""
+    first = min(found, key=lambda each: each.statement.lineno)
+    if not first.is_training or first.statement is parts.place:
+        return False
+    known = [first.statement, *first.others]
+    return all(
+        use.lineno > first.statement.end_lineno
+        or script.statement(use) in known
+        or _clears(script.statement(use))
+        for use in script.uses(parts.model, parts.scope)
+        if parts.is_after(use)
+    )
+
+
 def _is_updated(script: Script, parts: Parts, each: Minibatch) -> bool:
     """Returns whether an update follows a minibatch before the next backward."""
     if each.is_update:
@@ -127,6 +156,10 @@ def _given(script: Script, parts: Parts, found: list[Minibatch]) -> list[Finding
         if accuracy.rpartition(".")[2] != "accuracy":
             parts.arguments.append(f"accfun={accuracy}")
     examples = [example_of(script, parts, node) for node in first.inputs]
+    is_drawn = _draws(script, parts, first)
+    if (is_drawn or not all(examples)) and _may_be_late(script, parts, found):
+        parts.late, parts.example = first.statement, _packed(script, first.inputs)
+        return []
     if not all(examples):
         text = (
             "the arrays of a minibatch are not seen to be parts of arrays or of an"
@@ -191,11 +224,16 @@ def _cleared(script: Script, parts: Parts, each: Minibatch) -> list[Edit]:
     """Returns edits that remove calls which clear gradients, in the same block."""
     edits = []
     for statement in script.block(each.statement):
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        is_method = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
-        if is_method and call.func.attr in _CLEARS:
+        if _clears(statement):
             edits.append(removal(script, statement))
     return edits
+
+
+def _clears(statement: ast.stmt) -> bool:
+    """Returns whether a statement clears gradients."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    is_method = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)
+    return is_method and call.func.attr in _CLEARS
 
 
 def _values(script: Script, parts: Parts, found: list[Minibatch]) -> list[Finding]:

@@ -28,6 +28,7 @@ class Parts:
     Attributes:
         scope: The function, or the module, that trains.
         place: The statement before which the pipeline is made.
+        late: Statement of a loop before which it is made instead, in the first step.
         model: Name of the variable of the model.
         setup: The call that sets up the optimizer with the model.
         optimizer: Name of the variable of the optimizer.
@@ -62,6 +63,7 @@ class Parts:
     optimizer: str
     updaters: list[ast.Call]
     iterator: str
+    late: ast.stmt | None = None
     comm: str = "comm"
     pipe: str = "pipe"
     layers: str = "layers"

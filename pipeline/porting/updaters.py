@@ -237,16 +237,25 @@ def creation(script: Script, parts: Parts) -> Finding:
     words = [parts.layers, parts.comm, "n_microbatches=4", *parts.arguments]
     if any(word.startswith("n_microbatches=") for word in parts.arguments):
         words.remove("n_microbatches=4")
-    lines = [
-        *parts.before,
+    made = [
         f"{parts.layers} = from_chain({conversion})",
         f"{parts.pipe} = Pipeline({', '.join(words)})",
         f"{parts.optimizer} = {parts.pipe}.setup({parts.optimizer})",
         *parts.after,
     ]
-    edit = insertion(script, parts.place, "\n".join(lines) + "\n")
+    if parts.late is None:
+        places = [(parts.place, [*parts.before, *made])]
+    else:
+        first = [f"if {parts.pipe} is None:", *(f"    {line}" for line in made)]
+        places = [
+            (parts.place, [*parts.before, f"{parts.pipe} = None"]),
+            (parts.late, first),
+        ]
+    edits = tuple(
+        insertion(script, place, "\n".join(lines) + "\n") for place, lines in places
+    )
     text = (
         "the chain becomes a list of layers, of which each rank keeps its stage; the"
         " optimizer keeps its hooks"
     )
-    return Finding(parts.place.lineno, text, (edit,), "howto/take_a_chain_apart")
+    return Finding(parts.place.lineno, text, edits, "howto/take_a_chain_apart")

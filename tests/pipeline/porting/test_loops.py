@@ -165,6 +165,8 @@ def test_a_model_with_a_loss_of_its_own_is_evaluated_too():
         ("a = load()", "", "a", "a[:2]"),
         # Shuffled in the loop, and whole before it.
         ("a = load()", "a = a[order]", "a[i:]", "a[:2]"),
+        ("a = load()", "", "a[order[i:]][0]", "a[numpy.arange(2)][0]"),
+        ("a = load()", "", "a[i:][0]", "a[:2][0]"),
         ("", "a = load(i)", "a", None),
         ("a = 1", "for a in batches:\n    pass", "a", None),
     ],
@@ -175,9 +177,59 @@ def test_the_example_is_of_an_array_that_is_there_before_the_loop(
     source = loop(f"{inside}\noptimizer.update(model, {x}, b[i:])\n")
     source = source.replace("net = Net()", f"net = Net()\n{before}")
     if found is None:
-        assert port(source).text is None
+        assert "    if pipe is None:" in port(source).text
     else:
         assert body(source)[1][0] == f"layers = from_chain(model.predictor, {found})"
+
+
+LATE = """\
+if pipe is None:
+layers = from_chain({chain}, {x})
+pipe = Pipeline(layers, comm, n_microbatches=4{more})
+optimizer = pipe.setup(optimizer)
+"""
+
+
+@pytest.mark.parametrize(
+    "text, model, x, more",
+    [
+        # Links without sizes draw their weights behind the order of samples.
+        (
+            "order = np.random.permutation(9)\n"
+            "model.cleargrads()\n"
+            "optimizer.update(model, a[order], b[order])",
+            "L.Classifier(net)",
+            "a[order]",
+            "",
+        ),
+        # The arrays are nothing that is there before the loop.
+        (
+            "x, t = load(i)\ny = model(x)\nloss = F.mean_squared_error(y, t)\n"
+            "loss.backward()\noptimizer.update()",
+            "net",
+            "x",
+            ", lossfun=F.mean_squared_error, accfun=None",
+        ),
+    ],
+)
+def test_the_first_minibatch_makes_the_pipeline_if_it_has_to(text, model, x, more):
+    source = loop(text, model)
+    lines, made = body(source)
+    assert "pipe = None" in port(source).text and made == []
+    chain = "model" if model == "net" else "model.predictor"
+    start = lines.index("if pipe is None:")
+    late = LATE.format(chain=chain, x=x, more=more).splitlines()
+    assert lines[start : start + 4] == late
+    assert lines[start + 4].startswith("result = pipe.step(")
+
+
+def test_a_model_that_is_evaluated_first_is_there_before_the_loop():
+    source = loop(
+        "order = np.random.permutation(9)\n"
+        "loss = model(c[i:], d[i:])\n"
+        "optimizer.update(model, a[order], b[order])\n"
+    )
+    assert body(source)[1][0] == "layers = from_chain(model.predictor, a[:2])"
 
 
 def test_arguments_by_keyword_are_no_minibatch():
@@ -195,6 +247,7 @@ def test_arguments_by_keyword_are_no_minibatch():
     [
         ("optimizer.update()", "no forward and backward"),
         (
+            "error = F.mean_squared_error(model(v), w)\n"
             "x, t = load(i)\ny = model(x)\nloss = F.mean_squared_error(y, t)\n"
             "loss.backward()\noptimizer.update()",
             "are not seen to be parts",
