@@ -8,6 +8,7 @@
     names      names that NumPy, Python and Chainer removed, from their first use on
     cupy       CuPy's former module names; without CuPy, a module that names the cause
     chainer1   arguments, functions and classes of Chainer 1
+    cpu        without CuPy: the CPU in the place of GPUs
 
 A script that uses none of it only starts a little later.
 """
@@ -25,6 +26,7 @@ _MODULES = {
     "names": "chainer_compat._removed_names",
     "cupy": "chainer_compat._cupy_names",
     "chainer1": "chainer_compat._chainer1",
+    "cpu": "chainer_compat._gpus_on_cpu",
 }
 
 

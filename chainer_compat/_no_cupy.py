@@ -6,13 +6,15 @@
     xp = cupy if args.gpu >= 0 else numpy   nothing happens
     isinstance(x, cupy.ndarray)             False
     kernel = cupy.ElementwiseKernel(...)    nothing happens
-    kernel(x), cupy.zeros(3)                an error: there is no GPU here
+    kernel(x), cupy.zeros(3)                an error: there is no GPU here, unless the
+                                            mode cpu gives NumPy's function
 
 Chainer and others find no GPU, as without the stand-in: they look for ``cupy.cuda`` and
 its modules, and importing these is an error.
 """
 
 import ast
+import contextlib
 import linecache
 import sys
 import types
@@ -42,6 +44,21 @@ _ANSWERS = {
 }
 # Modules that exist in name only.
 _IN_NAME = {"cupy.core", "cupy.cuda", "cupy.random", "cupy.testing", "cupy.util"}
+
+
+# Functions that find what NumPy has under a name of CuPy.
+_of_numpy = []
+
+
+def enable_numpy(find) -> None:
+    """Gives scripts what NumPy has, where they use a part of CuPy.
+
+    Args:
+        find: Function that returns it for a name such as ``cupy.random.seed``, or
+            raises an ``AttributeError``.
+    """
+    if find not in _of_numpy:
+        _of_numpy.append(find)
 
 
 class ndarray:
@@ -81,7 +98,12 @@ class Absent:
 
 def _part(full_name, name):
     # Scripts also ask for the type as cupy.core.core.ndarray.
-    return ndarray if name == "ndarray" else Absent(full_name, name in _MADE_EARLY)
+    if name == "ndarray":
+        return ndarray
+    for find in _of_numpy:
+        with contextlib.suppress(AttributeError):
+            return find(full_name)
+    return Absent(full_name, name in _MADE_EARLY)
 
 
 def _refuse(name):
@@ -124,13 +146,24 @@ class _Loader:
         """Adds what works without a GPU; warns that nothing else does."""
         if module.__name__ != "cupy":
             return
-        module.ndarray = ndarray
-        module.get_array_module = get_array_module
-        module.asnumpy = asnumpy
+        _fill(module)
         tell(
             "CuPy",
             f"this script imports cupy, and chainer_compat gave it a stand-in: {_CURE}",
         )
+
+
+def _fill(module) -> None:
+    module.ndarray = ndarray
+    module.get_array_module = get_array_module
+    module.asnumpy = asnumpy
+
+
+def stand_in():
+    """Returns a stand-in that is imported by nobody."""
+    module = NoCupy("cupy")
+    _fill(module)
+    return module
 
 
 # Packages that look whether there is a GPU, and find CuPy where a script imported it.

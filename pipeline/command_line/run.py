@@ -41,8 +41,8 @@ from pipeline.supervision.budget import Budget
     metavar="MODES",
     default=_modes.DEFAULT,
     show_default=True,
-    help="Help for old scripts: names, cupy, or '' for none. Code of Chainer 1 needs"
-    " CHAINER_COMPAT=chainer1 in the environment.",
+    help="Help for old scripts: names, cupy, cpu, or '' for none. Code of Chainer 1"
+    " needs CHAINER_COMPAT=chainer1 in the environment.",
 )
 @click.option(
     "--keep-going",

@@ -127,6 +127,70 @@ def test_a_stand_in_for_cupy_names_the_cause(tmp_path):
     assert "script.py:3" in result.stderr
 
 
+ON_CPU = """
+    import numpy as np
+    import cupy
+    import chainer
+    from chainer import cuda, links as L
+    xp = cuda.cupy
+    chainer.cuda.check_cuda_available()
+    cuda.get_device_from_id(0).use()
+    with cuda.get_device(1):
+        pass
+    cupy.cuda.Device(0).use()
+    assert xp.zeros((2, 3), dtype="f").sum() == 0 and cupy.arange(3)[1] == 1
+    cupy.random.seed(3)
+    drawn = np.random.rand()
+    np.random.seed(3)
+    assert np.random.rand() == drawn
+    x = np.ones((2, 3), "f")
+    on_gpu = cuda.to_gpu(x)
+    x[:] = 2
+    assert on_gpu.max() == 1 and cuda.to_gpu([x, None], device=0)[1] is None
+    try:
+        cuda.to_gpu("x")
+    except TypeError as error:
+        assert "must be an array" in str(error)
+    class Own(L.Linear):
+        def to_gpu(self, device=None):
+            super().to_gpu(device)
+            self.moved = True
+            return self
+    net = chainer.Chain()
+    with net.init_scope():
+        net.own = Own(3, 2)
+    assert net.to_gpu() is net and net.own.moved and net.xp is np
+    chainer.Variable(x).to_gpu(0)
+    net.own.W.to_gpu()
+    devices = [chainer.get_device(each) for each in ("@cupy:0", 0, "@numpy")]
+    assert devices[0] == devices[1] == devices[2]
+    data = chainer.datasets.TupleDataset(x, np.zeros(2, "i"))
+    model = L.Classifier(net.own)
+    optimizer = chainer.optimizers.SGD().setup(model)
+    updater = chainer.training.StandardUpdater(
+        chainer.iterators.SerialIterator(data, 2), optimizer, device=0
+    )
+    updater.update()
+    assert updater.device == chainer.get_device(-1)
+    try:
+        cupy.ElementwiseKernel("T x", "T y", "y = x", "name")(x)
+    except RuntimeError as error:
+        assert "no GPU can be used" in str(error)
+    else:
+        raise AssertionError
+    print("done", cuda.available)
+"""
+
+
+@pytest.mark.skipif(HAS_CUPY, reason="CuPy is here")
+def test_the_cpu_takes_the_place_of_gpus_on_request(tmp_path):
+    command = "-m", "chainer_compat", "run", "--compat"
+    result = done(run(tmp_path, ON_CPU, *command, "names,cupy,cpu"))
+    assert result.stdout == "done False\n"
+    assert result.stderr.count("the CPU takes its place") == 1
+    assert run(tmp_path, ON_CPU, *command, "names,cupy").returncode == 1
+
+
 GUARDED = """
     import importlib.util
     try:
