@@ -114,6 +114,12 @@ class _Split(NamedTuple):
         """Names of the arguments: self, inputs, target."""
         return [arg.arg for arg in self.forward.args.args]
 
+    @property
+    def place(self) -> str:
+        """Words for the method of a module."""
+        own = self.own
+        return f"{own.node.name}.{self.forward.name} of {own.module}.py"
+
 
 def _forward(own: ChainClass) -> ast.FunctionDef | None:
     for node in own.node.body:
@@ -169,6 +175,8 @@ def _functions(script: Script, parts: Parts, split: _Split, where: int) -> Findi
     accuracy = _accuracy(
         own.script, forward, split.rest, split.outputs, split.arguments
     )
+    if own.module and accuracy[0] != "None":
+        _import_name(script, parts, split, accuracy[0].partition(".")[0])
     edits = _output(script, parts, split)
     loss = script.unused(f"loss_of_{name.lower()}")
     edits += _loss(script, parts, split, loss, accuracy[1])
@@ -231,7 +239,7 @@ def _loss(
     lines = lines_of(own.script, kept, f"{outer}    ", _local(split))
     text = f"def {name}({given}):\n{lines}"
     if own.module:
-        _import_names(script, parts, split, kept)
+        _import_names(script, parts, split, split.rest)
         parts.functions.append(text)
         return []
     _, close = script.lines(own.node.lineno, own.node.end_lineno)
@@ -246,27 +254,30 @@ def _import_names(
     Raises:
         _SplitError: If one means something else in the script.
     """
-    own = split.own
-    whole = f"{own.node.name}.{split.forward.name} of {own.module}.py"
     for name in outer_names(statements, [*split.arguments, *split.outputs]):
-        is_same = script.imported(ast.Name(name)) == own.script.imported(ast.Name(name))
-        if not is_global(own.script, name):
-            raise _SplitError(
-                f"{whole} reads {name}, which that module does not define"
-            )
-        if not is_used(script, name):
-            parts.imports.add(f"{own.module}.{name}")
-        elif not is_same or not script.imported(ast.Name(name)):
-            raise _SplitError(
-                f"{whole} reads {name}, which is another one in this script"
-            )
+        _import_name(script, parts, split, name)
     for each in statements:
         for node in ast.walk(each):
             hidden = isinstance(node, ast.Attribute) and node.attr.startswith("__")
             if is_name(node, "super") or (hidden and not node.attr.endswith("__")):
                 raise _SplitError(
-                    f"line {node.lineno} of {whole} works in its class only"
+                    f"line {node.lineno} of {split.place} works in its class only"
                 )
+
+
+def _import_name(script: Script, parts: Parts, split: _Split, name: str) -> None:
+    own = split.own
+    imported = script.imported(ast.Name(name))
+    if not is_global(own.script, name):
+        raise _SplitError(
+            f"{split.place} reads {name}, which that module does not define"
+        )
+    if not is_used(script, name):
+        parts.imports.add(f"{own.module}.{name}")
+    elif not imported or imported != own.script.imported(ast.Name(name)):
+        raise _SplitError(
+            f"{split.place} reads {name}, which is another one in this script"
+        )
 
 
 def _inner(split: _Split) -> str:
@@ -342,6 +353,7 @@ def _accuracy(
     if not isinstance(reported, ast.Call) or reported.keywords:
         return "None", ""
     given = [script.source(arg) for arg in reported.args]
-    if given != [*outputs, target]:
+    func = script.source(reported.func)
+    if given != [*outputs, target] or func.startswith(f"{self}."):
         return "None", ""
-    return script.source(reported.func), name
+    return func, name

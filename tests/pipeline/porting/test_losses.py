@@ -182,6 +182,23 @@ def test_a_loss_beside_the_script_that_cannot_be_written_there_is_refused(
     ] == [(line, True)]
 
 
+@pytest.mark.parametrize(
+    "reported, found",
+    [
+        ("accuracy(y, t)", "accfun=accuracy)"),
+        ("self.accfun(y, t)", "accfun=None)"),
+    ],
+)
+def test_the_accuracy_of_a_module_is_imported(reported, found):
+    text = BESIDE.replace("'loss': loss", f"'loss': loss, 'accuracy': {reported}")
+    text = f"from other import accuracy\n{text}"
+    source, _ = beside()
+    lines = added(source, {"models.net": text})
+    assert any(line.endswith(found) for line in lines)
+    is_imported = "from models.net import accuracy, penalty" in lines
+    assert is_imported == (found == "accfun=accuracy)")
+
+
 def test_a_model_of_one_of_several_classes_is_refused():
     source, modules = beside(before=f"{IMPORTED}\nclass A(chainer.Chain):\n    pass")
     source = source.replace(
