@@ -17,8 +17,8 @@ from tests.composition.scripts import script
 from tests.composition.shrinking import candidates, shrink
 from tests.composition.tally import LEAST, Tally
 
-#: Cases within "make test", which take half a minute.
-SHARE = 30
+#: Cases within "make test". "make test-all" has those of "make test-composition", too.
+SHARE = 15
 #: Cases of "make test-composition".
 N = int(os.environ.get("N", 1000))
 SEED = int(os.environ.get("SEED", 1))
