@@ -86,7 +86,7 @@ LARGE = {
 }
 Runs = dict[str, list[Run]]
 #: Options of a quick run.
-QUICK = {"seeds": 1, "few": 1, "steps": 160, "large_steps": 120}
+QUICK = {"seeds": 1, "few": 1, "common": 20, "steps": 60, "large_steps": 40}
 
 
 def train(
@@ -229,6 +229,7 @@ def main() -> None:
     add = parser.add_argument
     add("--seeds", type=int, default=5)
     add("--few", type=int, default=3, help="seeds of what is only compared")
+    add("--common", type=int, default=Task().common, help="first steps, in float32")
     add("--steps", type=int, default=600)
     add("--large-steps", type=int, default=300, help="with 64 replicas")
     add("--output", type=Path)
@@ -236,9 +237,13 @@ def main() -> None:
     name = "data_parallel_accuracy"
     arguments = quick.parse(parser, name, QUICK)
     result = Result(name, arguments.output)
-    small = Task(steps=arguments.steps, lr=distribution.RATE)
-    large = Task(
-        64, steps=arguments.large_steps, lr=0.005, make=partial(SmallNet, False)
+    task = Task(common=arguments.common)
+    small = task._replace(steps=arguments.steps, lr=distribution.RATE)
+    large = task._replace(
+        n_replicas=64,
+        steps=arguments.large_steps,
+        lr=0.005,
+        make=partial(SmallNet, False),
     )
     result.write(
         command("OMP_NUM_THREADS=1"),
