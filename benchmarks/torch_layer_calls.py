@@ -6,9 +6,10 @@ Forward and backward of small modules, so that arithmetic takes little of the ti
 module alone is called by PyTorch. The layer is called by Chainer, and its backward
 computes the same gradients, whole or in two halves. Gradients add up over the calls.
 
-A graph of one call also pays for what each backward begins and ends with. In a chain,
-many calls share that. What a layer cannot go below is shown by a function of Chainer
-with the same inputs and parameters that computes nothing.
+A graph of one call also pays for what each backward begins and ends with. With many
+layers, their calls share that. In a stage of a pipeline, neighbouring layers are one
+function of Chainer. What a layer alone cannot go below is shown by a function of
+Chainer with the same inputs and parameters that computes nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from benchmarks.common.results import (
     ratios,
 )
 from chainer_kernels.catalogue import Backward
+from divisible import Divisible
 from divisible.backward.backprop import backward, backward_input
 from divisible.backward.weight_gradients import WeightGradients
 from torch_layers import TorchLayer
@@ -41,6 +43,7 @@ from torch_layers import TorchLayer
 AIM = 40
 MODULES = {
     "Linear": lambda: nn.Linear(8, 8),
+    "ReLU": nn.ReLU,
     "Linear, ReLU": lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU()),
     "LayerNorm": lambda: nn.LayerNorm(8),
     "TransformerEncoderLayer": lambda: nn.TransformerEncoderLayer(8, 2, 8, 0.0),
@@ -79,7 +82,7 @@ def variants(
     """
     x = np.ones((4, 2, 8), np.float32)
     gy = np.ones_like(x)
-    layers = chainer.ChainList(*map(TorchLayer, modules))
+    layers = Divisible(*map(TorchLayer, modules))
     params = [tuple(layer.params()) for layer in layers]
     tensor, gradient = torch.from_numpy(x), torch.from_numpy(gy)
 
@@ -92,13 +95,16 @@ def variants(
                 h = module(h)
             h.backward(gradient)
 
-    def as_layers(is_split: bool = False) -> None:
+    def as_layers(is_split: bool = False, is_stage: bool = False) -> None:
         gradients = WeightGradients(layers.params)
         gradients.begin()
         for _ in range(n_graphs):
             h = leaf = chainer.Variable(x)
-            for layer in layers:
-                h = layer(h)
+            if is_stage:
+                h, _ = layers.run(h, {}, chains=True)
+            else:
+                for layer in layers:
+                    h = layer(h)
             if is_split:
                 _, pending = backward_input([leaf], [h], [gy], gradients)
                 pending.run()
@@ -116,12 +122,16 @@ def variants(
             backward([leaf], [h], [gy], gradients)
         gradients.finish()
 
-    return {
+    found: dict[str, Callable[[], None]] = {
         "module": alone,
         "layer": as_layers,
         "layer, two halves": lambda: as_layers(is_split=True),
         "Chainer, nothing computed": nothing,
     }
+    if len(modules) > 1:
+        found["in a stage"] = lambda: as_layers(is_stage=True)
+        found["in a stage, two halves"] = lambda: as_layers(True, True)
+    return found
 
 
 def main() -> None:
@@ -130,7 +140,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=192, help="in each round")
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument(
-        "--chain", type=int, default=16, help="layers of a graph beside one alone"
+        "--chain", type=int, default=16, help="layers of a stage, beside one alone"
     )
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()

@@ -11,7 +11,7 @@ from chainer_kernels import switch
 
 
 def is_quiet() -> bool:
-    """Returns whether no hook and no debug mode observes single functions.
+    """Returns whether this project's kernels run, and nothing observes functions.
 
     Example:
         >>> is_quiet()
@@ -20,11 +20,15 @@ def is_quiet() -> bool:
         ...     is_quiet()
         False
     """
+    return switch.is_ours() and not is_observed()
+
+
+def is_observed() -> bool:
+    """Returns whether a hook or debug mode observes single functions."""
     return (
-        switch.is_ours()
-        and not _minding(chainer.get_function_hooks())
-        and not _minding(chainer._get_link_hooks())
-        and not chainer.is_debug()
+        are_minding(chainer.get_function_hooks())
+        or are_minding(chainer._get_link_hooks())
+        or chainer.is_debug()
     )
 
 
@@ -35,9 +39,12 @@ def has_hooks(layer: Any) -> bool:
     )
 
 
-def _minding(hooks: Mapping[str, Any]) -> bool:
+def are_minding(hooks: Mapping[str, Any]) -> bool:
     """Returns whether a hook needs to observe each function.
 
     A hook that works with fused functions has an attribute ``minds_fusion = False``.
+
+    Args:
+        hooks: Hooks of functions or of links, by name.
     """
     return any(getattr(hook, "minds_fusion", True) for hook in hooks.values())

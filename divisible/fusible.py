@@ -60,6 +60,7 @@ class Fusible(LayerList):
         x: Any,
         skipped: Mapping[str, Any],
         call: Callable[[int, Layer, Callable, tuple], Any] | None = None,
+        chains: bool = False,
     ) -> tuple[Any, dict[str, Any]]:
         """Passes ``x`` through the layers of a stage with skip connections.
 
@@ -69,6 +70,7 @@ class Fusible(LayerList):
                 connection.
             call: Function that calls a layer, for its position, the layer, a function
                 of its inputs and the inputs; layers then run one by one.
+            chains: Whether neighbouring modules of PyTorch may run as one function.
 
         Returns:
             The output of the last layer, and tensors for later stages, by name.
@@ -89,7 +91,8 @@ class Fusible(LayerList):
             own = self._transposes.paths or self._deferred.first_calls
             calls = self._call if own else None, self._fusion, self._is_plain
         place = self._layers, self._start, x, skipped
-        return pass_through(*place, *calls, self._last_users), skipped
+        chains = chains and calls[0] is None
+        return pass_through(*place, *calls, self._last_users, chains), skipped
 
     def _last_users(self) -> Container[int]:
         """Returns the positions of layers behind which no layer pops their tensor."""

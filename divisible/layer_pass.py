@@ -80,6 +80,7 @@ def pass_through(
     fusion: Fusion | None = None,
     is_plain: Callable[[int], bool] = lambda position: True,
     last_users: Callable[[], Container[int]] | None = None,
+    chains: bool = False,
 ) -> Any:
     """Passes ``x`` through layers.
 
@@ -100,6 +101,9 @@ def pass_through(
         last_users: Returns the positions of the layers that are the last ones of the
             undivided model to pop their tensor; called where one pops. By default all
             are.
+        chains: Whether neighbouring layers may run as one function, if their class has
+            a function ``run_chain``, such as that of :class:`~torch_layers.TorchLayer`.
+            Within `timed_layers`, layers run one by one.
 
     Returns:
         The output of the last layer.
@@ -107,6 +111,11 @@ def pass_through(
 
     def is_last_user(position: int) -> bool:
         return last_users is None or position in last_users()
+
+    def enter(next_position: int) -> None:
+        nonlocal position
+        position = next_position
+        streams.enter(position)
 
     signed: set[chainer.FunctionNode] = set()
     outer, index = _watch.number, 0
@@ -118,8 +127,12 @@ def pass_through(
                 streams.enter(position)
                 inputs = x if isinstance(x, tuple) else (x,)
                 try:
-                    fused = None
-                    if fusion is not None and _watch.seconds is None:
+                    fused = run_chain = None
+                    if chains and _watch.seconds is None:
+                        run_chain = getattr(type(layer), "run_chain", None)
+                    if run_chain is not None:
+                        fused = run_chain(layers, index, position, x, enter)
+                    elif fusion is not None and _watch.seconds is None:
                         around = Surroundings(
                             streams.enter,
                             lambda layer: side_inputs(layer, skipped),

@@ -3,7 +3,9 @@
 ::
 
     layer            TorchLayer: a module as a link
+    chained          neighbouring modules as one function in Chainer's graph
     function         one call of a module, in Chainer's graph
+    call             the same, with a graph of PyTorch
     shared_memory    parameters and buffers that a link and a module have in common
     blanks           parameters that are made when they are needed
     halves           PyTorch's backward in two halves

@@ -1,4 +1,4 @@
-"""One call of a module of PyTorch, as a function in Chainer's graph.
+"""A call of a module of PyTorch, as a function in Chainer's graph.
 
 ::
 
@@ -7,34 +7,24 @@
     PyTorch    leaf for x -----> graph of module --|           the same memory
 
 Between two such functions only arrays pass, so each call has a small graph of PyTorch
-of its own. It belongs to the function, and is released by its backward.
+of its own.
 """
 
 from __future__ import annotations
 
-import functools
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import chainer
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from chainer_kernels.catalogue import Backward
+from chainer_kernels.hooks import are_minding
 from divisible.running_averages import AveragingFunction
 from torch_layers.arrays import address_of, to_array, to_tensor
-from torch_layers.halves import (
-    Gradients,
-    Graph,
-    SecondHalf,
-    edge_of,
-    first_half,
-    whole,
-)
-from torch_layers.norms import collecting
-from torch_layers.saved_tensors import saved_arrays
+from torch_layers.call import CalledLayer, ModuleCall, is_continuous
+from torch_layers.halves import Gradients
 from torch_layers.structures import Slot, with_leaves, without_leaves
 
 Array = Any
@@ -43,27 +33,6 @@ Array = Any
 _unchecked = chainer.Variable._init_unchecked
 # The structure of a single tensor.
 _ONE = Slot(0)
-
-
-class CalledLayer(Protocol):
-    """The layer whose module a function calls.
-
-    Attributes:
-        module: The module.
-        norms: The batch normalizations in it that have running averages.
-    """
-
-    module: torch.nn.Module
-    norms: Sequence[torch.nn.Module]
-
-    def contexts(self) -> list[AbstractContextManager]:
-        """Returns the contexts of a call."""
-
-    def share_parameters(self) -> None:
-        """Gives the module the memory that the parameters of the link have."""
-
-    def call(self, structure: Any, inputs: Sequence[torch.Tensor]) -> Any:
-        """Calls the module."""
 
 
 class TorchFunction(AveragingFunction):
@@ -83,9 +52,8 @@ class TorchFunction(AveragingFunction):
     #: The gradients of inputs and of weights may be asked for one after the other.
     taken_apart = Backward(is_splittable=True, has_arrays=True)
 
-    _graph: Graph | None = None
-    # The other half of the backward, and the indexes of its results.
-    _half: tuple[SecondHalf, list[int]] | None = None
+    # The call that runs, or ran last.
+    _call: ModuleCall
 
     def __init__(
         self,
@@ -94,43 +62,64 @@ class TorchFunction(AveragingFunction):
         needed: Sequence[bool],
         parameters: Sequence[torch.Tensor],
     ) -> None:
-        self._layer, self._structure = layer, structure
-        self._needed, self._parameters = needed, parameters
+        self._call = ModuleCall(layer, parameters)
+        self._structure, self._needed = structure, needed
+        # Gradients from this index on get memory of their own.
+        self._first_owner = len(needed)
 
     @property
     def label(self) -> str:
         """The name of the function, for hooks and errors."""
-        return f"TorchLayer({type(self._layer.module).__name__})"
+        return self._call.label
 
     def has_averages(self) -> bool:
         """Returns whether the module has batch normalization with running averages."""
-        return bool(self._layer.norms)
+        return bool(self._call.layer.norms)
 
     def apply(self, inputs: tuple[Any, ...]) -> tuple[chainer.Variable, ...]:
         """Computes the outputs; see :meth:`chainer.FunctionNode.apply`.
 
-        Without hooks, the checks that a module makes itself are left out: they take
-        longer than a small module.
+        Unless a hook observes each function, the checks that a module makes itself are
+        left out: they take longer than a small module.
 
         Args:
             inputs: The leaves, then the parameters of the link.
         """
-        if chainer.get_function_hooks() or chainer.config.debug:
+        hooks = chainer.get_function_hooks()
+        if chainer.config.debug or (hooks and are_minding(hooks)):
             return super().apply(inputs)
         n_leaves = len(self._needed)
         variables = [chainer.as_variable(x) for x in inputs[:n_leaves]]
-        outputs = self.forward(tuple([x.raw_array for x in variables]))
-        needs_gradient = True in self._needed or bool(self._parameters)
+        arrays = tuple([x.raw_array for x in variables])
+        parameters = inputs[n_leaves:]
+        if hooks:
+            arrays += tuple([param.raw_array for param in parameters])
+        for hook in hooks.values():
+            hook.forward_preprocess(self, arrays)
+        outputs = self.forward(arrays)
+        for hook in hooks.values():
+            hook.forward_postprocess(self, arrays)
+        needs_gradient = True in self._needed or bool(parameters)
+        return self._connected((*variables, *parameters), outputs, needs_gradient)
+
+    def _connected(
+        self,
+        inputs: Sequence[chainer.Variable],
+        outputs: Sequence[Array],
+        needs_gradient: bool,
+    ) -> tuple[chainer.Variable, ...]:
+        """Returns the outputs as variables, and puts the function into the graph."""
         found = [_unchecked(data=y, requires_grad=needs_gradient) for y in outputs]
         self._input_layouts = (None,) * len(inputs)
         self._output_layouts = (None,) * len(outputs)
         self._output_count = len(outputs)
-        if self._graph is not None:
-            self.rank = max([x.rank for x in variables], default=0)
+        if chainer.config.enable_backprop:
+            # Parameters have rank 0.
+            self.rank = max([x.rank for x in inputs], default=0)
             nodes = [y.node for y in found]
             for node in nodes:
                 node.creator_node = self
-            self.inputs = tuple([x.node for x in (*variables, *inputs[n_leaves:])])
+            self.inputs = tuple([x.node for x in inputs])
             self.outputs = tuple(map(weakref.ref, nodes))
             self.lazy_grad_sum = chainer.config.lazy_grad_sum
         return tuple(found)
@@ -142,35 +131,24 @@ class TorchFunction(AveragingFunction):
             arrays: The arrays of the leaves. Those of the parameters may follow.
         """
         has_graph = chainer.config.enable_backprop
-        leaves, given = [], []
-        for array, is_needed in zip(arrays, self._needed):
-            leaf = to_tensor(array)
-            leaves.append(leaf)
-            if has_graph and is_needed and _is_continuous(leaf):
-                # The graph keeps the leaf, and so its memory, needed or not; but not
-                # the memory of a view.
-                leaf = leaf.requires_grad_().view_as(leaf)
-            given.append(leaf)
-        contexts = self._layer.contexts()
-        if self.collect is not None:
-            contexts.append(collecting(self.collect))
-        if torch.is_grad_enabled() is not has_graph:
-            contexts.append(torch.enable_grad() if has_graph else torch.no_grad())
-        n_hooks = RemovableHandle.next_id
-        if contexts:
-            with ExitStack() as stack:
-                for each in contexts:
-                    stack.enter_context(each)
-                y = self._layer.call(self._structure, given)
-        else:
-            y = self._layer.call(self._structure, given)
-        # PyTorch refuses this itself where an input has a gradient.
-        if any([leaf._version for leaf in leaves]):
-            raise RuntimeError(
-                f"{self.label}: an in-place operation has changed an input, which other"
-                f" layers, and the script, may still read. Let the module write"
-                f" elsewhere, as by nn.ReLU(inplace=False)"
-            )
+        leaves = [to_tensor(array) for array, _ in zip(arrays, self._needed)]
+        call = self._call
+        y = call.run(self._structure, leaves, self._needed, has_graph, self.collect)
+        # The graph of a forward that runs again has the same outputs.
+        may_have = has_graph or any(self._needed) or bool(call.parameters)
+        return self._arrays_of(y, has_graph, may_have)
+
+    def _arrays_of(self, y: Any, has_graph: bool, may_have: bool) -> tuple[Array, ...]:
+        """Takes the result of the module apart, and keeps the graph behind it.
+
+        Args:
+            y: The result.
+            has_graph: Whether there is a backward.
+            may_have: Whether outputs may have a gradient.
+
+        Returns:
+            The arrays of the outputs that have a gradient.
+        """
         tensors: list[torch.Tensor] = []
         if isinstance(y, torch.Tensor):
             tensors.append(y)
@@ -187,38 +165,21 @@ class TorchFunction(AveragingFunction):
         self._others: dict[int, Array] = {}
         self._numbers: list[int] = []
         outputs = []
-        # The graph of a forward that runs again has the same outputs.
-        may_have = has_graph or any(self._needed) or bool(self._parameters)
         for i, tensor in enumerate(tensors):
             if may_have and (
-                tensor.requires_grad if has_graph else _is_continuous(tensor)
+                tensor.requires_grad if has_graph else is_continuous(tensor)
             ):
                 self._numbers.append(i)
                 outputs.append(tensor)
             else:
                 self._others[i] = to_array(tensor)
         if has_graph:
-            has_hooks = RemovableHandle.next_id != n_hooks
-            self._keep_graph(outputs, leaves, has_hooks)
+            self._call.keep_graph(outputs)
         return tuple([to_array(tensor) for tensor in outputs])
-
-    def _keep_graph(
-        self,
-        outputs: Sequence[torch.Tensor],
-        leaves: Sequence[torch.Tensor],
-        has_hooks: bool,
-    ) -> None:
-        """Keeps what the backward needs, without the inputs and outputs themselves."""
-        for leaf in leaves:
-            if leaf.requires_grad:
-                leaf.data = _empty(leaf.dtype)
-        self._leaves = leaves
-        self._graph = Graph(tuple([edge_of(y) for y in outputs]), has_hooks)
 
     def retained(self) -> Iterator[Array]:
         """Yields the arrays that the graph of PyTorch keeps, some twice."""
-        if self._graph is not None:
-            yield from saved_arrays(self._graph.outputs, self._parameters)
+        yield from self._call.retained()
 
     def outputs_of(self, variables: Sequence[chainer.Variable]) -> Any:
         """Returns what the module has returned, with variables as its leaves.
@@ -245,17 +206,15 @@ class TorchFunction(AveragingFunction):
                 f" torch.autograd.grad(..., create_graph=True)"
             )
         given = [None if g is None else g.array for g in grad_outputs]
-        found = self._gradients(indexes, given)
-        n_leaves = len(self._needed)
         # Hooks change the gradients of parameters in place, so each gets memory of its
         # own. Parameters that a module only adds would share the output's gradient.
         seen = {address_of(array) for array in given if array is not None}
         arrays = []
-        for i, gradient in zip(indexes, found):
+        for i, gradient in zip(indexes, self._gradients(indexes, given)):
             array = None if gradient is None else to_array(gradient)
             if gradient is not None and gradient.layout is torch.strided:
                 memory = gradient.untyped_storage().data_ptr()
-                if i >= n_leaves and (memory in seen or 0 in array.strides):
+                if i >= self._first_owner and (memory in seen or 0 in array.strides):
                     array = array.copy()
                 seen.add(memory)
             arrays.append(array)
@@ -268,12 +227,11 @@ class TorchFunction(AveragingFunction):
 
     def gradient_arrays(
         self, indexes: tuple[int, ...], output_gradients: Sequence[Array | None]
-    ) -> list[Array | None]:
+    ) -> Iterable[Array | None]:
         """Computes the gradients of some leaves and parameters.
 
-        If those of leaves are asked for alone, the others come in another call, with
-        the same gradients of outputs: those of parameters, and those of leaves that
-        are weights of another layer.
+        If those of leaves are asked for alone, the others come in another call; see
+        :meth:`.ModuleCall.gradients`.
 
         Args:
             indexes: Positions among the inputs.
@@ -290,52 +248,14 @@ class TorchFunction(AveragingFunction):
 
     def _gradients(
         self, indexes: tuple[int, ...], output_gradients: Sequence[Array | None]
-    ) -> Gradients:
+    ) -> Iterable[torch.Tensor | None]:
         """Computes the gradients of some leaves and parameters, as tensors."""
-        # Parameters may have got the arrays of this call back, as with two versions.
-        self._layer.share_parameters()
-        if self._half is not None:
-            (half, later), self._half = self._half, None
-            return _at(indexes, later, half.run())
-        graph, self._graph = self._graph, None
-        if graph is None:
-            raise RuntimeError(
-                f"{self.label}: the graph of this call has been used by a backward"
-                f" already. Call the layer again"
-            )
-        leaves, self._leaves = self._leaves, None
-        # The engine rounds a gradient of another dtype than its output.
-        gradients = [None if g is None else to_tensor(g) for g in output_gradients]
-        tensors = {i: leaf for i, leaf in enumerate(leaves) if leaf.requires_grad}
-        tensors.update(enumerate(self._parameters, len(leaves)))
-        now = [i for i in indexes if i in tensors]
-        targets = [tensors[i] for i in now]
-        if len(now) < len(tensors) and max(now, default=-1) < len(leaves):
-            later = [i for i in tensors if i not in now]
-            weights = [tensors[i] for i in later]
-            found, half = first_half(graph, targets, weights, gradients)
-            self._half = half, later
-        else:
-            found = whole(graph, targets, gradients)
-        return _at(indexes, now, found)
+        return self._call.gradients(indexes, tensors_of(output_gradients))
 
 
-@functools.cache
-def _empty(dtype: torch.dtype) -> torch.Tensor:
-    """Returns a tensor without elements, the memory of leaves that nobody reads."""
-    return torch.empty(0, dtype=dtype)
+def tensors_of(arrays: Sequence[Array | None]) -> Gradients:
+    """Returns gradients as tensors.
 
-
-def _is_continuous(tensor: torch.Tensor) -> bool:
-    """Returns whether a tensor has numbers of a kind that can have a gradient."""
-    return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _at(
-    indexes: Sequence[int], known: Sequence[int], gradients: Gradients
-) -> Gradients:
-    """Returns gradients at other indexes than those that they are for."""
-    if tuple(indexes) == tuple(known):
-        return gradients
-    found = dict(zip(known, gradients))
-    return [found.get(i) for i in indexes]
+    PyTorch's engine rounds a gradient of another dtype than its output.
+    """
+    return [None if array is None else to_tensor(array) for array in arrays]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,7 +12,9 @@ import chainer
 import torch
 from torch import nn
 
+from chainer_kernels.hooks import is_observed
 from divisible.running_averages import RunningAverage
+from torch_layers.chained import ChainedFunction
 from torch_layers.function import TorchFunction
 from torch_layers.modes import in_mode
 from torch_layers.norms import NORMALIZATIONS, average_of, averaging_modules, prepare
@@ -124,9 +126,7 @@ class TorchLayer(chainer.Link):
             What the module returns, with variables in the place of tensors. Those that
             need no gradient, such as integers, have ``requires_grad=False``.
         """
-        trained = self._memory.trained()
-        if self._frozen or trained.frozen:
-            self._follow(trained)
+        trained = self.begin_call()
         if kwargs or not all([isinstance(arg, _LEAVES) for arg in args]):
             leaves: Sequence[Any] = []
             structure = without_leaves((args, kwargs), _is_leaf, leaves)
@@ -136,9 +136,65 @@ class TorchLayer(chainer.Link):
         function = TorchFunction(self, structure, needed, trained.tensors)
         found = function.outputs_of(function.apply((*leaves, *trained.parameters)))
         if trained.has_buffers:
-            # The module may have replaced some, such as a count.
-            self._memory.check_buffers()
+            self.end_call(trained)
         return found
+
+    @classmethod
+    def run_chain(
+        cls,
+        layers: Sequence[Any],
+        index: int,
+        position: int,
+        x: Any,
+        enter: Callable[[int], None],
+    ) -> tuple[int, Any] | None:
+        """Runs neighbouring layers as one function, if they are of this class.
+
+        Results have the same bits as without it. Layers run one by one where a hook or
+        debug mode observes single functions, and where no gradient of ``x`` is needed.
+
+        Args:
+            layers: Layers. Nothing else runs between them.
+            index: Index of the first layer to run, which is of this class.
+            position: Its position in the undivided model.
+            x: Its input.
+            enter: Called with the position of each layer before it runs.
+
+        Returns:
+            How many layers have run, and the output of the last one. ``None`` if no
+            layer has run.
+
+        Example:
+            >>> import numpy as np
+            >>> layers = [TorchLayer(nn.Linear(3, 2)), TorchLayer(nn.ReLU())]
+            >>> x, entered = chainer.Variable(np.ones((4, 3), np.float32)), []
+            >>> n, y = TorchLayer.run_chain(layers, 0, 7, x, entered.append)
+            >>> n, y.shape, entered
+            (2, (4, 2), [7, 8])
+        """
+        end = index
+        if cls is TorchLayer and isinstance(x, chainer.Variable) and x.requires_grad:
+            while end < len(layers) and _may_be_chained(layers[end]):
+                end += 1
+        if end < index + 2 or is_observed():
+            return None
+        return ChainedFunction(layers[index:end], position).run(x, enter)
+
+    def begin_call(self) -> Trained:
+        """Shares memory, and returns the parameters that have a gradient."""
+        trained = self._memory.trained()
+        if self._frozen or trained.frozen:
+            self._follow(trained)
+        return trained
+
+    def end_call(self, trained: Trained) -> None:
+        """Shares the memory of buffers that the module has replaced, such as a count.
+
+        Args:
+            trained: The result of :meth:`begin_call`.
+        """
+        if trained.has_buffers:
+            self._memory.check_buffers()
 
     def _follow(self, trained: Trained) -> None:
         """Enables the updates of parameters that have a gradient, and no others."""
@@ -255,6 +311,11 @@ _LEAVES = (chainer.Variable, *chainer.get_array_types())
 
 def _is_leaf(value: Any) -> bool:
     return isinstance(value, _LEAVES)
+
+
+def _may_be_chained(layer: Any) -> bool:
+    """Returns whether a layer is called as `TorchLayer` does, without hooks."""
+    return type(layer) is TorchLayer and not layer._n_local_link_hooks
 
 
 def share_before(module: nn.Module, layer: TorchLayer) -> None:

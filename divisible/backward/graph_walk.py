@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -157,13 +157,21 @@ class GraphWalk:
             gradients.append(self._pop_gradient(y))
         output_gradients, targets = tuple(gradients), _targets(function)
         if defers:
-            weights = tuple(i for i in targets if self._is_weight(function.inputs[i]))
-            others = tuple(i for i in targets if i not in weights)
+            weights, others = self._apart(function, targets)
             if weights and (not others or backward_of(type(function)).is_splittable):
                 self.deferred.append((function, weights, output_gradients))
                 targets = others
         if targets:
             self._step(function, targets, output_gradients)
+
+    def _apart(
+        self, function: chainer.FunctionNode, targets: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns which inputs of a function are weights, and which are not."""
+        weights, others = [], []
+        for i in targets:
+            (weights if self._is_weight(function.inputs[i]) else others).append(i)
+        return tuple(weights), tuple(others)
 
     def _step(
         self,
@@ -209,12 +217,12 @@ class GraphWalk:
         function: chainer.FunctionNode,
         targets: tuple[int, ...],
         output_gradients: tuple[chainer.Variable | None, ...],
-        parameters: Mapping[int, chainer.Parameter],
+        parameters: dict[int, chainer.Parameter],
     ) -> None:
         """Computes gradients, and passes them on.
 
         A rule adds some gradients of parameters without forming them. The function
-        itself computes the others.
+        itself computes the others. Parameters that are reported leave ``parameters``.
         """
         try:
             kind = type(function)
@@ -258,16 +266,23 @@ class GraphWalk:
         function: Any,
         targets: tuple[int, ...],
         output_gradients: tuple[chainer.Variable | None, ...],
-        parameters: Mapping[int, chainer.Parameter],
+        parameters: dict[int, chainer.Parameter],
     ) -> None:
-        """Computes gradients of a function that has them as arrays."""
+        """Computes gradients of a function that has them as arrays.
+
+        A gradient of a parameter is reported before the function computes the next one.
+        """
         given = [None if g is None else g.array for g in output_gradients]
         arrays = function.gradient_arrays(targets, given)
+        completion = self._weight_gradients.completion
         for i, array in zip(targets, arrays):
             if array is None:
                 continue
             if i in parameters:
-                self._weight_gradients.add(parameters[i], array)
+                parameter = parameters.pop(i)
+                self._weight_gradients.add(parameter, array)
+                if completion is not None:
+                    completion.add(parameter)
                 continue
             x = function.inputs[i]
             received = self._gradients.setdefault(x, [])

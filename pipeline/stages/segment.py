@@ -173,7 +173,7 @@ class Segment:
         skips = {name: attached(from_messages(skipped[name])) for name in self.takes}
         is_group = isinstance(microbatch, Group)
         call = microbatch.call if is_group else None
-        y, stashed = self.layers.run(values, skips, call)
+        y, stashed = self.layers.run(values, skips, call, chains=True)
         outputs = _as_tuple(y)
         if self._ends_stage and not outputs:
             # An empty message stands for a microbatch without samples.

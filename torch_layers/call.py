@@ -1,0 +1,228 @@
+"""One call of a module, with a graph of PyTorch of its own.
+
+::
+
+    leaf for x, weight, bias --> module --> y           forward
+    gx, gweight, gbias <-------- graph <--- gy          backward, whole or in halves
+
+The graph begins at leaves and ends at the outputs. It belongs to the call, and is
+released by its backward.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Protocol
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from torch_layers.halves import (
+    Gradients,
+    Graph,
+    SecondHalf,
+    edge_of,
+    first_half,
+    whole,
+)
+from torch_layers.norms import Collect, collecting
+from torch_layers.saved_tensors import saved_arrays
+
+
+class CalledLayer(Protocol):
+    """The layer whose module is called.
+
+    Attributes:
+        module: The module.
+        norms: The batch normalizations in it that have running averages.
+    """
+
+    module: torch.nn.Module
+    norms: Sequence[torch.nn.Module]
+
+    def contexts(self) -> list[AbstractContextManager]:
+        """Returns the contexts of a call."""
+
+    def share_parameters(self) -> None:
+        """Gives the module the memory that the parameters of the link have."""
+
+    def call(self, structure: Any, inputs: Sequence[torch.Tensor]) -> Any:
+        """Calls the module."""
+
+
+class ModuleCall:
+    """A call of the module of a layer.
+
+    Args:
+        layer (TorchLayer): The layer.
+        parameters: The parameters of the module that have a gradient.
+
+    Attributes:
+        layer: The layer.
+        parameters: See above.
+    """
+
+    __slots__ = ("_graph", "_half", "_has_hooks", "_leaves", "layer", "parameters")
+
+    def __init__(self, layer: CalledLayer, parameters: Sequence[torch.Tensor]) -> None:
+        self.layer, self.parameters = layer, parameters
+        self._graph: Graph | None = None
+        # The other half of the backward, and the indexes of its results.
+        self._half: tuple[SecondHalf, list[int]] | None = None
+
+    @property
+    def label(self) -> str:
+        """The name of the layer, for hooks and errors."""
+        return f"TorchLayer({type(self.layer.module).__name__})"
+
+    def run(
+        self,
+        structure: Any,
+        leaves: Sequence[torch.Tensor],
+        needed: Sequence[bool],
+        has_graph: bool,
+        collect: Collect | None = None,
+    ) -> Any:
+        """Calls the module.
+
+        Args:
+            structure: The arguments, with slots for their leaves; ``None`` if each is
+                a leaf.
+            leaves: Tensors that belong to this call, without a graph.
+            needed: For each leaf whether its gradient is needed.
+            has_graph: Whether there is a backward.
+            collect: Gets the statistics of batch normalizations; see
+                :class:`~divisible.running_averages.AveragingFunction`.
+
+        Returns:
+            The result of the module.
+
+        Raises:
+            RuntimeError: If the module has changed an input in place.
+        """
+        given = []
+        for leaf, is_needed in zip(leaves, needed):
+            if has_graph and is_needed and is_continuous(leaf):
+                # The graph keeps the leaf, and so its memory, needed or not; but not
+                # the memory of a view.
+                leaf = leaf.requires_grad_().view_as(leaf)
+            given.append(leaf)
+        contexts = self.layer.contexts()
+        if collect is not None:
+            contexts.append(collecting(collect))
+        if torch.is_grad_enabled() is not has_graph:
+            contexts.append(torch.enable_grad() if has_graph else torch.no_grad())
+        n_hooks = RemovableHandle.next_id
+        if contexts:
+            with ExitStack() as stack:
+                for each in contexts:
+                    stack.enter_context(each)
+                y = self.layer.call(structure, given)
+        else:
+            y = self.layer.call(structure, given)
+        # PyTorch refuses this itself where an input has a gradient.
+        if any([leaf._version for leaf in leaves]):
+            raise RuntimeError(
+                f"{self.label}: an in-place operation has changed an input, which other"
+                f" layers, and the script, may still read. Let the module write"
+                f" elsewhere, as by nn.ReLU(inplace=False)"
+            )
+        if has_graph:
+            self._leaves = leaves
+            self._has_hooks = RemovableHandle.next_id != n_hooks
+        return y
+
+    def keep_graph(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Keeps what the backward needs, without the inputs and outputs themselves.
+
+        Args:
+            outputs: The tensors of the result that have a gradient.
+        """
+        for leaf in self._leaves:
+            if leaf.requires_grad:
+                leaf.data = _empty(leaf.dtype)
+        self._graph = Graph(tuple([edge_of(y) for y in outputs]), self._has_hooks)
+
+    def retained(self) -> Iterator[Any]:
+        """Yields the arrays that the graph of PyTorch keeps, some twice."""
+        if self._graph is not None:
+            yield from saved_arrays(self._graph.outputs, self.parameters)
+
+    @property
+    def is_halfway(self) -> bool:
+        """Whether the first half of the backward has run, and the second one waits."""
+        return self._half is not None
+
+    def gradients(
+        self, indexes: Sequence[int], output_gradients: Gradients
+    ) -> Gradients:
+        """Computes the gradients of some leaves and parameters.
+
+        If those of leaves are asked for alone, the others come in another call, with
+        the same gradients of outputs: those of parameters, and those of leaves that
+        are weights of another layer.
+
+        Args:
+            indexes: Positions among the leaves and, after them, the parameters.
+            output_gradients: A tensor for each output; ``None`` where there is none.
+
+        Returns:
+            A tensor for each index; ``None`` where no gradient arrives.
+
+        Raises:
+            RuntimeError: If a backward has used the graph already.
+        """
+        # Parameters may have got the arrays of this call back, as with two versions.
+        self.layer.share_parameters()
+        if self._half is not None:
+            (half, later), self._half = self._half, None
+            return _at(indexes, later, half.run())
+        graph, self._graph = self._graph, None
+        if graph is None:
+            raise RuntimeError(
+                f"{self.label}: the graph of this call has been used by a backward"
+                f" already. Call the layer again"
+            )
+        leaves, self._leaves = self._leaves, ()
+        n_leaves, tensors = len(leaves), (*leaves, *self.parameters)
+        known = [i for i, leaf in enumerate(leaves) if leaf.requires_grad]
+        known += range(n_leaves, len(tensors))
+        now = [i for i in indexes if i >= n_leaves or i in known]
+        targets = [tensors[i] for i in now]
+        if len(now) < len(known) and max(now, default=-1) < n_leaves:
+            later = [i for i in known if i not in now]
+            weights = [tensors[i] for i in later]
+            found, half = first_half(graph, targets, weights, output_gradients)
+            self._half = half, later
+        else:
+            found = whole(graph, targets, output_gradients)
+        return _at(indexes, now, found)
+
+
+def is_continuous(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor has numbers of a kind that can have a gradient.
+
+    Example:
+        >>> is_continuous(torch.ones(1)), is_continuous(torch.tensor(1))
+        (True, False)
+    """
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+@functools.cache
+def _empty(dtype: torch.dtype) -> torch.Tensor:
+    """Returns a tensor without elements, the memory of leaves that nobody reads."""
+    return torch.empty(0, dtype=dtype)
+
+
+def _at(
+    indexes: Sequence[int], known: Sequence[int], gradients: Gradients
+) -> Gradients:
+    """Returns gradients at other indexes than those that they are for."""
+    if len(indexes) == len(known) and all(map(operator.eq, indexes, known)):
+        return gradients
+    found = dict(zip(known, gradients))
+    return [found.get(i) for i in indexes]
