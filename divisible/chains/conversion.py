@@ -33,8 +33,8 @@ from divisible.layer_list import Layer
 from divisible.model import Divisible
 from divisible.random_streams import restored_random_state
 
-#: Held by the thread whose call runs. It replaces functions of NumPy and of classes of
-#: links, and seeds NumPy's generator, all of which threads have in common.
+#: Held by the thread whose call runs. A call replaces functions of NumPy and of classes
+#: of links, and seeds NumPy's generator, all of which threads have in common.
 _ONE_CALL = threading.RLock()
 
 
