@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument(
         "--chain", type=int, default=16, help="layers of a stage, beside one alone"
     )
+    parser.add_argument("--modules", nargs="+", choices=MODULES, default=[*MODULES])
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":
@@ -154,7 +155,8 @@ def main() -> None:
         f" CPU time of the fastest round; more: microseconds a call beside the module"
         f" alone, aim {AIM}; ratio: median (min..max) of the rounds",
     )
-    for name, make in MODULES.items():
+    for name in arguments.modules:
+        make = MODULES[name]
         for n_layers in (1, arguments.chain):
             torch.manual_seed(0)
             n_graphs = -(-arguments.calls // n_layers)

@@ -12,6 +12,9 @@ import torch
 
 Array = Any
 
+# Dtypes of most tensors, which NumPy has.
+_PLAIN = frozenset({torch.float32, torch.float64, torch.float16, torch.int64})
+
 
 def to_tensor(array: Array) -> torch.Tensor:
     """Returns a tensor with the memory of an array.
@@ -58,6 +61,12 @@ def to_array(tensor: torch.Tensor) -> Array:
         >>> to_array(torch.ones(2, requires_grad=True))
         array([1., 1.], dtype=float32)
     """
+    if tensor.dtype in _PLAIN and tensor.layout is torch.strided and tensor.is_cpu:
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if not tensor.is_neg():
+            # With ``force`` the same takes longer.
+            return tensor.numpy()
     if not tensor.is_cpu:
         raise TypeError(
             f"a module of PyTorch computed a tensor on the device {tensor.device}, but"

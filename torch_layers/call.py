@@ -103,13 +103,16 @@ class ModuleCall:
         Raises:
             RuntimeError: If the module has changed an input in place.
         """
-        given = []
-        for leaf, is_needed in zip(leaves, needed):
-            if has_graph and is_needed and is_continuous(leaf):
-                # The graph keeps the leaf, and so its memory, needed or not; but not
-                # the memory of a view.
-                leaf = leaf.requires_grad_().view_as(leaf)
-            given.append(leaf)
+        given = leaves
+        if has_graph:
+            # The graph keeps the leaf, and so its memory, needed or not; but not the
+            # memory of a view.
+            given = [
+                leaf.requires_grad_().view_as(leaf)
+                if is_needed and is_continuous(leaf)
+                else leaf
+                for leaf, is_needed in zip(leaves, needed)
+            ]
         contexts = self.layer.contexts()
         if collect is not None:
             contexts.append(collecting(collect))
