@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from torch_layers.arrays import to_array
 from torch_layers.halves import (
     Gradients,
     Graph,
@@ -150,9 +151,16 @@ class ModuleCall:
         self._graph = Graph(tuple([edge_of(y) for y in outputs]), self._has_hooks)
 
     def retained(self) -> Iterator[Any]:
-        """Yields the arrays that the graph of PyTorch keeps, some twice."""
+        """Yields the arrays that are kept for the backward or its second half.
+
+        Some come twice.
+        """
         if self._graph is not None:
             yield from saved_arrays(self._graph.outputs, self.parameters)
+        if self._half is not None:
+            half, _ = self._half
+            yield from saved_arrays(half.edges, self.parameters)
+            yield from map(to_array, half.gradients())
 
     @property
     def is_halfway(self) -> bool:

@@ -103,6 +103,16 @@ class SecondHalf:
     ) -> None:
         self._weights, self._parts, self._known = weights, parts, known
 
+    @property
+    def edges(self) -> list[GradientEdge]:
+        """The places of the outputs of operations that are to run."""
+        return [part.edge for part, _ in self._parts]
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Returns the gradients that are held: of operations' outputs, and known."""
+        held = [*(gradient for _, gradient in self._parts), *self._known.values()]
+        return [gradient for gradient in held if gradient is not None]
+
     def run(self) -> list[torch.Tensor | None]:
         """Returns the gradients of all weights, and releases the graph."""
         found: list[Any] = [None] * len(self._weights)

@@ -29,6 +29,10 @@ def test_a_profile_counts_what_the_graph_keeps():
     # The input of each product, that of GELU, and the result of tanh.
     assert row <= first <= 2 * row
     assert 3 * row <= last <= 5 * row
+    # From the first half to the second one, the inputs of the products and of GELU, and
+    # a gradient for each product.
+    assert 2 * row <= costs[0].pending_bytes <= 3 * row
+    assert 5 * row <= costs[1].pending_bytes <= 7 * row
     assert costs[0].parameter_bytes == 4 * (64 * 64 + 64)
     assert costs[1].backward_input > 0
     assert all(cost.stays_in_memory for cost in costs)
