@@ -16,7 +16,7 @@ from chainer_kernels.optimizer_loops_cpu import array_loop
 
 
 def compile_all() -> list[Loop]:
-    """Compiles every loop, or finds it on disk.
+    """Compiles every loop that this processor can run, or finds it on disk.
 
     Returns:
         The loops, in the order in which they were made.
@@ -25,6 +25,7 @@ def compile_all() -> list[Loop]:
         importlib.import_module(f"chainer_kernels.loops.{module.name}")
     for formula in FORMULAS:
         array_loop(formula)
-    for each in LOOPS:
+    possible = [each for each in LOOPS if each.is_possible]
+    for each in possible:
         each.compiled  # noqa: B018
-    return list(LOOPS)
+    return possible

@@ -8,11 +8,13 @@ contiguous arrays, and no other. :mod:`.code_cache` keeps the code.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import numba
 import numpy as np
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
 
 from chainer_kernels.code_cache import KeptCode, cache_directory
 
@@ -29,6 +31,7 @@ class Loop:
         is_sum: Whether additions may be in any order, so that they run in vector
             instructions. The order depends on lengths only.
         is_exact: Whether products are rounded before they are added to, as NumPy's are.
+        features: Features that the processor must have, by LLVM's names.
     """
 
     def __init__(
@@ -37,9 +40,10 @@ class Loop:
         signature: str,
         is_sum: bool = False,
         is_exact: bool = False,
+        features: Sequence[str] = (),
     ) -> None:
         functools.update_wrapper(self, function)
-        self.signature = signature
+        self.signature, self._features = signature, features
         self._function = function
         freedoms = {"reassoc": is_sum, "contract": not is_exact}
         self._fast = {name for name, is_free in freedoms.items() if is_free}
@@ -61,6 +65,11 @@ class Loop:
                     f"{self.__name__} writes to an array that is read-only or unaligned"
                 ) from None
             return result
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether the processor has what the loop needs. Elsewhere LLVM would abort."""
+        return not self._features or _processor().issuperset(self._features)
 
     @functools.cached_property
     def compiled(self) -> Callable:
@@ -106,8 +115,18 @@ def _kept_code(function: Callable) -> KeptCode | None:
         return None
 
 
+@functools.cache
+def _processor() -> frozenset[str]:
+    """Returns the features of the processor for which Numba compiles."""
+    *_, features = cpu_target.target_context.codegen().magic_tuple()
+    return frozenset(each[1:] for each in features.split(",") if each.startswith("+"))
+
+
 def loop(
-    signature: str, is_sum: bool = False, is_exact: bool = False
+    signature: str,
+    is_sum: bool = False,
+    is_exact: bool = False,
+    features: Sequence[str] = (),
 ) -> Callable[[Callable], Loop]:
     """Makes a function a :class:`Loop`, which has the arguments.
 
@@ -122,7 +141,7 @@ def loop(
         >>> array
         array([2., 2., 2.], dtype=float32)
     """
-    return lambda function: Loop(function, signature, is_sum, is_exact)
+    return lambda function: Loop(function, signature, is_sum, is_exact, features)
 
 
 def _behaved(argument: Any) -> Any:

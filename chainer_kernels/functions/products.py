@@ -26,9 +26,7 @@ def linear(function: Any, inputs: Arrays) -> Arrays:
     function._config_use_ideep = chainer.config.use_ideep
     x, W, *b = map(as_matrix, inputs)
     provider = providers.of(record(function))
-    y = provider.product_with_weights(x, W, is_transposed=True)
-    for bias in b:
-        y += bias
+    y = provider.product_with_weights(x, W, True, *b)
     function.retain_inputs((0, 1))
     return (y,)
 

@@ -178,6 +178,10 @@ class NStepLayer(chainer.FunctionNode):
         """The name of the function, to be shown."""
         return f"NStep{self._cell.name}"
 
+    @property
+    def _is_single(self) -> bool:
+        return self._dtype == FLOAT32
+
     def forward(self, inputs: tuple[Array, ...]) -> tuple[Array, ...]:
         """Computes all steps."""
         cell = self._cell
@@ -190,9 +194,10 @@ class NStepLayer(chainer.FunctionNode):
         states = [state.copy() for state in states]
         h = states[0]
         n = h.shape[1]
-        gates = provider.product(x, self._stacked(wx).T)
+        # A gradient reads the same array of float32, but bfloat16 in another order.
+        wx = self._stacked(wx).T if self._is_single else self._stacked(wx, True)
+        gates = provider.product(x, wx)
         bias = cell.bias(cell.stacked(bx), cell.stacked(bh), gates)
-        # Not transposed, it is multiplied by few rows faster.
         wh = self._stacked(wh, is_transposed=True)
         before = [np.empty((len(x), n), np.float32) for _ in states]
         kept = cell.kept(len(x), n)
@@ -210,24 +215,26 @@ class NStepLayer(chainer.FunctionNode):
         self._memory = gates, before, kept
         return tuple(rounded(output, dtype) for output in (y, *states))
 
-    def _stacked(self, weights: Sequence[Array], is_transposed: bool = False) -> Array:
+    def _stacked(self, weights: Sequence[Array], is_transposed: bool = False) -> Any:
         """Returns the weights of all gates, one below the other, or beside each other.
 
-        They are ready for products. Within a scope of unchanged weights they are made
-        but once.
+        They are right operands of products. Within a scope of unchanged weights they
+        are made but once.
         """
 
-        def make() -> Array:
+        def make() -> Any:
             stacked = self._cell.stacked(weights)
-            return providers.of(self._dtype).as_operand(
-                np.ascontiguousarray(stacked.T) if is_transposed else stacked
-            )
+            if is_transposed:
+                # Not transposed, float32 is multiplied by few rows faster.
+                turn = np.ascontiguousarray if self._is_single else np.asarray
+                stacked = turn(stacked.T)
+            return providers.of(self._dtype).as_operand(stacked)
 
         n_bytes = sum(each.nbytes for each in weights)
         key = "stacked gates", is_transposed, self._dtype
         return kept_weights.kept_of_all(weights, key, n_bytes, make)
 
-    def _stacked_again(self, weights: Sequence[Array]) -> Array:
+    def _stacked_again(self, weights: Sequence[Array]) -> Any:
         """Returns stacked weights, and counts a use that Chainer does not see."""
         for each in weights:
             kept_weights.count_application(each)

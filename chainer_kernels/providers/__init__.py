@@ -13,8 +13,9 @@ A provider is a module with::
     add_turned_weights(x, gy, geometry, out, is_first)   gW in another order, added up
     turn_weights_back(turned)                            to Chainer's, where it is
     product(a, b, out=None, accumulate=False)   -> a @ b, or out, perhaps added
-    product_with_weights(a, W, is_transposed)   -> a @ W, or a @ W.T
-    as_operand(W)                               -> W, ready for several products
+    product_with_weights(a, W, is_transposed, bias=None)
+                                                -> a @ W, or a @ W.T, plus the bias
+    as_operand(W)                               -> W, to be a right operand repeatedly
 
 In bfloat16 also::
 

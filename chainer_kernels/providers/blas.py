@@ -157,10 +157,16 @@ def product(
 
 
 def product_with_weights(
-    a: np.ndarray, W: np.ndarray, is_transposed: bool = False
+    a: np.ndarray,
+    W: np.ndarray,
+    is_transposed: bool = False,
+    bias: np.ndarray | None = None,
 ) -> np.ndarray:
     """Returns a product with weights that may be kept, turned around or not."""
-    return product(a, W.T if is_transposed else W)
+    y = product(a, W.T if is_transposed else W)
+    if bias is not None:
+        y += bias
+    return y
 
 
 def as_operand(W: np.ndarray) -> np.ndarray:

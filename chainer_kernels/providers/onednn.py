@@ -133,11 +133,18 @@ def multiply(
 
 
 def product_with_weights(
-    a: np.ndarray, W: np.ndarray, is_transposed: bool = False
+    a: np.ndarray,
+    W: np.ndarray,
+    is_transposed: bool = False,
+    bias: np.ndarray | None = None,
 ) -> np.ndarray:
     """Returns a product with weights that may be kept, turned around or not."""
     y = onednn_products.product(a, W, is_transposed)
-    return product(a, W.T if is_transposed else W) if y is None else y
+    if y is None:
+        y = product(a, W.T if is_transposed else W)
+    if bias is not None:
+        y += bias
+    return y
 
 
 as_operand = blas.as_operand

@@ -98,11 +98,18 @@ class RoundedOperands:
         return self._provider.product(rounded(a), rounded(b), out, accumulate)
 
     def product_with_weights(
-        self, a: np.ndarray, W: np.ndarray, is_transposed: bool = False
+        self,
+        a: np.ndarray,
+        W: np.ndarray,
+        is_transposed: bool = False,
+        bias: np.ndarray | None = None,
     ) -> np.ndarray:
         """Returns a product with weights that may be kept, turned around or not."""
         W = _weights(W)
-        return self._provider.product(rounded(a), W.T if is_transposed else W)
+        y = self._provider.product(rounded(a), W.T if is_transposed else W)
+        if bias is not None:
+            y += bias
+        return y
 
     def product_of_stacks(self, a: np.ndarray, b: np.ndarray) -> None:
         """Returns nothing: NumPy multiplies stacks of rounded matrices."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from chainer_kernels import compiling
+from chainer_kernels import all_loops, compiling
 
 
 def _copy(x, y):
@@ -20,3 +20,15 @@ def test_only_what_is_read_may_be_read_only():
     np.testing.assert_array_equal(y, x)
     with pytest.raises(ValueError, match="_copy writes to an array that is read-only"):
         copy(y + 1, x)
+
+
+def test_what_the_processor_lacks_is_not_compiled(monkeypatch):
+    """LLVM would end the process."""
+    loops = [
+        compiling.Loop(_copy, "void(f4[::1], f4[::1])", features=features)
+        for features in ((), ("no-such-feature",))
+    ]
+    monkeypatch.setattr(all_loops, "LOOPS", loops)
+    del compiling.LOOPS[-2:]
+    assert [each.is_possible for each in loops] == [True, False]
+    assert all_loops.compile_all() == loops[:1]

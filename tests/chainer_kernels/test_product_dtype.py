@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import chainer_kernels
-from chainer_kernels import product_dtype, switch
+from chainer_kernels import bfloat16, product_dtype, switch
 from chainer_kernels.bfloat16 import rounded
 from chainer_kernels.contributions import Scratch
 from chainer_kernels.functions import weight_gradients
+from chainer_kernels.providers import amx_products
 from tests.support import kernels
 from tests.support.bfloat16 import in_bfloat16
 
@@ -202,14 +203,15 @@ def test_environment_without_kernels_warns():
 
 @in_bfloat16
 def test_weights_are_rounded_once_in_a_scope(monkeypatch):
-    from chainer_kernels import bfloat16
-
     link = L.Linear(64, 300)
     x = kernels.arrays((310, 64), 0)
     sizes = []
-    run = bfloat16._run
+    run, right = bfloat16._run, amx_products.right
     monkeypatch.setattr(
         bfloat16, "_run", lambda loop, a, out: (sizes.append(a.size), run(loop, a, out))
+    )
+    monkeypatch.setattr(
+        amx_products, "right", lambda b: (sizes.append(b.size), right(b))[1]
     )
     with chainer_kernels.products("bfloat16"), chainer_kernels.unchanged_weights():
         for _ in range(3):
