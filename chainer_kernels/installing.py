@@ -52,9 +52,14 @@ def keep_product_dtypes() -> None:
 
 def _in_recorded_dtype(backward: Callable) -> Callable:
     @functools.wraps(backward)
-    def call(self: Any, *arguments: Any) -> Any:
-        with product_dtype.scope(product_dtype.recorded(self)):
-            return backward(self, *arguments)
+    def call(self: Any, indexes: Any, grad_outputs: Any) -> Any:
+        dtype = product_dtype.recorded(self)
+        with product_dtype.scope(dtype):
+            if dtype == product_dtype.FLOAT32:
+                return backward(self, indexes, grad_outputs)
+            products = importlib.import_module("chainer_kernels.functions.products")
+            with products.rounding_once(grad_outputs):
+                return backward(self, indexes, grad_outputs)
 
     return call
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import chainer
 import numpy as np
 
 from chainer_kernels import providers, threads
-from chainer_kernels.bfloat16 import rounded
+from chainer_kernels.bfloat16 import narrowing_once, rounded
 from chainer_kernels.layouts import are_float32
 from chainer_kernels.product_dtype import BFLOAT16, FLOAT32, record
 
@@ -103,6 +105,24 @@ def _narrow_products(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Returns the products of two stacks of matrices, rounded to bfloat16."""
     y = providers.of(BFLOAT16).product_of_stacks(a, b)
     return _products(rounded(a), rounded(b)) if y is None else y
+
+
+def rounding_once(
+    grad_outputs: Sequence[chainer.Variable | None],
+) -> contextlib.AbstractContextManager:
+    """Returns a block in which the gradient of an output is rounded once.
+
+    The products for the gradients of an input and of weights both read it.
+
+    Args:
+        grad_outputs: Gradients of a function's outputs.
+    """
+    # A hook may change what it sees.
+    if len(grad_outputs) > 1 or chainer.get_function_hooks():
+        return contextlib.nullcontext()
+    (gradient,) = (None if g is None else g.array for g in grad_outputs)
+    is_single = are_float32(gradient)
+    return narrowing_once(gradient) if is_single else contextlib.nullcontext()
 
 
 def as_matrix(a: np.ndarray) -> np.ndarray:

@@ -13,7 +13,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import chainer_kernels
+from chainer_kernels import bfloat16 as rounding
+from chainer_kernels import providers
 from chainer_kernels.geometry import Geometry
+from chainer_kernels.layouts import channels_first
 from tests.support import bfloat16, kernels
 from tests.support.bfloat16 import in_bfloat16
 from tests.support.examples import examples
@@ -254,3 +257,32 @@ def test_leaves_other_dtypes_to_chainer():
 def test_in_bfloat16(function, x, W, options):
     arrays = kernels.arrays(x, 0), kernels.arrays(W, 1)
     bfloat16.check(lambda x, W: function(x, W, **options), arrays)
+
+
+@pytest.mark.skipif(
+    providers.bfloat16_instructions() is None, reason="nothing is rounded before"
+)
+def test_output_gradient_is_rounded_once_for_two_products(monkeypatch):
+    """Unless a hook may change it between them."""
+    x, W = kernels.arrays((4, 16, 8, 8), 0), kernels.arrays((32, 16, 3, 3), 1)
+    gy = channels_first(kernels.arrays((4, 8, 8, 32), 2))
+    sizes, run = [], rounding._run
+    monkeypatch.setattr(
+        rounding, "_run", lambda loop, a, out: (sizes.append(a.size), run(loop, a, out))
+    )
+
+    def gradients():
+        inputs = chainer.Variable(x), chainer.Variable(W)
+        with chainer_kernels.products("bfloat16"):
+            y = F.convolution_2d(*inputs, pad=1)
+        sizes.clear()
+        y.grad = gy
+        y.backward()
+        return sizes.count(gy.size), [each.grad for each in inputs]
+
+    n_times, ours = gradients()
+    with chainer.function_hooks.TimerHook():
+        n_times_seen, right = gradients()
+    assert (n_times, n_times_seen) == (1, 2)
+    for one, other in zip(ours, right):
+        np.testing.assert_array_equal(one, other)
