@@ -4,6 +4,13 @@
 
     a (m, k), b (k, n)   in tiles of :mod:`.amx_tiles`
     y (m, n)             four tiles of sums stay in registers over all of k
+
+The order of loops keeps operands in the caches::
+
+    columns of y, so few that their tiles of b stay in the second cache
+      a part of k, so short that tiles of 32 rows of a stay there as well
+        32 rows of y
+          32 of the columns: sums, which begin with those of the part before
 """
 
 from __future__ import annotations

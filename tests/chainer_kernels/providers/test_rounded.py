@@ -86,8 +86,13 @@ def test_product_with_weights(m, n, k, is_transposed, seed):
     W = kernels.arrays((n, k) if is_transposed else (k, n), seed // 2)
     x, w = rounded(a).astype("d"), rounded(W).astype("d")
     w = w.T if is_transposed else w
+    terms = np.abs(x) @ np.abs(w)
     ours = provider().product_with_weights(a, W, is_transposed)
-    assert_close(ours, x @ w, np.abs(x) @ np.abs(w))
+    assert_close(ours, x @ w, terms)
+    bias = kernels.arrays((n,), seed // 3)
+    ours = provider().product_with_weights(a, W, is_transposed, bias)
+    # A bias is not rounded.
+    assert_close(ours, x @ w + bias, terms + np.abs(bias))
 
 
 STACKS = [
