@@ -14,12 +14,13 @@ PROGRAMS = ROOT / "docs" / "programs"
 NUMBER = re.compile(r"\d+\.\d+")
 
 
-def run(name, n_ranks):
+def run(name, n_ranks, **options):
     return mpiexec(
         n_ranks,
         [PROGRAMS / f"{name}.py"],
         # An editable install would find the packages, another one may not.
         env={"PYTHONPATH": str(ROOT)},
+        **options,
     )
 
 
@@ -35,7 +36,7 @@ def run(name, n_ranks):
     ],
 )
 def test_programs_print_what_the_pages_say(name, n_ranks, printed):
-    result = run(name, n_ranks)
+    result = run(name, n_ranks, has_project=True)
     assert result.returncode == 0, result.stdout
     expected = (PROGRAMS / f"{printed}.txt").read_text()
     assert NUMBER.sub("#", result.stdout) == NUMBER.sub("#", expected)
@@ -71,6 +72,7 @@ def train(n_ranks, out, *arguments):
         n_ranks,
         ["-m", "pipeline", program, "--out", out, *arguments],
         env={"PYTHONPATH": str(ROOT)},
+        has_project=True,
     )
     assert result.returncode == 0, result.stdout
     return epochs(result.stdout)

@@ -19,7 +19,8 @@ PROGRAMS = ROOT / "docs" / "programs"
 
 def printed(name):
     """Returns the lines of numbers that a recipe prints, and that the page shows."""
-    result = mpiexec(2, [PROGRAMS / f"{name}.py"], env={"PYTHONPATH": str(ROOT)})
+    argv = [PROGRAMS / f"{name}.py"]
+    result = mpiexec(2, argv, env={"PYTHONPATH": str(ROOT)}, has_project=True)
     assert result.returncode == 0, result.stdout
     shown = (PROGRAMS / f"{name}.txt").read_text()
     assert rows(result.stdout) == pytest.approx(rows(shown), rel=0.02, abs=1e-3)

@@ -20,7 +20,7 @@ def divisible(*argv):
 
 def train(n, folder, *argv):
     script = ["-m", "pipeline", folder / "train.py", "--out", folder / "result", *argv]
-    done = mpiexec(n, [*script, "--resume", "auto"])
+    done = mpiexec(n, [*script, "--resume", "auto"], has_project=True)
     assert done.returncode == 0, done.stdout
     log = json.loads((folder / "result" / "log").read_text())
     return done.stdout, log

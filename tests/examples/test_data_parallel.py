@@ -23,7 +23,7 @@ def train(script, folder):
     (folder / "script.py").write_text(script)
     argv = [folder / "script.py", "--epoch", "4", "--units", "100", "--out", folder]
     # The script is outside of the repository, which an editable install would find.
-    result = mpiexec(2, argv, env={"PYTHONPATH": str(ROOT)})
+    result = mpiexec(2, argv, env={"PYTHONPATH": str(ROOT)}, has_project=True)
     assert result.returncode == 0, result.stdout
     assert result.stdout.count("main/loss   validation/main/loss") == 1
     assert "Warning" not in result.stdout

@@ -12,7 +12,7 @@ import pytest
 from divisible import Plan
 from divisible.schedules import gpipe
 from pipeline import latest_snapshot
-from tests.support.loaded_python import loaded_python
+from tests.support.loaded_python import loaded_project
 from tests.support.mpiexec import mpiexec
 from tests.support.processes import launcher, running
 
@@ -22,7 +22,7 @@ QUICK = ["--width", "8", "--epoch", "2"]
 
 def train(n, out, *argv):
     """Returns what the script prints, and its log."""
-    result = mpiexec(n, [SCRIPT, *QUICK, "--out", out, *argv])
+    result = mpiexec(n, [SCRIPT, *QUICK, "--out", out, *argv], has_project=True)
     assert result.returncode == 0, result.stdout
     assert "Warning" not in result.stdout, result.stdout
     return result.stdout, json.loads((out / "log").read_text())
@@ -98,7 +98,7 @@ def process_of(program, rank):
 
 def test_a_signal_to_one_rank_saves_and_the_run_goes_on_elsewhere(tmp_path):
     long = ["--width", "8", "--epoch", "1000", "--out", str(tmp_path)]
-    command = [launcher(), "-n", "4", *loaded_python(), SCRIPT, *long]
+    command = [launcher(), "-n", "4", *loaded_project(), SCRIPT, *long]
     with running([*command, "--stages", "2"]) as program:
         program.wait_for(lambda: (tmp_path / "log").exists(), 30)
         os.kill(process_of(program, 3), signal.SIGTERM)
@@ -109,7 +109,7 @@ def test_a_signal_to_one_rank_saves_and_the_run_goes_on_elsewhere(tmp_path):
     epochs = json.loads((tmp_path / "log").read_text())[-1]["epoch"]
     argv = [SCRIPT, *long, "--resume", "auto", "--stages", "1"]
     argv[argv.index("1000")] = str(epochs + 1)
-    result = mpiexec(3, argv)
+    result = mpiexec(3, argv, has_project=True)
     assert result.returncode == 0, result.stdout
     log = json.loads((tmp_path / "log").read_text())
     assert [entry["epoch"] for entry in log] == list(range(1, epochs + 2))

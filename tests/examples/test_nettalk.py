@@ -278,7 +278,8 @@ def test_a_network_learns_them():
 def errors(n_ranks, *options):
     """What the script says of its errors, and all that it says."""
     script = ROOT / "examples" / "nettalk" / "train.py"
-    result = mpiexec(n_ranks, [script, "--report", "5", *options])
+    argv = [script, "--report", "5", *options]
+    result = mpiexec(n_ranks, argv, has_project=True)
     assert result.returncode == 0, result.stdout
     lines = re.findall(r"iteration +(\d+): error (\S+)", result.stdout)
     return [(int(i), float(error)) for i, error in lines], result.stdout

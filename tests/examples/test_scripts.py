@@ -26,7 +26,7 @@ QUICK = [*SYNTHETIC, "--epoch", "1"]
 
 
 def run(n, argv, **kwargs):
-    result = mpiexec(n, argv, **kwargs)
+    result = mpiexec(n, argv, has_project=True, **kwargs)
     assert result.returncode == 0, result.stdout
     return result.stdout
 

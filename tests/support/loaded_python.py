@@ -103,8 +103,8 @@ def _server_for_scripts() -> LoadedPython:
 def loaded_project() -> list[str]:
     """Returns a command like `loaded_python` that has loaded this project as well.
 
-    It is for functions of tests, not for scripts: to import the project is part of what
-    those do.
+    It is for functions of tests, and for scripts of which the test does not look at how
+    they import the project.
     """
     global _for_functions
     if _for_functions is None:

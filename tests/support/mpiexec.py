@@ -24,6 +24,7 @@ def mpiexec(
     env: dict[str, str] | None = None,
     *,
     is_loaded: bool = True,
+    has_project: bool = False,
 ) -> subprocess.CompletedProcess:
     """Runs ``python ARGV...`` on ``n`` ranks and returns what came of it.
 
@@ -37,12 +38,14 @@ def mpiexec(
         env: Variables to set.
         is_loaded: Whether modules of other projects may be loaded already in these
             processes (`tests.support.loaded_python`), which takes less time.
+        has_project: Whether modules of this project may be loaded as well: for scripts
+            of which the test looks at what they compute, not at how they begin.
 
     """
     python = [sys.executable]
     if is_loaded:
-        is_function = list(argv[:2]) == WORKER
-        python = loaded_project() if is_function else loaded_python()
+        has_project |= list(argv[:2]) == WORKER
+        python = loaded_project() if has_project else loaded_python()
     command = [launcher(), "-n", str(n), *python, *map(str, argv)]
     process = subprocess.Popen(
         command,

@@ -225,6 +225,8 @@ def run(arguments: list[str]) -> None:
     first, *others = arguments
     module = sys.modules["__main__"]
     with _failing_as_python():
+        if not (first == "-m" and others[0].startswith("tests.")):
+            _import_again()
         if first == "-m":
             sys.path.insert(0, os.getcwd())
             sys.argv = ["-m", *others[1:]]
@@ -241,6 +243,14 @@ def run(arguments: list[str]) -> None:
             with io.open_code(path) as file:
                 code = compile(file.read(), path, "exec")
             exec(code, vars(module))
+
+
+def _import_again() -> None:
+    """Does what an import of the pipeline does in ranks, if it is imported already."""
+    if "pipeline" in sys.modules:
+        launchers = importlib.import_module("divisible.communication.launchers")
+        if launchers.is_one_of_several():
+            sys.modules["pipeline"].abort_on_error()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.loaded_python import LOADED_FOR_FUNCTIONS, LoadedPython
+from tests.support.mpiexec import mpiexec
 from tests.support.processes import PACKAGES, ROOT
 
 
@@ -64,6 +65,24 @@ def test_functions_of_tests_find_this_project_loaded_and_no_mpi(loaded):
     expected = run([sys.executable], "-c", HAS_PROJECT)
     assert found.stderr == expected.stderr
     assert expected.stdout.startswith("False False\n")
+
+
+FAILS = """
+import sys
+assert "divisible.model" in sys.modules
+import pipeline
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 1:
+    raise KeyError("the user's own")
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+def test_a_rank_that_fails_ends_all_as_if_it_had_imported_the_project():
+    result = mpiexec(2, ["-c", FAILS], has_project=True)
+    assert result.returncode != 0
+    assert result.stdout.count("ends all ranks") == 1, result.stdout
+    assert 'KeyError: "the user\'s own"' in result.stdout
 
 
 def test_the_kernels_are_those_of_this_repository(loaded):

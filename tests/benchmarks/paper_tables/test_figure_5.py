@@ -9,7 +9,8 @@ COMMAND = ["-m", "benchmarks.paper_tables.figure_5", "--units", 16, "--layers", 
 
 def test_the_command_writes_three_tables_a_finding_and_a_picture(tmp_path):
     output = tmp_path / "figure_5.txt"
-    done = mpiexec(2, [*COMMAND, "--rounds", 2, "--output", output])
+    argv = [*COMMAND, "--rounds", 2, "--output", output]
+    done = mpiexec(2, argv, has_project=True)
     assert done.returncode == 0, done.stdout
     text = output.read_text()
     assert "4 layers of 16 units, 32 samples in 4 microbatches on 2 ranks" in text

@@ -38,7 +38,8 @@ def test_every_way_is_measured_and_compared(model, tmp_path):
     file = tmp_path / "folder" / "samples.jsonl"
     options = ["--model", model, *TINY[model], "--microbatches", 2, "--output", file]
     rounds = 2 if model == "perceptron" else 1
-    done = mpiexec(2, [*COMMAND, *options, "--rounds", rounds], timeout=180)
+    argv = [*COMMAND, *options, "--rounds", rounds]
+    done = mpiexec(2, argv, timeout=180, has_project=True)
     assert done.returncode == 0, done.stdout
     found = read(file)
     ways = {(SERIAL, "equal layers")} | {(schedule, cut) for cut, schedule in WAYS}
@@ -69,7 +70,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path):
     for point in points_of(parse(options), 1):
         append(file, sample(point))
     before = file.read_text()
-    done = mpiexec(1, [*COMMAND, *options])
+    done = mpiexec(1, [*COMMAND, *options], has_project=True)
     assert done.returncode == 0, done.stdout
     assert "0 of 5 samples to measure" in done.stdout
     assert file.read_text() == before
