@@ -18,4 +18,5 @@ are run in the folder that the table names, which is on the path of modules as w
     comparing     losses with kernels and without, and the verdict
     rows          rows of the result, written and read
     pipelines     models as pipelines on two ranks: model_table, on_two_ranks
+    ports         whole scripts rewritten by a command: port_table, seeded
 """
