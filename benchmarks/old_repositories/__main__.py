@@ -17,8 +17,12 @@ from benchmarks.old_repositories.rows import STOPPED, Row, read
 from benchmarks.old_repositories.trial import Run, Way, run
 
 #: Ways that are tried in turn, until a program runs.
-WAYS = (Way(), Way(modes="names,cupy"), Way(modes="names,cupy,chainer1"))
-CHAINER_1 = (WAYS[0], WAYS[2])
+WAYS = (Way(), Way(modes="names,cupy"), Way(modes="names,cupy,cpu"))
+CHAINER_1 = (
+    Way(),
+    Way(modes="names,cupy,chainer1"),
+    Way(modes="names,cupy,chainer1,cpu"),
+)
 
 
 class Places(NamedTuple):

@@ -35,6 +35,7 @@ class Recorder:
     def __init__(self, steps: int, nudge: float = 0.0, draw: int = 0) -> None:
         self.losses: list[float] = []
         self.times: list[float] = []
+        self.has_ended = False
         self._steps = steps
         self._nudge = nudge
         self._draw = draw
@@ -81,6 +82,7 @@ class Recorder:
         """
         self.times.append(time.perf_counter())
         if len(self.losses) == self._steps:
+            self.has_ended = True
             raise Enough
         self.losses.append(float(variable.array.sum()))
 
@@ -114,6 +116,9 @@ def main() -> None:
     np.random.seed(seed)
     # Games take the seeds of their random generators from it.
     os.urandom = random.Random(seed).randbytes
+    # Each copy of a folder may list its files in another order.
+    listed = os.listdir
+    os.listdir = lambda path=".": sorted(listed(path))
     sys.argv[:] = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
     # A driver of ours lies elsewhere, and its model here.
@@ -122,6 +127,10 @@ def main() -> None:
         runpy.run_path(script, run_name="__main__")
     except (Enough, SystemExit) as end:
         if isinstance(end, SystemExit) and end.code not in (None, 0):
+            raise
+    except Exception:
+        # A bare "except:" of the script may catch the end, and fail.
+        if not recorder.has_ended:
             raise
     finally:
         record = {"losses": recorder.losses, "times": recorder.times}

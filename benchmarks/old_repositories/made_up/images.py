@@ -65,6 +65,26 @@ def one_pickle(path: str, n_train: int = 60000, n_test: int = 10000) -> MakesDat
     return make
 
 
+def four_arrays(path: str, n_train: int = 60000, n_test: int = 10000) -> MakesData:
+    """Writes MNIST as four arrays: images from 0 to 1, and labels, of both parts.
+
+    Args:
+        path: File of an array, such as ``'{part}_{what}.npy'``, of the parts ``train``
+            and ``test``, and of ``img`` and ``label``.
+        n_train: Images to train with.
+        n_test: Images to test with.
+    """
+
+    def make(root, random):
+        for part, n in ("train", n_train), ("test", n_test):
+            images, labels = labelled(random, n, 10, (784,))
+            scaled = (images / 255).astype(np.float32)
+            for what, values in ("img", scaled), ("label", labels.astype(np.float32)):
+                np.save(root / path.format(part=part, what=what), values)
+
+    return make
+
+
 def cifar_batches(folder: str, n: int = 1000) -> MakesData:
     """Writes CIFAR-10 as it is distributed: six pickled batches of ``n`` images."""
 

@@ -101,8 +101,10 @@ PROGRAMS = (
         kind="semi-supervised",
         chainer="2",
         command="train_tripleGAN_chainer.py",
+        data=(images.four_arrays("mnist_{part}_{what}.npy"),),
+        # int() of an array with one element.
+        needs=("numpy<2.4",),
         steps=12,
-        beyond="a GPU",
     ),
     Program(
         "corochann/deep-learning-tutorial-with-chainer",

@@ -16,9 +16,9 @@ PROGRAMS = (
         "okdshin/chainer_frmqn",
         "489ff11ceac1",
         kind="reinforcement learning",
-        chainer="2",
+        chainer="1",
         command="i_maze_rogue.py -gpu -1 -y 1 -initexp 100 -testoutput 1",
         # Its replays call cuda.to_gpu, whatever -gpu is.
-        beyond="a GPU",
+        steps=10,
     ),
 )

@@ -79,7 +79,8 @@ PROGRAMS = (
         kind="VAE",
         chainer="3",
         # The number of a GPU is written into its script.
-        command="with_model.py iaf.model 'create_sample_model(784)' f4:32,784",
+        command="train.py",
+        steps=10,
     ),
     Program(
         "takyamamoto/CIFAR-ConvolutionalAutoEncoder-Chainer",
@@ -99,7 +100,6 @@ PROGRAMS = (
         folder="run",
         needs=("tabulate",),
         steps=6,
-        beyond="a GPU",
     ),
     Program(
         "musyoku/adversarial-autoencoder",

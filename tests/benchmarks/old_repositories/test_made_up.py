@@ -37,6 +37,7 @@ def test_files_are_the_same_for_the_same_seed(tmp_path):
         images.pictures("pictures", 2, (16, 24)),
         images.classes("classes", 2, (16, 24), 5),
         images.one_pickle("mnist.pkl", 5, 2),
+        images.four_arrays("{part}_{what}.npy", 5, 2),
         images.cifar_batches("batches", 3),
         images.archives("archives", ["train"], 3),
         texts.text("words.txt", 3),

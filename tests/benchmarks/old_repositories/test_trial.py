@@ -1,6 +1,7 @@
 """Runs of a small script of our own, as if it were another's."""
 
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,16 @@ def test_modules_of_another_tree_are_found(places):
     other = Repository("owner/other", "0")
     assert one(places, PROGRAM._replace(beside=(other,))).failure == ""
     assert "other_module" in one(places, PROGRAM).failure
+
+
+@pytest.mark.matrix
+def test_a_script_may_catch_the_end_of_its_run(places):
+    write(places, "import os; assert os.listdir() == sorted(os.listdir('.'))")
+    script = places.trees / "owner+name" / "train.py"
+    body = textwrap.indent(script.read_text(), "    ")
+    script.write_text(f"try:\n{body}\nexcept:\n    not_defined\n")
+    done = one(places, PROGRAM)
+    assert (len(done.losses), done.failure) == (3, "")
 
 
 @pytest.mark.matrix
