@@ -128,5 +128,6 @@ def _check_sum(hosts: Sequence[Host]) -> None:
         beside = f" beside hosts with {used:g}" if used else ""
         raise ClusterError(
             f"hosts with {wanted:g} cores{beside} are too much for {there}: they would"
-            " slow each other down"
+            " slow each other down. Ask for fewer cores"
+            + (", or wait until the other hosts are down" if used else "")
         )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 
 from benchmarks.cluster.network import spoken_rate
 from benchmarks.paper_tables.points import EQUAL, FIT, OURS, PRINTED
@@ -55,6 +56,9 @@ def times(figure: Figure, rows: Sequence[Row]) -> None:
     axes = _axes(figure, "microbatches", "seconds of a step")
     axes.set_yscale("log")
     _lines(axes, rows, _hosts, lambda r: r.step)
+    # Powers of ten alone would leave a few points with one number, or none.
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
     _legend_beside(axes)
 
 
@@ -62,7 +66,8 @@ def speedups(figure: Figure, rows: Sequence[Row]) -> None:
     """Fig. 7: the same as speed-ups, with those of equation (3) and of the paper."""
     axes = _axes(figure, "microbatches", "speed-up over the undivided step")
     _lines(axes, rows, _hosts, _speedup, _speedup_by_equation)
-    _legend_beside(axes, "dashed:\nequation (3)\nstars:\nin the paper")
+    stars = "\nstars:\nin the paper" * _has_printed(rows)
+    _legend_beside(axes, f"dashed:\nequation (3){stars}")
 
 
 def rates(figure: Figure, rows: Sequence[Row]) -> None:
@@ -121,8 +126,7 @@ def models(figure: Figure, rows: Sequence[Row]) -> None:
         _lines(axes, mine, _hosts, _speedup, _speedup_by_equation)
     # One for all panels, where it covers nothing.
     lines, names = panels[0].get_legend_handles_labels()
-    has_stars = not np.all(np.isnan(list(map(_printed, rows))))
-    title = "dashed: equation (3)" + "; star: in the paper" * has_stars
+    title = "dashed: equation (3)" + "; star: in the paper" * _has_printed(rows)
     place = "outside lower center"
     figure.legend(lines, names, loc=place, ncols=len(lines), title=title)
     panels[0].set_ylabel("speed-up over the undivided step")
@@ -171,6 +175,11 @@ def _printed(row: Row) -> float:
     m, speedup = PRINTED.get(point.model, {}).get(point.hosts, (None, np.nan))
     is_same = (point.microbatches, point.cut) == (m, EQUAL)
     return speedup if is_same else np.nan
+
+
+def _has_printed(rows: Iterable[Row]) -> bool:
+    """Returns whether the paper has a speed-up for any of the points."""
+    return not np.all(np.isnan(list(map(_printed, rows))))
 
 
 def _axes(figure: Figure, x: str, y: str) -> Any:
