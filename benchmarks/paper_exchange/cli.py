@@ -34,7 +34,8 @@ def main() -> None:
     done = {curve.job for each in curves.values() for curve in each}
     todo = [job for job in jobs(origin.scale) if job not in done]
     keep_freed_memory()
-    print(f"{len(todo)} trainings begin, {arguments.processes} at a time", flush=True)
+    if todo:
+        print(f"{len(todo)} trainings, {arguments.processes} at a time", flush=True)
     start = time.perf_counter()
     finished = train_all(todo, origin.scale, file, arguments.processes)
     for number, curve in enumerate(finished, 1):
