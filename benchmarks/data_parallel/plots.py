@@ -91,7 +91,8 @@ def _matrix(axes: object, ratio: np.ndarray) -> None:
         picture = np.log10(np.abs(ratio[:SIDE, :SIDE]))
     shown = axes.imshow(picture, vmin=np.percentile(picture[picture > -30], 5))
     axes.figure.colorbar(shown, ax=axes)
-    axes.set(title=f"log10 |ratio| of {MATRIX[1:]}, a part (Fig. 10)")
+    title = f"log10 |ratio| of {MATRIX[1:]}, a part (Fig. 10)\nwhite: zero"
+    axes.set(title=title)
 
 
 def _quantiles(axes: object, task: Task, run: Run) -> None:
@@ -99,6 +100,7 @@ def _quantiles(axes: object, task: Task, run: Run) -> None:
         steps = task.common + QUANTILE_EVERY * np.arange(len(found))
         axes.semilogy(steps, found, "o-", label=name[1:])
     axes.set(xlabel="step", title="q of parameters (Fig. 12)")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(fontsize=7)
 
 
@@ -108,8 +110,10 @@ def _curves(axes: object, task: Task, runs: dict[str, list[Run]]) -> None:
     for name, each in runs.items():
         mean = np.mean([run.accuracies for run in each[:n_seeds]], axis=0)
         first = (task.common // TEST_EVERY + 1) * TEST_EVERY
-        axes.plot(first + TEST_EVERY * np.arange(len(mean)), mean, label=name)
+        # A quick run has one test, which a line alone would not show.
+        axes.plot(first + TEST_EVERY * np.arange(len(mean)), mean, ".-", label=name)
     figure = "Fig. 11" if task.n_replicas > 4 else "Fig. 8"
     title = f"{task.n_replicas} replicas ({figure})"
     axes.set(xlabel="step", ylabel="test accuracy [%]", title=title)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(fontsize=7)
