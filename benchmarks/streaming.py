@@ -32,7 +32,7 @@ STATES = 3
 #: How many times a host's memory the state of the model takes.
 EXCESS = 6
 #: Seconds that a run may take.
-DEADLINE = 200
+DEADLINE = 900
 MINIBATCHES = (250, 1000, 4000)
 
 
