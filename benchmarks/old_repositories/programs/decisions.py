@@ -18,7 +18,7 @@ PROGRAMS = (
         kind="reinforcement learning",
         chainer="1",
         command="i_maze_rogue.py -gpu -1 -y 1 -initexp 100 -testoutput 1",
-        # Its replays call cuda.to_gpu, whatever -gpu is.
+        # Its replays call cuda.to_gpu, whatever -gpu is. Each run is another one.
         steps=10,
     ),
 )

@@ -12,6 +12,7 @@ PROGRAMS = (
         kind="super-resolution",
         chainer="5",
         # The package wand loads the library of ImageMagick: libmagickwand of Debian.
+        # Each run draws other samples.
         command="train.py -d made_up -p 8 -b 8 --out_size 32",
         data=(images.pictures("made_up", 40, (128, 128)),),
         needs=("wand",),
