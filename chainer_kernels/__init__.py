@@ -26,6 +26,7 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
 
     catalogue            which methods have a kernel, and what their backward allows
     installing, switch   kernels in the place of methods, in force or not
+    hooks                hooks that observe single functions, which then run apart
     functions            the kernels, a module for each family of functions
     contributions        what is added to a weight gradient without being formed
     providers            products and convolutions, by BLAS, oneDNN or cuDNN

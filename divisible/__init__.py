@@ -49,8 +49,14 @@ them into stages of equal time, and :func:`best_plan` also chooses how to run th
     placement         the numbering of ranks in a grid of replicas and stages
     lazy_names        names of a package that are imported when they are first used
 
-    schedules, communication, deferred, backward, planning, chains, streaming, explore:
-    packages
+    schedules         schedules as plain data: proved, simulated, drawn
+    communication     MPI and arrays: how ranks send, wait, agree and stop
+    deferred          models that are made part by part
+    backward          the backward of a graph, whole or in halves
+    planning          from the layers of a model to the plan that runs fastest
+    chains            chains of Chainer, taken apart into lists of layers
+    streaming         weights in slower memory, fetched segment by segment
+    explore           a page to play with schedules
 
 Names are imported when they are first used, so that schedules can be planned and
 simulated, and timelines drawn, without Chainer and MPI.

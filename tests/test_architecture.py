@@ -1,7 +1,9 @@
 """What a newcomer may rely on: no circle of modules, and floors that hold."""
 
+import ast
 import configparser
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,10 @@ FACES = {
         TorchChain TorchLayer TorchLoss TorchOptimizer from_torch
     """,
 }
+#: Packages whose modules are private, but for a few that their docstrings explain.
+UNLISTED = {"chainer_compat"}
+#: The beginning of a line of a list: names of modules, then what they are.
+ENTRY = re.compile(r" +(?:-> )?((?:[a-z]\w*(?:\.py)?, )*[a-z]\w*(?:\.py)?)(\s+|$)")
 #: What packages need that is not installed with this project.
 EXTRAS = {"torch_layers": "torch"}
 
@@ -103,6 +109,71 @@ def test_no_module_is_too_long():
     }
     assert len(lines) > 100
     assert {name for name, n in lines.items() if n > LONGEST} - set(LONGER) == set()
+
+
+def listed_modules(text: str, modules: set[str]) -> tuple[set[str], set[str]]:
+    """Returns the names in the list of modules of a docstring.
+
+    Args:
+        text: The docstring of a package.
+        modules: Names of its modules.
+
+    Returns:
+        All names at the beginning of an indented line; and those among them that stand
+        in a list of modules, but name none.
+    """
+    found, unknown = set(), set()
+    for paragraph in text.split("\n\n"):
+        names, as_columns = set(), set()
+        for match in filter(None, map(ENTRY.match, paragraph.split("\n"))):
+            entries = set(match[1].replace(".py", "").split(", "))
+            names |= entries
+            if len(match[2]) > 1:
+                as_columns |= entries
+        found |= names
+        if len(names & modules) > 1:
+            unknown |= as_columns - modules
+    return found, unknown
+
+
+def modules_of(folder: Path) -> set[str]:
+    """Returns the names of a package's public modules and packages."""
+    files = {path.stem for path in folder.glob("*.py")}
+    folders = {path.parent.name for path in folder.glob("*/__init__.py")}
+    return {name for name in files | folders if not name.startswith("_")}
+
+
+def package_texts() -> dict[str, tuple[str, set[str]]]:
+    """Returns the docstring and the modules of each package with several, by name."""
+    texts = {}
+    for package in (*PACKAGES, "benchmarks"):
+        for path in sorted((ROOT / package).rglob("__init__.py")):
+            modules = modules_of(path.parent)
+            text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            if len(modules) > 1:
+                texts[str(path.parent.relative_to(ROOT))] = text, modules
+    return texts
+
+
+PACKAGE_TEXTS = package_texts()
+
+
+@pytest.mark.parametrize("package", PACKAGE_TEXTS)
+def test_a_package_lists_all_of_its_modules_or_none(package):
+    """A newcomer finds a module by the list in the docstring of its package."""
+    text, modules = PACKAGE_TEXTS[package]
+    listed, unknown = listed_modules(text, modules)
+    assert not unknown
+    if listed & modules or not package.startswith("benchmarks"):
+        missing = set() if package in UNLISTED else modules - listed
+        assert not missing
+
+
+def test_a_gap_in_a_list_of_modules_would_be_found():
+    text = "Parts.\n\n::\n\n    one, two   parts\n    old        a former part"
+    listed, unknown = listed_modules(text, {"one", "two", "three"})
+    assert {"one", "two", "three"} - listed == {"three"}
+    assert unknown == {"old"}
 
 
 def test_no_modules_import_each_other():

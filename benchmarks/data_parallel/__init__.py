@@ -8,6 +8,9 @@
     training           steps of whole networks on hosts, and their speed-ups
     replicas           what the hosts do for it
     networks           these networks
+    grid               replicas of a pipeline: the hidden part of the exchange
+    grid_ranks         what the ranks of such grids do
+    on_gpu             coding and exchange of gradients on a GPU
     accuracy           what few bits do to the accuracy of a small network
     simulated          replicas in one process, for it
     replica_gradients  the gradients of replicas whose samples do not affect each other

@@ -17,6 +17,12 @@ are run in the folder that the table names, which is on the path of modules as w
     recording     within that run: losses and times of steps
     comparing     losses with kernels and without, and the verdict
     rows          rows of the result, written and read
-    pipelines     models as pipelines on two ranks: model_table, on_two_ranks
-    ports         whole scripts rewritten by a command: port_table, seeded
+    pipelines     models as pipelines on two ranks
+    models        such a model, described
+    model_table   all of them, by repository
+    on_two_ranks  such a model undivided and as a pipeline, losses compared
+    ports         whole scripts rewritten by a command
+    port_table    these scripts
+    seeded        such a script with the same random numbers on all ranks
+    drivers       programs of this project that call models of others
 """

@@ -14,9 +14,12 @@ Wu, on optimizing deep learning at the level of the system.
       -> generated    compiles the loops, and stores files and code
     function     the loops as a function of Chainer's
     products     linear layers and convolutions that begin a chain
-      -> epilogue     the functions behind a product, in the product's array
+      -> epilogue          the functions behind a product, in the product's array
+      -> epilogue_source   the source of their loop
     heads        batch normalizations that begin a chain
-      -> headed, normalized   the functions behind a batch normalization
+      -> head_source, headed   the loops of a batch normalization, written and compiled
+      -> normalized            them as one function of Chainer's
+      -> channel_view          activations as matrices, in which channels are apart
     chains       the kinds of chains, by their first layer, and their trials
     perceptrons  several small linear layers, with functions behind each
       -> perceptron_function  all of them as a function of Chainer's
@@ -24,7 +27,6 @@ Wu, on optimizing deep learning at the level of the system.
     fusing       finds chains in a list of layers, and runs them
     report       fuses a list of layers, and prints a table of its chains
 
-    hooks          whether a hook observes single functions, which then run one by one
     folding        a batch normalization folded into the layer before it, in inference
     inner_pairs    finds links to fold within a layer
     folded_layers  finds links to fold in a list of layers, and runs them

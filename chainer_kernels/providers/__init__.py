@@ -30,6 +30,20 @@ numbers in y by zero, while they are in the cache. Arrays made of W may be kept,
 :mod:`chainer_kernels.prepared_weights` allows it.
 
 ``cudnn`` has another interface. It computes with CuPy's arrays.
+
+::
+
+    blas                 a BLAS and compiled loops
+    blas_weights         its gradients of a convolution's weights
+    rounded              the same in bfloat16, for processors without its instructions
+    onednn               oneDNN
+    onednn_bfloat16      the same in bfloat16
+    onednn_convolutions  its convolutions
+    onednn_products      its products of few rows with weights
+    onednn_stacks        its products of stacks of matrices in bfloat16
+    onednn_library       its C interface
+    cudnn                cuDNN
+    cudnn_library        its graphs
 """
 
 from __future__ import annotations

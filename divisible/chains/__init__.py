@@ -4,6 +4,7 @@
 
     conversion         from_chain: a Divisible with the same results as a chain
     examples           minibatches of several sizes, and the calls in them
+    apart              links that are taken apart, so that their children become layers
     calls              the calls of a chain's forward, and the values between them
     recording          the run of a forward, in which its calls are noted
     own_calls          links that define __call__

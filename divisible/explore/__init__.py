@@ -12,6 +12,7 @@ draws, and asks::
     simulation    the simulated question
     answer        what the page draws
     reasons       why a rank waits
+    formula       the formula of a schedule's time, and whether it holds
     editing       an action that is moved in its rank's order
     measured      a measured timeline as a question, and against its prediction
     server        the local server of the page

@@ -63,5 +63,7 @@
     search             best_plan(): the fastest plan that fits
     shares             whole numbers in the ratio of shares
 
-    tables, plots, units   text and pictures
+    tables             profiles and plans as tables of text
+    plots              profiles as pictures
+    units              numbers with units
 """

@@ -12,9 +12,23 @@
     statements          statements of a method: what they read and store
     edits, findings     changes of the source, and their reasons
 
-    classifier, loops, losses, normalization, iterators, chainermn_scripts, updaters,
-    own_updaters, minibatches, examples, evaluators, snapshots, devices, hooks, folders,
-    prints, remains
+    updaters            StandardUpdater and ParallelUpdater
+    own_updaters        updaters of the script's own
+    loops               loops without an updater
+    minibatches         the statements of such a loop that compute one loss
+    examples            a small minibatch from such a loop, for from_chain
+    classifier          Classifier
+    losses              chains that compute their own loss
+    normalization       layers whose results depend on microbatches
+    iterators           iterators
+    evaluators          Evaluator
+    snapshots           snapshots, and files that are loaded and saved
+    hooks               hooks of optimizers
+    devices             devices
+    folders             folders of results
+    prints              prints
+    chainermn_scripts   scripts of ChainerMN
+    remains             other uses of the model
 
 All of it is pure: source in, source out.
 """

@@ -20,7 +20,8 @@
     run/ranks/rank-1.json
     run/ranks/journal.jsonl   starts and ends, the choices of the plan, slow ranks
 
-    status_files      the files of ranks     journal      the file of events
+    status_files      the files of ranks
+    journal           the file of events
     run_view          all that the files of a run contain
       events            snapshots, moves of layers, restarts
       screen            for "divisible watch"
