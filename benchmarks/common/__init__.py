@@ -4,6 +4,8 @@
 
     results         a result as a file of text, with command and machine
     json_lines      measurements in a file, a line of JSON for each
+    quick           the option --quick of benchmarks that take long
+    extras          packages that only some benchmarks need
     findings        a table of a paper's findings beside measurements
     hosts           options and jobs of benchmarks that run on emulated hosts
     on_host         what runs on such a host

@@ -98,7 +98,7 @@ class UpdateAgreement:
             self._no_words = np.full((2, _FIRST_COPIES), UNSAID)
             self._no_words[:, _CLIPPINGS] = _extremes([_checksum([])])
 
-    def say(self, step: int) -> np.ndarray | None:
+    def numbers(self, step: int) -> np.ndarray | None:
         """Returns this step's numbers to compare, for :meth:`.CallAgreement.start`.
 
         Args:

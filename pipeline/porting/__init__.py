@@ -25,7 +25,7 @@
     snapshots           snapshots, and files that are loaded and saved
     hooks               hooks of optimizers
     devices             devices
-    folders             folders of results
+    folders             folders, which all ranks make
     prints              prints
     chainermn_scripts   scripts of ChainerMN
     remains             other uses of the model

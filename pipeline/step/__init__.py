@@ -3,6 +3,7 @@
 ::
 
     step             a minibatch, from x and t to means and gradients
+    layout           its parts, made for the layers that a rank has now
     runner           runs the schedule, on stages and over a transport
     cutting          cuts x and t into microbatches
     action_error     the error of an action, with its place

@@ -130,7 +130,7 @@ class TwoVersionStep(Step):
         programs, self._trains = self._programs, chainer.config.train
         self.current.training = programs.later if self._is_open else programs.first
         result = super().train(x, t, optimizer)
-        for stage in self._several:
+        for stage in self._stage_list:
             stage.keep_weights()
         self._let_update(self._awaits)
         self._is_open = self._awaits = True
@@ -170,16 +170,17 @@ class TwoVersionStep(Step):
         """Runs the carried backwards; all ranks must call it."""
         if not self._is_open:
             return
-        for stage in self._several:
+        for stage in self._stage_list:
             stage.begin_flush()
         self.runner.awaited = None
         program = self._programs.flush
         trains = chainer.using_config("train", self._trains)
-        unchanged = self._weights() if program.n_microbatches > 1 else nullcontext()
+        is_cut = program.n_microbatches > 1
+        unchanged = self._unchanged_weights() if is_cut else nullcontext()
         random = restored_random_state(self._device)
         with chainer.force_backprop_mode(), trains, random, unchanged:
             self.runner.run(program, [])
-        for stage in self._several:
+        for stage in self._stage_list:
             stage.end_flush()
         self.runner.awaited = self._later
         self._is_open = False
@@ -195,7 +196,7 @@ class TwoVersionStep(Step):
         self.drain()
         is_late, self._awaits = self._awaits, False
         scale = None if self._loss_scale is None else float(self._loss_scale)
-        for stage in self._several:
+        for stage in self._stage_list:
             stage.hand_out(scale)
         self._let_update(is_late)
         self._ranks.calls.excluded.pop("save", None)
@@ -211,7 +212,7 @@ class TwoVersionStep(Step):
         if isinstance(serializer, chainer.Deserializer):
             self.drain()
             self._awaits = False
-            for stage in self._several:
+            for stage in self._stage_list:
                 stage.drop_gradients()
             excluded.pop("save", None)
         elif "save" in excluded:
@@ -237,7 +238,7 @@ class TwoVersionStep(Step):
         self._resting = []
         if may_update:
             return
-        for stage in self._several:
+        for stage in self._stage_list:
             for param in stage.params():
                 rule = param.update_rule
                 if rule is not None and rule.enabled:

@@ -16,7 +16,7 @@ from divisible import Divisible, deferred_init
 from divisible.streaming import Streamed
 from mixed_precision import MixedPrecision
 from pipeline import Pipeline
-from pipeline.step import step
+from pipeline.step import layout
 
 X = np.random.RandomState(0).randn(8, 3, 6, 6).astype("f")
 T = np.arange(8, dtype="i") % 4
@@ -90,7 +90,7 @@ MIDDLES = {
 @pytest.mark.parametrize("middle", MIDDLES)
 def test_training_is_what_it_is_without(middle, recompute, monkeypatch):
     found = train(MIDDLES[middle], recompute=recompute)
-    monkeypatch.setattr(step, "scope_for", lambda params: no_scope)
+    monkeypatch.setattr(layout, "scope_for", lambda params: no_scope)
     expected = train(MIDDLES[middle], recompute=recompute)
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
@@ -101,7 +101,7 @@ def test_streamed_layers(monkeypatch):
         return Streamed(L.Convolution2D(8, 8, 3, pad=1), segment=3)
 
     found = train(middle)
-    monkeypatch.setattr(step, "scope_for", lambda params: no_scope)
+    monkeypatch.setattr(layout, "scope_for", lambda params: no_scope)
     for a, b in zip(train(middle), found, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
