@@ -84,15 +84,23 @@ class Fusible(LayerList):
         if self._deferred.waiting:
             self._deferred.check(self._layers, type(self).__name__)
         skipped = dict(skipped)
+        caller, fusion = None, self._fusion
         if call is not None:
-            whole = functools.partial(self._called_by, call)
-            calls = whole, None, self._is_plain
-        else:
-            own = self._transposes.paths or self._deferred.first_calls
-            calls = self._call if own else None, self._fusion, self._is_plain
-        place = self._layers, self._start, x, skipped
-        chains = chains and calls[0] is None
-        return pass_through(*place, *calls, self._last_users, chains), skipped
+            caller, fusion = functools.partial(self._called_by, call), None
+        elif self._transposes.paths or self._deferred.first_calls:
+            caller = self._call
+        y = pass_through(
+            self._layers,
+            self._start,
+            x,
+            skipped,
+            caller,
+            fusion,
+            self._is_plain,
+            self._last_users,
+            chains and caller is None,
+        )
+        return y, skipped
 
     def _last_users(self) -> Container[int]:
         """Returns the positions of layers behind which no layer pops their tensor."""

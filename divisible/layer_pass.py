@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, NamedTuple, Optional
 
 import chainer
 
@@ -109,23 +109,21 @@ def pass_through(
         The output of the last layer.
     """
 
-    def is_last_user(position: int) -> bool:
-        return last_users is None or position in last_users()
-
     def enter(next_position: int) -> None:
         nonlocal position
         position = next_position
         streams.enter(position)
 
-    signed: set[chainer.FunctionNode] = set()
-    outer, index = _watch.number, 0
+    outer = _watch.number
     number = _watch.number = next(_pass_numbers) if outer is None else outer
+    signed: set[chainer.FunctionNode] = set()
     try:
         with LayerStreams() as streams:
+            places = _Places(layers, start, skipped, is_plain, last_users)
+            index = 0
             while index < len(layers):
                 position, layer, n_layers = start + index, layers[index], 1
                 streams.enter(position)
-                inputs = x if isinstance(x, tuple) else (x,)
                 try:
                     fused = run_chain = None
                     if chains and _watch.seconds is None:
@@ -133,37 +131,15 @@ def pass_through(
                     if run_chain is not None:
                         fused = run_chain(layers, index, position, x, enter)
                     elif fusion is not None and _watch.seconds is None:
-                        around = Surroundings(
-                            streams.enter,
-                            lambda layer: side_inputs(layer, skipped),
-                            # A stashed tensor is also used by a later layer.
-                            index > 0 and isinstance(layers[index - 1], SkipEnd),
-                            is_plain,
-                        )
-                        if is_plain(position):
-                            fused = folded_layers.run(layers, index, x)
-                        fused = fused or fusion.run(layers, index, position, x, around)
+                        fused = places.run_fused(fusion, index, x, streams)
                     if fused is not None:
                         n_layers, x = fused
-                        for place in range(index, index + n_layers):
-                            run = layers[place]
-                            if isinstance(run, SkipEnd) and is_last_user(start + place):
-                                del skipped[run.name]
                     elif isinstance(layer, SkipEnd):
-                        takes = isinstance(layer, Pop) and layer.name in skipped
-                        x = layer.run(x, skipped, takes and is_last_user(position))
-                    elif _watch.seconds is not None:
-                        x = _timed(call, position, layer, inputs)
+                        x = places.run_end(index, x)
                     else:
-                        try:
-                            x = (
-                                call(position, layer, inputs)
-                                if call
-                                else layer(*inputs)
-                            )
-                        except Exception as error:
-                            _explain(error, position, layer, inputs)
-                            raise
+                        run = _called if _watch.seconds is None else _timed
+                        inputs = x if isinstance(x, tuple) else (x,)
+                        x = run(call, position, layer, inputs)
                 except Exception as error:
                     # Plans use positions of the outermost model. So the position in a
                     # model within a layer is overwritten on the way out.
@@ -174,6 +150,69 @@ def pass_through(
     finally:
         _watch.number = outer
     return x
+
+
+class _Places(NamedTuple):
+    """The layers of a pass, each of which runs alone or within a chain.
+
+    The attributes are the arguments of :func:`pass_through`.
+    """
+
+    layers: Sequence[Layer]
+    start: int
+    skipped: dict[str, Any]
+    is_plain: Callable[[int], bool]
+    last_users: Callable[[], Container[int]] | None
+
+    def run_end(self, index: int, x: Any) -> Any:
+        """Runs an end of a skip connection, which stores or reads its tensor.
+
+        Args:
+            index: Index of the layer that is this end.
+            x: Its input, or a tuple of inputs.
+
+        Returns:
+            The output of the layer.
+        """
+        layer = self.layers[index]
+        takes = isinstance(layer, Pop) and layer.name in self.skipped
+        is_last = takes and self._is_last_user(self.start + index)
+        return layer.run(x, self.skipped, is_last)
+
+    def run_fused(
+        self, fusion: Fusion, index: int, x: Any, streams: LayerStreams
+    ) -> tuple[int, Any] | None:
+        """Runs a chain as one function, if one begins at an index.
+
+        Args:
+            fusion: Runs chains of layers as one function.
+            index: Index of the first layer.
+            x: Its input, or a tuple of inputs.
+            streams: The random streams of the layers.
+
+        Returns:
+            The number of layers that have run, and the output of the last one. ``None``
+            if no layer has run.
+        """
+        layers, position, fused = self.layers, self.start + index, None
+        around = Surroundings(
+            streams.enter,
+            lambda layer: side_inputs(layer, self.skipped),
+            # A stashed tensor is also used by a later layer.
+            index > 0 and isinstance(layers[index - 1], SkipEnd),
+            self.is_plain,
+        )
+        if self.is_plain(position):
+            fused = folded_layers.run(layers, index, x)
+        fused = fused or fusion.run(layers, index, position, x, around)
+        if fused is not None:
+            for place, layer in enumerate(layers[index : index + fused[0]], position):
+                if isinstance(layer, SkipEnd) and self._is_last_user(place):
+                    del self.skipped[layer.name]
+        return fused
+
+    def _is_last_user(self, position: int) -> bool:
+        return self.last_users is None or position in self.last_users()
 
 
 def _sign(
@@ -206,15 +245,21 @@ def _sign(
             found.append(x.creator_node)
 
 
-def _timed(call: Callable | None, position: int, layer: Layer, inputs: tuple) -> Any:
-    """Calls a layer, and records its seconds."""
-    seconds, _watch.seconds = _watch.seconds, None
-    start = time.perf_counter()
+def _called(call: Callable | None, position: int, layer: Layer, inputs: tuple) -> Any:
+    """Calls a layer."""
     try:
         return call(position, layer, inputs) if call else layer(*inputs)
     except Exception as error:
         _explain(error, position, layer, inputs)
         raise
+
+
+def _timed(call: Callable | None, position: int, layer: Layer, inputs: tuple) -> Any:
+    """Calls a layer, and records its seconds."""
+    seconds, _watch.seconds = _watch.seconds, None
+    start = time.perf_counter()
+    try:
+        return _called(call, position, layer, inputs)
     finally:
         _watch.seconds = seconds
         took = time.perf_counter() - start
