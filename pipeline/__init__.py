@@ -3,7 +3,8 @@
 ::
 
     pipeline         the calls of a training script: step, evaluate, predict
-    between_steps    its plan, its optimizers, its description, its end
+    state            its stages, its plan, its numbers, its description
+    between_steps    its optimizers, its times, its end
     with_copies      its copies in the memory of hosts
     internals        parts of a pipeline, for packages of this project
 

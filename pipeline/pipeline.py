@@ -347,37 +347,6 @@ class Pipeline(WithCopies):
             outputs = self._step.predict(x, axis).read()
             return outputs[0] if len(outputs) == 1 else outputs
 
-    def global_hooks(self, optimizer: Any) -> None:
-        """Makes hooks of optimizers treat the whole model, as in serial training.
-
-        All ranks must call it, after ``optimizer.setup(stage)``;
-        :class:`PipelineUpdater` calls it itself. Hooks may be added later.
-        ``GradientClipping`` then clips by the norm over all stages, and
-        ``GradientNoise`` draws the same noise for each parameter with any cuts:
-        :doc:`/explanation/numerics`.
-
-        Args:
-            optimizer (chainer.Optimizer or list): One optimizer, or all of this rank as
-                one list.
-
-        Raises:
-            TypeError, ValueError: If an object is not an optimizer, or not set up.
-
-        Example:
-            >>> stage = Divisible(chainer.links.Linear(4, 3))
-            >>> optimizer = chainer.optimizers.SGD(0.1).setup(stage)
-            >>> optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1.0))
-            >>> from mpi4py import MPI
-            >>> Pipeline(stage, MPI.COMM_SELF, n_microbatches=2).global_hooks(optimizer)
-        """
-        self._step.updates.hooks.add(optimizer)
-
-    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Reads or writes the number of steps, and the fused layers."""
-        self._step.serialize(serializer)
-        if self.fusion.chains or isinstance(serializer, chainer.Deserializer):
-            self.fusion.serialize(serializer)
-
     @contextmanager
     def _call(self, name: str, goes_on: bool = False) -> Iterator[None]:
         """Returns the context of a call, which refuses it after a failed one.
