@@ -15,6 +15,7 @@ on another host while the next minibatch is computed::
     writing     this rank's part of a copy
     room        the memory that copies need
     places      folders of copies in memory, and who may remove them
+    opening     these folders, made on all ranks together
     sending     files that are under way between ranks
     partners    which rank has the second copy of another
 """

@@ -17,7 +17,6 @@ import atexit
 import contextlib
 import math
 import os
-import secrets
 import sys
 import time
 import warnings
@@ -30,6 +29,7 @@ from typing import Any
 from pipeline.between_steps import BetweenSteps
 from pipeline.copies import places, room
 from pipeline.copies.gathering import Found, gathered, newest
+from pipeline.copies.opening import open_home
 from pipeline.copies.partners import partners
 from pipeline.copies.room import claim
 from pipeline.copies.sending import Sending, Transfer
@@ -128,29 +128,13 @@ class Copies:
         """
         if self._home is not None:
             return
-        pipeline, what = self._pipeline, "cannot keep copies in memory"
-        directory = Path(directory or places.SHARED_MEMORY).absolute()
-        name = name or os.path.abspath(sys.argv[0])
-        place = on_all_ranks(pipeline, "load", what, places.place_of, directory)
-        mine = place, secrets.token_hex(4), name
-        everyone = pipeline.internals.gather(mine, "load")
-        all_places, (start, *_), (name, *_) = zip(*everyone)
-        rank = pipeline.internals.ranks.world.rank
-        run_folder = places.folder_of_run(directory, name)
-
-        def make_run_folder() -> None:
-            if all_places.index(place) == rank:
-                places.make_run_folder(run_folder)
-                places.remove_dead_runs(directory, run_folder)
-
-        on_all_ranks(pipeline, "load", what, make_run_folder)
-        folder, lock = on_all_ranks(
-            pipeline, "load", what, places.make_rank_folder, run_folder, start, rank
+        pipeline = self._pipeline
+        self._home = open_home(
+            pipeline,
+            name or os.path.abspath(sys.argv[0]),
+            Path(directory or places.SHARED_MEMORY).absolute(),
         )
-        self._home = places.Home(
-            directory, run_folder, folder, lock, start, all_places, rank
-        )
-        self._partners = partners(all_places)
+        self._partners = partners(self._home.places)
         of = weakref.ref(self)
         pipeline.internals.ranks.before_close["copies"] = lambda: of().free()
         atexit.register(_free_at_end, of)
