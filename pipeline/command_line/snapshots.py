@@ -15,7 +15,8 @@ from pipeline.exports.formats import FORMATS, export
 from pipeline.snapshots.arrays import opened, position
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.names import stage_file
-from pipeline.snapshots.tools import model_prefix, repartition
+from pipeline.snapshots.npz_files import model_prefix
+from pipeline.snapshots.repartitioning import repartition
 
 _SNAPSHOT = click.Path(exists=True, file_okay=False)
 

@@ -16,8 +16,8 @@ from mpi4py import MPI
 from divisible.communication.attempts import on_all_ranks
 from divisible.files import written_aside
 from pipeline.pipeline import Pipeline
+from pipeline.snapshots.npz_files import export_npz, import_npz
 from pipeline.snapshots.saving import save_snapshot
-from pipeline.snapshots.tools import export_npz, import_npz
 
 
 class TrainedModel:

@@ -22,7 +22,7 @@ from divisible.files import why_not, written_aside
 from divisible.planning.units import count
 from pipeline.snapshots.arrays import opened
 from pipeline.snapshots.errors import SnapshotError
-from pipeline.snapshots.tools import export_npz, import_npz
+from pipeline.snapshots.npz_files import export_npz, import_npz
 
 #: Largest difference between two libraries' outputs, relative to the largest output.
 TOLERANCE = 1e-4

@@ -5,7 +5,9 @@
     extension     saves and resumes, as an extension of Chainer's trainer
     saving        saves from all ranks into a new directory
     loading       loads from a directory, on the present number of ranks
-    tools         cuts, exports and imports snapshots, without training
+    restoring     the state of a run, restored from a snapshot that fits it
+    repartitioning  a snapshot with other cuts, without training
+    npz_files     files of the undivided model, exported and imported
 
     trainers      the parts of a trainer that extensions need
     background    snapshots that are written while training continues

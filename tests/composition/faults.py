@@ -11,7 +11,7 @@ import pytest
 
 from divisible.backward import joint_weights
 from pipeline.calls import tie_exchange
-from pipeline.snapshots import loading
+from pipeline.snapshots import restoring
 from pipeline.stages.carried_rows import CarriedRows
 from pipeline.stages.loss import Loss
 
@@ -32,14 +32,14 @@ def _drop_tied_copy(patch: Any) -> None:
 
 def _state_of_another_replica(patch: Any) -> None:
     """A replica goes on from the states of another one's samples."""
-    load_shares = loading.load_shares
+    load_shares = restoring.load_shares
 
     def wrong(stage: Any, replicas: Any, ranks: Any, is_dry_run: bool) -> None:
         other = (ranks.replica + 1) % ranks.n_replicas
         given = types.SimpleNamespace(n_replicas=ranks.n_replicas, replica=other)
         load_shares(stage, replicas, given, is_dry_run)
 
-    patch.setattr(loading, "load_shares", wrong)
+    patch.setattr(restoring, "load_shares", wrong)
 
 
 def _state_of_another_sample(patch: Any) -> None:

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from divisible import Divisible, free_memory
 from pipeline import Pipeline, save_snapshot, wait_for_snapshot
-from tests.support.snapshot_training import names_in
+from tests.support.snapshot_training import Run, names_in
 
 
 @pytest.fixture
@@ -46,3 +46,13 @@ def save(background, monkeypatch):
 def names():
     """Lists the names in a folder."""
     return names_in
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of which a snapshot has been taken after two minibatches."""
+    run = Run(MPI.COMM_SELF, "1")
+    for i in range(2):
+        run.step(i)
+    run.save(tmp_path / "1", values={"epoch": 7})
+    return run
