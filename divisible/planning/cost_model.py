@@ -374,25 +374,10 @@ class CostModel:
             timeline: From :meth:`simulate`.
             spans: From :meth:`spans`.
         """
-        gradients = self._gradients(cuts)
-        if spans is None or not any(gradients):
+        if spans is None:
             return None
-        ranks = np.array(self.schedule.stage_ranks)
-
-        def of_ranks(values: Sequence[float]) -> np.ndarray:
-            return np.bincount(ranks, weights=values, minlength=self.schedule.n_ranks)
-
-        sent = of_ranks([self.exchange.sent_bytes(n) for n in gradients])
-        last = ranks[np.where(gradients, spans.end, 0.0).argmax()]
-        seconds = float(of_ranks(spans.end - spans.start)[last])
-        after = max(0.0, float(spans.end.max()) - timeline.makespan)
-        return ExchangePlan(
-            sent_bytes=int(sent.max()),
-            seconds=seconds,
-            coding_seconds=self.exchange.coding_seconds(
-                float(of_ranks(gradients)[last]), float(self.exchange.speeds[last])
-            ),
-            hidden_seconds=max(0.0, seconds - after),
+        return self.exchange.expected(
+            self.schedule, timeline, spans, self._gradients(cuts)
         )
 
     def _gradients(self, cuts: Sequence[int]) -> list[int]:

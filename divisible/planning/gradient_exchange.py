@@ -28,6 +28,7 @@ import numpy as np
 
 from divisible.communication.wire import BLOCK, CHUNK, WINDOW, WIRE, WireDtype
 from divisible.planning.coding import CodingRate, measure_coding
+from divisible.planning.expected_costs import ExchangePlan
 from divisible.planning.layer_cost import LayerCost
 from divisible.planning.network import Links
 from divisible.planning.profile import Profile
@@ -233,6 +234,44 @@ class GradientExchange:
                 end[s] = free = start[s] + opening + seconds[s]
                 opening = 0.0
         return Spans(start, end)
+
+    def expected(
+        self,
+        schedule: Schedule,
+        timeline: Timeline,
+        spans: Spans,
+        elements: Sequence[int],
+    ) -> ExchangePlan | None:
+        """Returns the costs of the exchange in a step, a part of which is hidden.
+
+        Args:
+            schedule: The schedule, which has the rank of each stage.
+            timeline: The timeline of a simulated step.
+            spans: From :meth:`spans`.
+            elements: Elements of the parameters of each stage.
+
+        Returns:
+            ExchangePlan or None: The costs; ``None`` if no stage has parameters.
+        """
+        if not any(elements):
+            return None
+        ranks = np.array(schedule.stage_ranks)
+
+        def of_ranks(values: Sequence[float]) -> np.ndarray:
+            return np.bincount(ranks, weights=values, minlength=schedule.n_ranks)
+
+        sent = of_ranks([self.sent_bytes(n) for n in elements])
+        last = ranks[np.where(elements, spans.end, 0.0).argmax()]
+        seconds = float(of_ranks(spans.end - spans.start)[last])
+        after = max(0.0, float(spans.end.max()) - timeline.makespan)
+        return ExchangePlan(
+            sent_bytes=int(sent.max()),
+            seconds=seconds,
+            coding_seconds=self.coding_seconds(
+                float(of_ranks(elements)[last]), float(self.speeds[last])
+            ),
+            hidden_seconds=max(0.0, seconds - after),
+        )
 
     def _stage_seconds(self, schedule: Schedule, elements: Sequence[int]) -> np.ndarray:
         """Returns the seconds of each stage's exchange on its rank."""
