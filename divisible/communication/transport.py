@@ -382,8 +382,14 @@ class Receiver(_Channel):
             if buffer.is_free():
                 memory.reuse()
                 return buffer
-        room = self._room(agreed)
-        end = self._comm, self._peer, self._data_tag
-        buffers.append(ReceiveBuffer(agreed, room, memory, *end))
-        self._transport.note_size(buffers[-1].most_bytes)
-        return buffers[-1]
+        buffer = ReceiveBuffer(
+            agreed,
+            self._room(agreed),
+            memory,
+            self._comm,
+            self._peer,
+            self._data_tag,
+        )
+        buffers.append(buffer)
+        self._transport.note_size(buffer.most_bytes)
+        return buffer

@@ -222,8 +222,9 @@ class Ranks:
             LateNumbers: A row for each rank.
         """
         gathering = Gathering(self.world, values, purpose)
-        waits = self.timeout, self.watch
-        return LateNumbers(self.calls, gathering.values, gathering, *waits)
+        return LateNumbers(
+            self.calls, gathering.values, gathering, self.timeout, self.watch
+        )
 
     def send_targets(self, targets: Sequence[Any]) -> None:
         """Starts to send arrays from the first stage's rank to the last one's."""

@@ -88,8 +88,9 @@ class LateConfirmation:
     def begin(self, update: UnconfirmedUpdate) -> None:
         """Takes over an update that other ranks have not confirmed."""
         ranks, reduction = self._ranks, update.reduction
-        waits = ranks.timeout, ranks.watch
-        self._late = LateNumbers(ranks.calls, reduction.numbers, reduction, *waits)
+        self._late = LateNumbers(
+            ranks.calls, reduction.numbers, reduction, ranks.timeout, ranks.watch
+        )
         self._update, self._thread = update, threading.get_ident()
         self.n_updates += 1
 

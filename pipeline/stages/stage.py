@@ -102,10 +102,14 @@ class Stage:
         self.reports = Reports(self._observers())
         self._uncalled = Uncalled(layers, loss)
         self._skips = skips or StageSkips.alone(layers)
-        parts, leaving = (layers, weights, loss), self._skips.names
-        self._segments = segments_of(*parts, self._again, recomputed, leaving)
+        leaving = self._skips.names
+        self._segments = segments_of(
+            layers, weights, loss, self._again, recomputed, leaving
+        )
         # For forwards without a backward, where marks to recompute do not matter.
-        self._whole = Segment(*parts, False, self._again, layers, leaving)
+        self._whole = Segment(
+            layers, weights, loss, False, self._again, leaving=leaving
+        )
         self._undeclared = UndeclaredStates(layers, loss.namedlinks() if loss else ())
         self.carried = CarriedRows(layers)
 

@@ -175,8 +175,15 @@ class Runner:
         execute = functools.partial(self._run_tasks, results, posts, times)
         with Progress(*looks) if looks else nullcontext():
             if unconfirmed is not None:
-                ends = self._senders, self._receivers, posts, self._post_next
-                if not unconfirmed.run(program, execute, *ends):
+                is_right = unconfirmed.run(
+                    program,
+                    execute,
+                    self._senders,
+                    self._receivers,
+                    posts,
+                    self._post_next,
+                )
+                if not is_right:
                     return None
                 tasks = tasks[unconfirmed.end :]
             execute(tasks)
