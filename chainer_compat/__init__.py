@@ -133,12 +133,12 @@ def enable_numpy_aliases() -> list:
 def enable_python_aliases() -> list:
     """Gives the standard library back names that Python removed from 3.8 on.
 
-    For users' own scripts, and packages of Chainer's years, that still use
-    ``collections.Iterable`` (as chainerrl does for recurrent models),
+    Users' own scripts, and packages of Chainer's years, may still use them. Examples
+    are ``collections.Iterable``, which chainerrl uses for recurrent models,
     ``inspect.getargspec``, ``time.clock``, ``fractions.gcd``, ``base64.encodestring``,
     ``thread.isAlive()``, ``configparser.SafeConfigParser``, ``xml.etree.cElementTree``
-    or ``self.assertEquals``. No name that Python has is changed, and nothing in Chainer
-    needs these names, so they are added only by this call.
+    and ``self.assertEquals``. No name that Python has is changed, and nothing in
+    Chainer needs these names, so they are added only by this call.
 
     These do not come back: whole modules (``distutils`` and ``pkg_resources`` are in
     ``setuptools<81``, ``imp`` in ``zombie-imp``), and methods of types written in C,

@@ -8,8 +8,8 @@
             loops.softmax.softmax_rows.lock          held by the process that compiles
 
 There is one directory for each kind of processor, version of Numba and content of these
-modules, so jobs on several machines with one home write the same bytes to a file, if
-any. The ranks of a host wait for the one that compiles.
+modules. So if jobs on several machines with one home write the same file, they write
+the same bytes. The ranks of a host wait for the one that compiles.
 
 A file is there completely or not at all. A damaged one, as a power failure leaves it,
 has another digest. Numba never loads it: the code is compiled again, and replaces it.

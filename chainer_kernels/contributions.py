@@ -1,8 +1,9 @@
 """Contributions to a gradient, which need not be arrays of their own.
 
 ``Variable.backward`` makes an array for the weight gradient of each microbatch, and
-adds it to the sum. BLAS adds a product to an array that is there at no extra cost, so
-the gradient of a weight matrix is told as the product that it is.
+adds it to the sum. BLAS adds a product to an existing array at no extra cost. So a
+contribution to a weight matrix is kept as a product of two arrays, which is added
+later.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 on a CPU and is given the bits. Gradients are read where backward left them, by their
 addresses: a copy into a flat buffer would cost as much as the sum of squares.
 
-Arithmetic is that of the masters' dtype, operation by operation as in Chainer's update
-rules on NumPy arrays, so that the weights are the same bit for bit.
+Arithmetic is that of the masters' dtype. Operations are those of Chainer's update rules
+on NumPy arrays, in the same order. So the weights are the same bit for bit.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ use asks, before it trusts what is kept:
 
 If the array is the same and nobody else can have written to it, the use costs no pass.
 The outermost scope drops all kept arrays when it ends. Their size is bounded by a part
-of the memory that is free before anything is kept. Beyond the bound weights are
-prepared in each use, and computed with in the same way, so that the bits do not depend
+of the memory that is free before anything is kept. Beyond the bound, weights are
+prepared in each use. Products are computed in the same way, so the bits do not depend
 on the memory of a host.
 """
 

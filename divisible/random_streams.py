@@ -7,9 +7,9 @@ its own::
 
     stream of a layer = f(seed, step, microbatch, train, position of the layer)
 
-A layer that gets its sizes and draws its weights in its first call uses the stream of
-the very first microbatch, for any microbatch in that call. The user's own stream then
-continues as if no layer had drawn from it.
+Some layers get their sizes, and draw their weights, in their first call. In that call
+they use the stream of the very first microbatch, whichever microbatch it is. The user's
+own stream then continues as if no layer had drawn from it.
 """
 
 from __future__ import annotations

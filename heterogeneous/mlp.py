@@ -46,11 +46,11 @@ class RectangularMLP(chainer.Chain):
         forward    outputs are added up within a column, equation (2) of Ozawa et al.
         backward   gradients of a unit are added up between the columns that compute it
 
-    Sums are made in the same order on all ranks, so that copies of a unit stay equal
-    bit for bit, as long as the optimizer treats each element by itself. With hooks that
-    need a whole array or draw random numbers, such as gradient clipping by norm, LARS
-    or gradient noise, the copies would differ. Losses and weights are those of the
-    network on one rank, up to the order of additions.
+    Sums are made in the same order on all ranks. So copies of a unit stay equal bit for
+    bit, if the optimizer treats each element by itself. With hooks that need a whole
+    array or draw random numbers, such as gradient clipping by norm, LARS or gradient
+    noise, the copies would differ. Losses and weights are those of the network on one
+    rank, up to the order of additions.
 
     Args:
         n_in (int): Number of inputs.

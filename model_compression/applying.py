@@ -34,9 +34,9 @@ _STATES = "_is_quantized", "W_live", "W_skips"
 def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
     """Returns a trained model without the parts that its plan made unnecessary.
 
-    Channels that a rule with ``granularity='channel'`` has set to zero are removed from
+    A rule with ``granularity='channel'`` sets channels to zero. They are removed from
     the layer that outputs them, from the normalization after it, and from the layer
-    that reads them. Elements, blocks and rows stay, as zeros; blocks that a layer skips
+    that reads them. Elements, blocks and rows stay, as zeros. Blocks that a layer skips
     are not stored. Quantized parameters are
     stored in few bits: a byte for each whole number, and the scales; each call makes an
     array from them for the same kernels. The outputs are those of the model. In

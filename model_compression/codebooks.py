@@ -25,8 +25,8 @@ def clusters(weight: np.ndarray, bits: int) -> np.ndarray:
 
     Zero is a value of its own, which k-means does not move: pruned elements, and a row
     of zeros, must not join the other values. The other values begin at equal distances,
-    from the least to the greatest weight, as in section 3.2 of Han, Mao and Dally
-    (2016), and k-means moves them::
+    from the least to the greatest weight, and k-means moves them. See section 3.2 of
+    Han, Mao and Dally (2016)::
 
         weight    -1.0   -0.9   0.0   0.8   1.0
         code        1      1     0     4     4       2 bits: 1 to 4

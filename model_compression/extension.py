@@ -30,9 +30,9 @@ class Compress(Extension):
     where the weights are. This holds on any cut of a :class:`~divisible.Divisible`, on
     all replicas, and in snapshots.
 
-    For ``LogReport`` and ``PrintReport`` the extension reports ``'compress/sparsity'``,
-    the part of the weights under pruning rules that is zero, and ``'compress/bits'``,
-    the mean bits of the weights under quantization rules.
+    For ``LogReport`` and ``PrintReport`` the extension reports two values. The part of
+    the weights under pruning rules that is zero is ``'compress/sparsity'``. The mean
+    number of bits of the weights under quantization rules is ``'compress/bits'``.
 
     With a metric, a step must not cost more than the tolerance. Rules whose last step
     did cost more take it back, restoring the values of pruned weights, and stop there.
@@ -63,9 +63,9 @@ class Compress(Extension):
     Raises:
         TypeError: If ``plan`` is not a plan, or ``optimizer`` not an optimizer.
         ValueError: If the optimizer has no model, or follows another plan; or if a rule
-            does not fit the model. A rule fits if it names a layer, no other rule
-            changes the same part of it, the layer can be changed in this way, and its
-            parameters have shapes.
+            does not fit the model. A rule fits if it names a layer that can be changed
+            in this way, and whose parameters have shapes. No other rule may change the
+            same part of the layer.
 
     Example:
         >>> import chainer.links as L

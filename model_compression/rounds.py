@@ -1,7 +1,7 @@
 """The rounds of a compression by trying: how far each goes, after those before.
 
-A round's *way* is the part of the way from the dense model to the smallest one that is
-wanted, from 0 to 1, on a logarithmic scale of bytes::
+A round's *way* is a number from 0, for the dense model, to 1, for the smallest model
+that is wanted. Its scale is logarithmic in bytes::
 
     way  0 ------- 1/3 ------- 2/3 ------- 1       bytes 1, 0.58, 0.34, 0.2
     round 1         kept

@@ -5,11 +5,12 @@
     link                      memory                     module
     '/0/weight' .array   -->  [0.1, 0.7, -0.3]  <--      weight .data
 
-Either side may get other memory: ``load_npz`` of a link without sizes and
-``to_device`` replace an array; ``module.half()`` and ``load_state_dict(assign=True)``
-replace a tensor. Before each call of the layer, and before the state of either side is
-read or loaded, :meth:`SharedMemory.check` finds the side that has changed and gives its
-memory to the other side. A forward may replace buffers, so these are checked after it.
+Either side may get other memory: ``load_npz`` of a link without sizes and ``to_device``
+replace an array; ``module.half()`` and ``load_state_dict(assign=True)`` replace a
+tensor. Before each call of the layer, and before the state of either side is read or
+loaded, :meth:`SharedMemory.check` runs. It finds the side that has changed, and gives
+its memory to the other side. A forward may replace buffers, so these are checked after
+it.
 """
 
 from __future__ import annotations

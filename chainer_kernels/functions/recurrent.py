@@ -149,10 +149,11 @@ def _array(x: Any) -> Any:
 class NStepLayer(chainer.FunctionNode):
     """All steps of a layer in one direction.
 
-    Inputs are x (rows of all steps, I), each state (B, N), for each gate a weight
-    (N, I), for each gate a weight (N, N), and as many biases (N,) of either. Outputs
-    are y (rows of all steps, N), and each state afterwards. An input on which nothing
-    depends that was used has a gradient of zeros, where Chainer's graph leaves none.
+    Inputs are x (rows of all steps, I) and each state (B, N). Then each gate has a
+    weight (N, I) for x, and each a weight (N, N) for the state. Biases (N,) follow, one
+    for each weight. Outputs are y (rows of all steps, N), and each state afterwards. An
+    input on which nothing depends that was used has a gradient of zeros, where
+    Chainer's graph leaves none.
 
     Args:
         cell: The cell that computes a step.

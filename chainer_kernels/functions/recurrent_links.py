@@ -1,7 +1,7 @@
 """Kernels of ``L.LSTM``, ``L.GRU`` and their stateless forms: a step as one function.
 
-A link is left to Chainer where something needs to observe single functions, as hooks
-do, or where one of its layers is no plain ``L.Linear`` of float32.
+A link is left to Chainer where hooks need to observe single functions. It is also left
+to Chainer where one of its layers is not a plain ``L.Linear`` of float32.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class _Share(NamedTuple):
 class Step(chainer.FunctionNode):
     """A step of a recurrent link, as a function of its inputs and parameters.
 
-    Two calls of the backward, for some inputs and then for the others, are no more work
-    than one call for all, once the function is out of the graph.
+    The backward may be called twice, for some inputs and then for the others. Once the
+    function is out of the graph, this takes no more work than one call for all.
     """
 
     #: Parameters by their numbers among the inputs.

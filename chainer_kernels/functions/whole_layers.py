@@ -4,9 +4,10 @@
 
     x float32 -to_whole-> q uint8 -product with W-> sums int32 -from_sums-> y float32
 
-The product is one of whole numbers where the processor has instructions for these, or
-in float32, of so few terms at a time that no sum is rounded. The bits are the same, so
-that ranks and runs may choose as they measure. The first call with a shape does.
+The product is computed in whole numbers where the processor has instructions for them.
+Elsewhere it is computed in float32, with so few terms at a time that no sum is rounded.
+The bits are the same, so ranks and runs may choose differently. The first call with a
+shape measures both.
 """
 
 from __future__ import annotations

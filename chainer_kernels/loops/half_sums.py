@@ -9,8 +9,8 @@ def multiply(a, b, row, out):
     """Multiplies two matrices, and rounds to float16 after each addition.
 
     A product of two float16 numbers is exact in float32. The sum is rounded to float32
-    and then to float16, so where float32 ends in the middle of two float16 numbers the
-    result may be the other one than that of a GPU.
+    and then to float16. If the float32 number is in the middle of two float16 numbers,
+    a GPU may choose the other one.
 
     Args:
         a: (m, k), float16 numbers in float32.

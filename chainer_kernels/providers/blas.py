@@ -1,7 +1,8 @@
 """Convolutions and products by a BLAS and compiled loops.
 
-What the windows of a block read is copied into rows, as many at a time as the cache
-holds, multiplied, and written to where it belongs while a bias is added:
+The inputs of the windows of a block are copied into rows, as many at a time as the
+cache holds. The rows are multiplied. The products are written to their places in the
+output while a bias is added:
 
 ::
 

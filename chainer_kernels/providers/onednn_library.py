@@ -6,9 +6,9 @@ What oneDNN calls a primitive is machine code for one operation and one shape::
       -> Choice        an implementation, and the layouts that suit it
       -> Primitive     its code, to be called with arrays
 
-The library is that of the wheel ``onednn-cpu-gomp``. The maintained wheel ``onednn``
-is far larger, has a compiler for GPUs, finds a CPU only through a driver of OpenCL, and
-has threads that do not obey OMP_NUM_THREADS.
+The library is that of the wheel ``onednn-cpu-gomp``. The maintained wheel ``onednn`` is
+far larger, because it has a compiler for GPUs. It finds a CPU only through a driver of
+OpenCL. Its threads do not obey OMP_NUM_THREADS.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The run of a chain's forward, during which its calls are noted.
 
-A link is noted where it is called, a function of Chainer where it is applied, and an
-operation of NumPy where it reads an array that was made of the inputs. The values
-between them are found afterwards, in :mod:`~divisible.chains.resolving`.
+A link is noted where it is called, and a function of Chainer where it is applied. An
+operation of NumPy is noted where it reads an array that was made of the inputs. The
+values between them are found afterwards, in :mod:`~divisible.chains.resolving`.
 """
 
 from __future__ import annotations

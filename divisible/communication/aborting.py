@@ -175,10 +175,11 @@ def abort_on_error() -> None:
     ``threading.excepthook``, as pytest sets one, and an interactive Python.
 
     A call of ``sys.exit`` is no exception in this sense. The other ranks end with an
-    error as soon as they wait for this rank, in a later step of a pipeline, exchange of
-    gradients, or other call of all ranks. Under ``divisible run`` they end at once if
-    the exit code is not 0. The same holds for ``os._exit(0)``, after which launchers
-    would otherwise kill the other ranks and end the job with 0.
+    error as soon as they wait for this rank. They do so in a later step of a pipeline,
+    in an exchange of gradients, or in another call of all ranks. Under ``divisible
+    run`` they end at once if the exit code is not 0. The same holds for
+    ``os._exit(0)``, after which launchers would otherwise kill the other ranks and end
+    the job with 0.
 
     Example:
         >>> import sys, threading

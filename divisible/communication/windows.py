@@ -9,9 +9,9 @@
     reads: as expected                <-- notes[k]    <------------  "as expected"
     uses the arrays where they are
 
-A credit or a note is one number of 64 bits, with the number of its message in the upper
-half, which begins again at 0 after 2^31 messages. So neither end changes what the other
-has written, and a number from before is never taken for a new one.
+A credit or a note is one number of 64 bits. Its upper half has the number of its
+message, which begins again at 0 after 2^31 messages. So neither end changes what the
+other has written, and a number from before is never taken for a new one.
 """
 
 from __future__ import annotations

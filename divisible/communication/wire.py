@@ -3,8 +3,8 @@
 Replicas exchange gradients in them (`data_parallel`), and stages send activations and
 gradients in them (:mod:`divisible.communication.narrowing`).
 
-A message of a scaled dtype has the largest magnitude of each block, in float32, and
-then the codes of all elements, of which a byte holds two if they have 4 bits::
+A message of a scaled dtype begins with the largest magnitude of each block, in float32.
+The codes of all elements follow. A byte holds two codes of 4 bits::
 
     |value of block 0|  |value of block 1|  ...   code 0  code 1  code 2  ...
 

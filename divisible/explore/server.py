@@ -1,8 +1,8 @@
 """The local server of the page: files of the page, and answers to its questions.
 
 Only programs on this machine reach it. A browser that shows another site's page may
-send requests here, so the server answers those alone that name this address, and takes
-questions as JSON alone, which no such page can send.
+send requests here. So the server answers only requests that name this address. It
+accepts questions only as JSON, which no such page can send.
 """
 
 from __future__ import annotations

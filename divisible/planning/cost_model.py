@@ -11,9 +11,9 @@
 A stage holds its parameters, their gradients and the optimizer's state. With two weight
 versions it holds more copies (`divisible.schedules.weight_versions`). For each
 microbatch in flight it holds the input, and while there is a graph, what the layers
-hold. There are also the arrays for pending weight gradients, the workspace of the
-greediest layer, a message from either side, room for messages before they come, and the
-buffers for gradients that replicas exchange::
+hold. Pending weight gradients hold arrays. The layer that needs most has a workspace.
+There is a message from either side, room for messages before they come, and the buffers
+for gradients that replicas exchange::
 
     bytes = fixed + workspace + (1 + posted) * input + (1 + posted) * output + buffers
             + max over moments (in_flight * input + graphs * graph + pending * pending)

@@ -66,9 +66,9 @@ class Plan:
         schedule: Name of the schedule, for :class:`pipeline.Pipeline`.
         recompute: Microbatches that run forward again before their backward:
             ``'never'``, ``'except_last'`` or ``'always'``.
-        recomputed: Runs of layers of which a microbatch holds only the inputs, and
-            which run forward again in their backward, each by its first position and
-            the one after its last (`divisible.planning.recomputed_layers`).
+        recomputed: Runs of layers that run forward again in their backward. A
+            microbatch holds only their inputs. Each run has its first position and the
+            one after its last (`divisible.planning.recomputed_layers`).
         replicas: Number of pipelines that share a minibatch.
         stages_per_rank: Number of stages on each rank.
         layers: A text for each layer of the model, by which it is recognized.

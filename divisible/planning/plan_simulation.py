@@ -61,9 +61,9 @@ def simulate_plan(
             a number of microbatches of its own.
 
     Returns:
-        Timeline: Timeline of one replica. At each place in the pipeline it has the
-        slowest rank and link of any replica, for the samples of that replica, because
-        all replicas wait for each other in the end. With several replicas it includes
+        Timeline: Timeline of one replica. At each place in the pipeline it has the rank
+        and link of the replica that is slowest there, with the samples of that replica.
+        All replicas wait for each other in the end. With several replicas it includes
         the exchange of their gradients. ``peak_memory`` has all bytes of a rank:
         parameters, gradients, optimizer state, activations, workspace and buffers of
         the exchange. It also has prepared weights, as far as there is room.

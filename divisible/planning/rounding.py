@@ -1,7 +1,7 @@
 """Bytes that activations save while they wait as bfloat16, and the seconds it takes.
 
-A microbatch is rounded at the end of its forward, and widened at the begin of the
-action that needs it, unless that action is the next one of its rank::
+A microbatch is rounded at the end of its forward. It is widened at the beginning of the
+action that needs it. Neither happens if that action is the next one of its rank::
 
     F0 round   F1 round   ...   widen B0   widen B1
              2 bytes of each element

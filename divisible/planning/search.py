@@ -132,10 +132,10 @@ def best_plan(
             number of all.
 
     Returns:
-        Plan: Plan with ``step_seconds``, ``bubble``, the ``bound`` of other orders of
-        its actions, the costs of the ``exchange`` between replicas, the
-        ``alternatives`` with reasons, the ``conditions``, and the largest ``scatter``
-        of the profiles. A plan that is slower by no more than the scatter
+        Plan: The plan. It predicts ``step_seconds``, ``bubble``, and the costs of the
+        ``exchange`` between replicas; ``bound`` is for other orders of its actions. It
+        has the ``alternatives`` with reasons, the ``conditions``, and the largest
+        ``scatter`` of the profiles. A plan that is slower by no more than the scatter
         may be as fast.
 
     Raises:

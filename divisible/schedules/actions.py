@@ -114,8 +114,8 @@ class Action(NamedTuple):
 class Transfer(NamedTuple):
     """The result of an action on its way between two ranks.
 
-    The output of an F goes to the rank of the next stage, the input gradient of a B
-    or I to the rank of the stage before. A tensor of a skip connection, or its
+    The output of an F goes to the rank of the next stage. The input gradient of a B or
+    I goes to the rank of the stage before. A tensor of a skip connection, or its
     gradient, goes from the rank of one end to the rank of the other.
 
     Attributes:

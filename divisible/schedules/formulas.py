@@ -7,8 +7,8 @@ microbatches. F, I and W are the seconds of all layers of a rank, for one microb
 
     step = m (F + I + W) + time that a rank waits
 
-Sources: the papers of the schedules (docs/explanation/schedules.rst). Where the papers
-leave cases out, such as an I that takes longer than F and no longer than W, the terms
+Sources: the papers of the schedules (docs/explanation/schedules.rst). The papers leave
+some cases out, such as an I that takes longer than F and no longer than W. Their terms
 follow from the simulator, with which the tests compare.
 """
 

@@ -1,7 +1,8 @@
 """The least time of a schedule's actions: a bound that no order of them beats.
 
-Each action has a *head*, the least time from the start of the step to its own start,
-and a *tail*, the least time from its own end to the end of the step::
+Each action has a *head* and a *tail*. The head is the least time from the start of the
+step to the start of the action. The tail is the least time from its end to the end of
+the step::
 
     head: longest way here           tail: longest way from here
     0F0 -> 1F0 -> 2F0 -> 2I0 -> |1I0| -> 0I0 -> 0W0

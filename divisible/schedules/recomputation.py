@@ -29,8 +29,8 @@ RECOMPUTATIONS = ("never", "except_last", "always")
 def recompute(schedule: Schedule, when: str = "always") -> Schedule:
     """Puts an R before the backward of each microbatch that is to be recomputed.
 
-    Where the backward follows the forward at once, as on the last stage of 1F1B, there
-    is no memory to free in between, so the forward is not run again.
+    The backward may follow the forward at once, as on the last stage of 1F1B. Then
+    there is no memory to free in between, and the forward is not run again.
 
     Args:
         schedule: Any schedule.

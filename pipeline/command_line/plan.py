@@ -174,10 +174,10 @@ def plan_command(
 
     With --stages, the model is cut so that the slowest stage is as fast as possible,
     for microbatches of the profile's size. With --ranks, the command also chooses the
-    number of stages and microbatches, the schedule, the recomputation and, up to
-    --replicas, the number of pipelines that share a minibatch. Give profiles at several
-    sizes of microbatch for that. The file also has the options of the machine and the
-    names of the profiles, for the commands that read it.
+    number of stages and microbatches, the schedule and the recomputation. With
+    --replicas, it chooses as well how many pipelines share a minibatch. Give profiles
+    at several sizes of microbatch for --ranks. The file also has the options of the
+    machine and the names of the profiles, for the commands that read it.
 
     With --shapes there is no profile, and no file is written.
     """

@@ -34,8 +34,9 @@ def report_command(run: str, predicted: Timeline | None, output: str | None) -> 
 
     RUN is the folder that the script writes to, by default "result". The script has a
     ProgressLine in its trainer, or calls RunStatus in a loop of its own. The page has
-    the curves of the log, a table of ranks, the newest timeline, the choices of the
-    plan with the reasons, moves of layers, snapshots, restarts and warnings.
+    the curves of the log, a table of ranks and the newest timeline. It lists the
+    choices of the plan with the reasons, moves of layers, snapshots, restarts and
+    warnings.
     """
     page = report_html(RunWatch(run).look(), predicted)
     path = output or str(Path(run, "report.html"))

@@ -76,9 +76,9 @@ def smoke_command(
     The measurement takes some 20 seconds. All ranks compute products of matrices at the
     same time, by kernels and by Chainer, and copy arrays. The command also measures the
     share of a core that a thread gets, free memory, /dev/shm and the disk of temporary
-    files, and the latency and bandwidth of links between neighbouring ranks. Versions,
-    clocks and threads are compared. A host that is far below the others, or has too
-    little, fails, with a sentence about what to do.
+    files. Links between neighbouring ranks are measured by their latency and bandwidth.
+    Versions, clocks and threads are compared. A host that is far below the others, or
+    has too little, fails, with a sentence about what to do.
 
     The machine goes to a file that divisible plan --machine and Machine.load read. The
     exit code is 1 if a host fails.

@@ -44,9 +44,9 @@ def memory_copies(
     """Returns a trainer extension that copies the run to the memory of hosts.
 
     Each copy has the state that :func:`~pipeline.snapshot` saves. A rank's part lies in
-    the memory of its own host, and in that of a partner on another host, to which it
-    travels while the next minibatch is computed. So the run goes on after the loss of a
-    process, or of a host. With a copy of every minibatch, it repeats one complete
+    the memory of its own host and of a partner's host. It travels to the partner while
+    the next minibatch is computed. So the run goes on after the loss of a process, or
+    of a host. With a copy of every minibatch, it repeats one complete
     minibatch at most. If all ranks are on one host, there is no partner: a copy then
     outlives processes only. Add :func:`~pipeline.snapshot` for the loss of several
     hosts at once.

@@ -30,9 +30,9 @@ First forwards need messages of first forwards only. So each rank gets to the po
 where it waits, and the number comes.
 
 **Messages.** A rank that repeats its forwards sends the same messages once more. So it
-first sends all messages of its first forwards, empty ones instead of those that it has
-not computed, and receives and drops all those that come to it. Both ends of a channel
-have then seen equally many.
+first sends all messages of its first forwards, with empty messages in place of those
+that it has not computed. It also receives all messages of first forwards that come to
+it, and drops them. Both ends of a channel have then seen equally many.
 
 **Wrong guesses.** After two updates in a row that were wrong, updates wait, until one
 of them would have been right.

@@ -299,8 +299,8 @@ def _judge_clocks(verdicts: Sequence[Verdict]) -> None:
 def _judge_links(verdicts: Sequence[Verdict], links: Sequence[LinkFacts]) -> None:
     """Blames a host whose links to other hosts are all slow.
 
-    A slow link between two hosts, each of which has a fast one, is told to both, unless
-    one of them has too little CPU time to send.
+    If a link between two hosts is slow, and each of them has a fast one elsewhere, both
+    are told of it. They are not if one of them has too little CPU time to send.
     """
     host_of = {rank.rank: verdict for verdict in verdicts for rank in verdict.ranks}
     between = [

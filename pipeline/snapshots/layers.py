@@ -1,8 +1,8 @@
 """The state of layers as arrays by key.
 
 Chainer's objects write themselves into a flat dictionary of arrays. Keys of a layer's
-arrays begin with its position in the undivided model, so the stages of any cut can be
-loaded from those of any other one::
+arrays begin with its position in the undivided model. So a snapshot of one cut can be
+loaded for any other::
 
     model/7/W   model/7/avg_mean   optimizer/7/W/v   optimizer/7/W/t    of layer 7
     optimizer/t   optimizer/loss_scale/scale                            of no layer

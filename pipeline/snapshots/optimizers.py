@@ -134,9 +134,10 @@ def optimizer_arrays(
 ) -> dict[str, np.ndarray]:
     """Returns the state of an optimizer, of its update rules and of its hooks.
 
-    Besides what Chainer saves, these are their classes, the hyperparameters, numbers in
-    attributes of update rules, a dynamic loss scale, the float32 copies of
-    ``use_fp32_update``, and the state of hooks with a method ``serialize``.
+    Besides what Chainer saves, the state has the classes of all three, the
+    hyperparameters, and numbers in attributes of update rules. It also has a dynamic
+    loss scale, the float32 copies of ``use_fp32_update``, and the state of hooks with a
+    method ``serialize``.
 
     Args:
         optimizer: The optimizer.

@@ -55,12 +55,12 @@ def save_snapshot(
 
     A snapshot has the parameters and persistent values of the layers; those of a loss
     that is a link, from the rank with the last stage; and the pipeline's state. Of the
-    optimizers, it has everything that Chainer saves, and also hyperparameters, frozen
-    parameters, float32 master weights, the loss scale, and the state of hooks with a
-    method ``serialize``. It has the random states of NumPy and Python on each rank,
-    ``state`` and ``values``. It does not have the generators of CuPy and cuDNN; layers
-    in a pipeline do not depend on CuPy's. Iterators that prefetch continue in the same
-    order if they shuffle by :class:`~pipeline.SeededShuffle`.
+    optimizers, it has everything that Chainer saves. It also has their hyperparameters,
+    frozen parameters, float32 master weights and the loss scale, and the state of hooks
+    with a method ``serialize``. It has the random states of NumPy and Python on each
+    rank, ``state`` and ``values``. It does not have the generators of CuPy and cuDNN;
+    layers in a pipeline do not depend on CuPy's. Iterators that prefetch continue in
+    the same order if they shuffle by :class:`~pipeline.SeededShuffle`.
 
     On a grid, the first replica writes everything, and later replicas write only values
     that differ. These are loaded if the number of replicas is the same again. If

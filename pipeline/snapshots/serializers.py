@@ -199,8 +199,8 @@ class RuleReader(StateReader):
 def read(part: Callable[[StateReader], None], reader: StateReader) -> None:
     """Calls a function that reads a part of a run, again if keys are missing.
 
-    If a key was not saved, and the part cannot do without it, the second call reads the
-    other keys and records all missing ones in the ledger.
+    The part may need a key that was not saved. Then the second call reads the other
+    keys, and records all missing ones in the ledger.
 
     Args:
         part: Function that reads from a reader.

@@ -81,8 +81,8 @@ def skips_across(
 ) -> tuple[list[str], dict[str, int]]:
     """Returns the skip connections that enter layers from before, and that leave them.
 
-    A tensor with several users enters layers that pop it, and leaves them again if a
-    later layer of the stage pops it, or if it leaves the stage from here.
+    A tensor may have several users. It enters layers that pop it. It leaves them again
+    if a later layer of the stage pops it, or if it leaves the stage from here.
 
     Args:
         layers (Divisible): The layers.

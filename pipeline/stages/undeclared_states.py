@@ -8,9 +8,9 @@ or the same one, if its forward runs again::
     pipeline                  0F0 --h--> 0F1 --h--> 0F2      refused
     h is reset first          0F0        0F1        0F2      nobody reads it
 
-A state is an array in an attribute before a forward that a function in the forward
-reads, and that is replaced by the end of the forward. So a constant made in an earlier
-call is no state, nor is an output kept for inspection.
+A state is an array that is in an attribute before a forward. A function in the forward
+reads it, and by the end of the forward another array has replaced it. So a constant
+made in an earlier call is no state, nor is an output kept for inspection.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class UndeclaredStates:
         """Checks that a forward does not begin from a state of another one.
 
         A minibatch that is not cut may go on from the state of the one before, as in
-        serial training, but not from its graph, which ended with its backward.
+        serial training. It may not go on from the graph of that state, which ended with
+        its backward.
 
         The context is needed if ``slots`` has entries, and in the first forward of each
         mode. After the first forward of any other minibatch, :meth:`search` suffices.
