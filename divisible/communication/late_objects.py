@@ -49,7 +49,9 @@ class LateObject:
             self._begin(data)
 
     def read(self) -> Any:
-        """Returns the object; waits for it, and on its own rank for those who take it.
+        """Returns the object, and waits for it.
+
+        The rank that sends it waits until the other ranks have received it.
 
         Raises:
             StallError: If another rank does not answer in time, or has ended its

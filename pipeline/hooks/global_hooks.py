@@ -12,7 +12,7 @@ rank, call their hooks together and agree on the norm in between::
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from copy import copy
 from itertools import chain
@@ -57,7 +57,7 @@ class GlobalHooks:
     Attributes:
         given (list): Optimizers passed to :meth:`add`.
         late (LateConfirmation or None): Confirms updates late; ``None`` if they wait.
-        has_looked (bool): Whether no search for other optimizers is needed any more.
+        has_searched (bool): Whether no search for other optimizers is needed any more.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class GlobalHooks:
         self._unconfirmed: list[chainer.Optimizer] = []
         self._outcome: Reduced | None = None
         # With one stage, an optimizer has the whole model.
-        self.has_looked = n_stages == 1
+        self.has_searched = n_stages == 1
         # Names of the hooks that users have been warned about.
         self._warned: set[str] = set()
 
@@ -149,7 +149,7 @@ class GlobalHooks:
                 self.key_noise(hook)
         self._check_clippings()
         for each in self.given or self._others():
-            self._look_at(each)
+            self._warn_of_parts(each)
 
     def key_noise(self, hook: Any) -> None:
         """Makes the noise of a ``GradientNoise`` the same for every cut."""
@@ -173,16 +173,16 @@ class GlobalHooks:
 
     def _others(self) -> list[OptimizerOfRank]:
         """Returns, once, optimizers that have the stages but were not given."""
-        if self.has_looked:
+        if self.has_searched:
             return []
         stages = self._stages.values()
         params = [param for stage in stages for param in stage.params()]
         rules = [p.update_rule for p in params if p.update_rule is not None]
         # Before an optimizer is set up, there are no rules to find it by.
-        self.has_looked = bool(rules)
+        self.has_searched = bool(rules)
         return [OptimizerOfRank.of(each, stages) for each in find_optimizers(rules)]
 
-    def _look_at(self, each: OptimizerOfRank) -> None:
+    def _warn_of_parts(self, each: OptimizerOfRank) -> None:
         """Warns once of each hook that treats only a part of the model."""
         for name, hook in named_hooks(each.optimizer):
             if getattr(hook, "call_for_each_param", False):
@@ -246,9 +246,9 @@ class GlobalHooks:
             return True
         clippings = [hook for hook in Hooks.of(optimizer).before if is_clipping(hook)]
         given = self._together()
-        together = [each.optimizer for each in given]
-        is_alone = self._n_stages == len(together) == 1
-        if not clippings or is_alone or all(each is not optimizer for each in together):
+        is_given = any(each.optimizer is optimizer for each in given)
+        is_alone = self._n_stages == len(given) == 1
+        if not clippings or is_alone or not is_given:
             return False
         is_again = self._outcome is not None
         if self.late is not None and not is_again:
@@ -258,23 +258,35 @@ class GlobalHooks:
             # first has averaged its own.
             if each.wrapper is not None and each.optimizer is not optimizer:
                 each.wrapper.average_gradients()
-        parts = [_parts(each) for each in together]
-        params = unique_params(together)
+        together = [each.optimizer for each in given]
         self._unconfirmed = [optimizer]
         with nullcontext() if is_again else self._ranks.calls.made("update"):
-            for each in together:
-                if hasattr(each, "reallocate_cleared_grads"):
-                    each.reallocate_cleared_grads()
-            if self._is_ahead():
-                self.late.copies.take(together, changes_gradients(together))
-            for i, hook in enumerate([*clippings, None]):
-                for each, hooks in zip(together, parts):
-                    for before in hooks[i]:
-                        each.call_hook(before)
-                if hook is not None:
-                    _multiply(params, self._rate(hook, params))
+            self._call_together(together, clippings)
         self._called = [each for each in together if each is not optimizer]
         return True
+
+    def _call_together(
+        self, together: Sequence[chainer.Optimizer], clippings: Sequence[Any]
+    ) -> None:
+        """Calls hooks of several optimizers before each clipping, and after the last.
+
+        Args:
+            together: The optimizers, which have the same clippings.
+            clippings: Their clippings, in order.
+        """
+        for each in together:
+            if hasattr(each, "reallocate_cleared_grads"):
+                each.reallocate_cleared_grads()
+        if self._is_ahead():
+            self.late.copies.take(together, changes_gradients(together))
+        params = unique_params(together)
+        parts = [_parts(each) for each in together]
+        for i, clipping in enumerate([*clippings, None]):
+            for each, hooks in zip(together, parts):
+                for hook in hooks[i]:
+                    each.call_hook(hook)
+            if clipping is not None:
+                _multiply(params, self._rate(clipping, params))
 
     def _is_ahead(self) -> bool:
         """Whether the updates that begin now do not wait for other ranks."""
@@ -323,7 +335,7 @@ class GlobalHooks:
     def forget_layers(self) -> None:
         """Drops the former parameters; to be called once the layers have changed."""
         self._paths.forget()
-        self.has_looked = self._n_stages == 1
+        self.has_searched = self._n_stages == 1
 
     def close(self) -> None:
         """Frees the communicator; all ranks must call it."""

@@ -109,7 +109,7 @@ class UpdateAgreement:
         """
         hooks = self.hooks
         self._counts = self._count()
-        if hooks.given or self._shared or not hooks.has_looked:
+        if hooks.given or self._shared or not hooks.has_searched:
             hooks.begin(step)
         if not (hooks.given or self._shared):
             return self._no_words
