@@ -20,7 +20,7 @@ In the third task steps are small beside the weights, so that float16 rounds the
 The fourth is made so that gradients vanish in float16, as those of activations do in
 the slides' SSD detector. The loss is divided by 2^20, as if it were the mean over the
 pixels of a large image of which one matters. The learning rate is multiplied by as
-much. In exact arithmetic nothing changes. The sum in the place of this mean is what the
+much. In exact arithmetic nothing changes. The sum in place of this mean is what the
 slides do for translation.
 
 These are the accuracies to expect of a GPU with Tensor Cores, and for FP16 of one

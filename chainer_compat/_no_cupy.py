@@ -122,7 +122,7 @@ class NoCupy(types.ModuleType):
 
 
 def get_array_module(*args):
-    """Returns NumPy, for no array is one of CuPy."""
+    """Returns NumPy, because no array is one of CuPy."""
     import numpy
 
     return numpy

@@ -191,7 +191,8 @@ _DTYPE_STRINGS = ("bool8", "bytes0", "int0", "object0", "str0", "uint0", "void0"
 def catalogue() -> dict[str, Any]:
     """Returns the object that each removed name stands for.
 
-    A name is left out if this NumPy lacks its new name, for it has the old one.
+    A name is left out if this NumPy lacks its new name, because it then has the old
+    one.
     """
     names = {**_PYTHON, **_CONSTANTS}
     for module in (_numpy_types, _numpy_functions):

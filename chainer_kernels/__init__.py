@@ -9,7 +9,7 @@ loaded, by kernels that are faster:
     import chainer.functions.activation.relu
       -> chainer_compat finds and loads the module
       -> catalogue            which methods of which classes have a kernel
-      -> installing           puts a method in the place of each, that asks
+      -> installing           puts a method in place of each, that asks
       -> switch               whether the kernels are in force here, and calls
       -> functions            what Chainer's method did, over arrays of NumPy, by
       -> loops, providers     compiled loops, and products of matrices
@@ -25,7 +25,7 @@ They are off where the environment has ``CHAINER_KERNELS=0``.
 ::
 
     catalogue            which methods have a kernel, and what their backward allows
-    installing, switch   kernels in the place of methods, in force or not
+    installing, switch   kernels in place of methods, in force or not
     hooks                hooks that observe single functions, which then run apart
     functions            the kernels, a module for each family of functions
     contributions        what is added to a weight gradient without being formed

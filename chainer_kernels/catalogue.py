@@ -48,7 +48,7 @@ class Backward(NamedTuple):
         is_only_told: Whether it is asked in debug mode as well, because no weight
             gradient is an array in memory that Chainer could look at.
         has_arrays: Whether a method ``gradient_arrays(indexes, output_gradients)``
-            computes the same as ``backward``, with arrays in the place of variables. It
+            computes the same as ``backward``, with arrays in place of variables. It
             may compute an array when those before have been taken.
         is_given_all: Whether ``weights`` gets the gradients of all outputs, which are
             variables or ``None``. Otherwise it gets the array of the first one.

@@ -41,8 +41,8 @@ import numpy as np
 
 from chainer_kernels.geometry import Geometry
 
-#: A product of matrices costs as much as so many more rows would, for what BLAS copies,
-#: and so many more multiplications, for the calls.
+#: The cost of a product of matrices besides its multiplications: of what BLAS copies,
+#: in rows, and of the calls, in multiplications.
 _ROWS, _MULTIPLICATIONS = 32, 1 << 20
 
 

@@ -156,7 +156,7 @@ def _convolve(
 
 
 def _repeated(x: np.ndarray, groups: int, channels: int) -> np.ndarray:
-    """Returns (N, *sizes, C) with rows of so many channels instead of C."""
+    """Returns (N, *sizes, C) with rows of a number of channels, rather than of C."""
     n_rows = x.shape[-1] // groups
     if n_rows == 1 and channels == groups:
         return x

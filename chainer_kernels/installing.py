@@ -1,4 +1,4 @@
-"""Puts kernels in the place of Chainer's methods."""
+"""Puts kernels in place of Chainer's methods."""
 
 from __future__ import annotations
 

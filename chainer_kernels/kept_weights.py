@@ -29,7 +29,8 @@ class WatchedArray:
     """The reads of the array of a parameter.
 
     Args:
-        array: The array. It is not kept, for a layer may replace it in each forward.
+        array: The array. It is not kept, because a layer may replace it in each
+            forward.
         forget: Called when it is freed, before another array can have its ``id``.
 
     Attributes:

@@ -26,7 +26,7 @@ from typing import Any, Callable
 import numpy as np
 import threadpoolctl
 
-#: A share below so many elements costs more to hand over than it saves.
+#: The fewest elements of a share: a smaller one costs more to hand over than it saves.
 SMALLEST_SHARE = 1 << 15
 
 

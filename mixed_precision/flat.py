@@ -347,7 +347,7 @@ class FlatBuffers:
                 group.leave_float32()
 
     def collect(self) -> None:
-        """Copies arrays that were put in the place of views into the buffers."""
+        """Copies arrays that were put in place of views into the buffers."""
         for group in self.groups:
             group.collect()
 

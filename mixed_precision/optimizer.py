@@ -41,7 +41,7 @@ from mixed_precision.update_ahead import decided, update_ahead
 class MixedPrecision(OptimizerWrapper):
     """Updates float16 parameters by a Chainer optimizer in float32.
 
-    Use it in the place of the optimizer: hooks, hyperparameters (``optimizer.lr``),
+    Use it in place of the optimizer: hooks, hyperparameters (``optimizer.lr``),
     ``new_epoch`` and ``serialize`` are the optimizer's. One update is
 
     ::

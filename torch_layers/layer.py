@@ -123,7 +123,7 @@ class TorchLayer(chainer.Link):
             kwargs: Arguments of the same kinds, by keyword.
 
         Returns:
-            What the module returns, with variables in the place of tensors. Those that
+            What the module returns, with variables in place of tensors. Those that
             need no gradient, such as integers, have ``requires_grad=False``.
         """
         trained = self.begin_call()

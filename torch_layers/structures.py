@@ -25,7 +25,7 @@ class Slot(NamedTuple):
 def without_leaves(
     value: Any, is_leaf: Callable[[Any], bool], leaves: list[Any]
 ) -> Any:
-    """Returns a structure with slots in the place of its leaves.
+    """Returns a structure with slots in place of its leaves.
 
     Args:
         value: A leaf, another value, or tuples, lists and dictionaries of them.
@@ -46,7 +46,7 @@ def without_leaves(
 
 
 def with_leaves(structure: Any, leaves: Sequence[Any]) -> Any:
-    """Returns a structure with leaves in the place of its slots.
+    """Returns a structure with leaves in place of its slots.
 
     Args:
         structure: Result of :func:`without_leaves`.

@@ -36,7 +36,7 @@ The modules::
     construction.py    makes all of it, and removes all of it
     registry.py        the clusters that are up, and their owners
     guardian.py        the process that makes a cluster and removes it
-    enter.sh           starts a program on a host, in the place of mpiexec's ssh
+    enter.sh           starts a program on a host, in place of mpiexec's ssh
     emulated.py        runs and changes of a cluster that is up
     starting.py        brings one up
 """

@@ -10,7 +10,7 @@ are run in the folder that the table names, which is on the path of modules as w
 
     program       a program: where it is, what it needs, its data
     programs      the table, by kind
-    made_up       data that are generated in the place of downloads
+    made_up       data that are generated in place of downloads
     environments  an environment for each set of packages, beside this project
     trial         one run of a program
     processes     processes with a deadline, in copies of trees

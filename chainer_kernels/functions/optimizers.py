@@ -13,7 +13,7 @@ from chainer_kernels.chainer_rules import CALLS
 from chainer_kernels.formulas import state_names
 from chainer_kernels.layouts import are_float32, memory_order
 
-#: Below so many elements the calls cost more than the arithmetic.
+#: The fewest elements for a loop: below them the calls cost more than the arithmetic.
 SMALLEST = 1 << 14
 
 

@@ -6,7 +6,7 @@ from chainer_kernels.loops import exponential, pointwise
 
 @loop("void(f4[::1], f4[::1])")
 def relu(x, y):
-    """Computes ``y = max(x, 0)``, where what is no number stays so."""
+    """Computes ``y = max(x, 0)``; NaN stays NaN."""
     for i in range(x.size):
         y[i] = pointwise.relu(x[i])
 
@@ -27,7 +27,7 @@ def leaky_relu(condition, x, y, slope):
 
 @loop("void(f4[::1], f4[::1], f4)")
 def clipped_relu(x, y, cap):
-    """Computes ``y = min(max(x, 0), cap)``, where what is no number stays so."""
+    """Computes ``y = min(max(x, 0), cap)``; NaN stays NaN."""
     for i in range(x.size):
         y[i] = pointwise.clipped_relu(x[i], cap)
 

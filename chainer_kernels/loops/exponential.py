@@ -58,7 +58,7 @@ def power_of_two(n):
 
 @_inlined
 def exp(x):
-    """Returns e^x; 0, infinity and what is no number where ``np.exp`` does."""
+    """Returns e^x; 0, infinity and NaN where ``np.exp`` does."""
     x = EXP_LOWEST if x < EXP_LOWEST else x
     x = EXP_HIGHEST if x > EXP_HIGHEST else x
     n, p = reduced(x)

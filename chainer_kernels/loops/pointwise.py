@@ -19,7 +19,7 @@ _inlined = njit(error_model="numpy", fastmath=False)
 
 @_inlined
 def relu(x):
-    """Returns max(x, 0); what is no number stays so."""
+    """Returns max(x, 0); NaN stays NaN."""
     return ZERO if x <= ZERO else x
 
 
@@ -37,7 +37,7 @@ def leaky_relu(condition, x, slope):
 
 @_inlined
 def clipped_relu(x, cap):
-    """Returns min(max(x, 0), cap); what is no number stays so."""
+    """Returns min(max(x, 0), cap); NaN stays NaN."""
     positive = ZERO if x < ZERO else x
     return cap if positive > cap else positive
 
@@ -76,6 +76,6 @@ def elu_grad(condition, y, alpha):
 
 @_inlined
 def sign(x):
-    """Returns -1, 0 or 1; what is no number stays so."""
+    """Returns -1, 0 or 1; NaN stays NaN."""
     at_zero = ZERO if x == ZERO else x
     return ONE if x > ZERO else (-ONE if x < ZERO else at_zero)

@@ -16,7 +16,7 @@ TABLE = "i8[::1], u4[::1], i4[::1]"
 
 @loop(f"void(f4[:, :, ::1], f4[:, :, ::1], i8[:, :, ::1], {TABLE})")
 def maximum(x, y, indexes, starts, cells, taps):
-    """Takes the first greatest of each window, or the first that is no number."""
+    """Writes the first greatest of each window, or its first NaN."""
     for n in range(len(x)):
         for window in range(len(starts) - 1):
             first, last = starts[window], starts[window + 1]

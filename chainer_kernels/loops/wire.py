@@ -58,7 +58,8 @@ def _power_of_two(exponent):
 def _scales(largest, top):
     """Returns powers of two: of a block to its largest in 2^top .. 2^(top+1), and back.
 
-    Two factors each way, one of them 1, for a scale may be out of float32's range.
+    There are two factors each way, one of them 1, because one scale may be out of
+    float32's range.
     """
     lift = LIFT if largest < SMALL else ONE
     lower = LOWER if largest < SMALL else ONE

@@ -135,7 +135,7 @@ def detached(y: Any) -> Any:
             dictionaries of them.
 
     Returns:
-        The value with tensors in the place of variables and arrays.
+        The value with tensors in place of variables and arrays.
 
     Raises:
         TypeError: If it has anything else.

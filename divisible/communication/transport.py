@@ -362,7 +362,7 @@ class Receiver(_Channel):
     def _drop_unused_buffers(self) -> None:
         """Frees the arrays of signatures that no microbatch has any more.
 
-        Otherwise sequences of ever new lengths would fill the memory.
+        Otherwise sequences of always new lengths would fill the memory.
         """
         for unused in set(self._buffers) - set(self._agreed.values()):
             del self._buffers[unused]

@@ -183,7 +183,7 @@ class Question:
         """Returns the limit of what a rank holds; ``None`` without one.
 
         Raises:
-            ValueError: If the text is no number, or no size.
+            ValueError: If the text is neither a number nor a size.
         """
         if self.memory is None or not self.memory.strip():
             return None

@@ -76,8 +76,8 @@ class CostModel:
         disk: The disk of each rank; ``None`` if there is none to use.
         on_disk: For each stage whether its microbatches wait there, of shape
             (n_stages,); ``None`` if none do.
-        together: The profile at the size of so many microbatches together, by their
-            number, for stages that take them as one.
+        together: The profile of several microbatches together, by their number, for
+            stages that compute them as one.
         narrowing: The dtypes of messages to choose from; ``None`` to narrow none.
         spares_none: Whether stages are to be weighed as if every microbatch ran its
             forward again, if any does: among many microbatches, one that is spared does

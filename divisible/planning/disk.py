@@ -48,7 +48,7 @@ _SHARE = 8
 
 
 def segment_bytes(memory: float) -> float:
-    """Returns the size of a segment where a rank may use so many bytes of memory.
+    """Returns the size of a segment where a rank may use some bytes of memory.
 
     Example:
         >>> segment_bytes(2**30) / 2**20

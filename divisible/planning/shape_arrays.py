@@ -220,7 +220,7 @@ def _is_last(array: Any) -> bool:
 
 
 def _stand_in(value: Any) -> Any:
-    """Returns an array of one element in the place of one of any shape."""
+    """Returns an array of one element in place of one of any shape."""
     if isinstance(value, np.ndarray):
         return np.ones((1,) * value.ndim, value.dtype)
     return value

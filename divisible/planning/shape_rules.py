@@ -61,7 +61,7 @@ def shapes_of(function: FunctionNode, inputs: tuple[Any, ...]) -> tuple[Any, ...
     """Returns the outputs of a function as arrays without numbers.
 
     Args:
-        function: Function of a graph, in the place of whose ``forward`` this is called.
+        function: Function of a graph, in place of whose ``forward`` this is called.
         inputs: Its inputs; those that have numbers are not read.
 
     Raises:

@@ -28,7 +28,7 @@ from divisible.planning.shape_rules import shapes_of
 
 
 class _Rules(chainer.FunctionHook):
-    """Puts rules in the place of arithmetic, in this thread."""
+    """Puts rules in place of arithmetic, in this thread."""
 
     name = "divisible.shape_rules"
 

@@ -71,7 +71,8 @@ def relative_loads(
         parts: Samples of each replica.
         n_microbatches: Number of microbatches in each replica's part, if it has so many
             samples.
-        seconds: Returns the seconds of a microbatch with so many samples, at speed 1.
+        seconds: Returns the seconds of a microbatch, given its number of samples, at
+            speed 1.
 
     Example:
         >>> relative_loads([20, 10, 2], 4, float).tolist()

@@ -57,7 +57,7 @@ class Costs:
             stage.
         narrow: Time to round what a microbatch holds to fewer bits, at the end of F,
             per stage. A microbatch whose backward is the next action is not rounded.
-        widen: Time to widen it again, at the begin of B, I or R, per stage.
+        widen: Time to widen it again, at the beginning of B, I or R, per stage.
         activation_saved: Bytes of ``activation_bytes`` that are saved between these
             times, per stage.
         checkpoint_saved: Bytes of ``checkpoint_bytes`` that are saved, per stage.
@@ -69,7 +69,7 @@ class Costs:
         coding_backward: Time that each B or I takes besides for that, per stage.
 
     Raises:
-        TypeError: If a value is no number.
+        TypeError: If a value is not a number.
         ValueError: If a value is negative or not finite.
 
     Example:

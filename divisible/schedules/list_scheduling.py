@@ -126,7 +126,7 @@ def _candidates(
 
 
 def _halved(schedule: Schedule) -> Schedule:
-    """Returns a schedule with I and then W in the place of each B."""
+    """Returns a schedule with I and then W in place of each B."""
     is_whole = schedule.kind == BACKWARD
     times = 1 + is_whole
     kind = np.repeat(schedule.kind, times)

@@ -93,7 +93,7 @@ def _fleet(wish: Wish, job: Job) -> Fleet:
 
 
 def _fits(plan: str | None, n_ranks: int) -> Callable[[int], bool]:
-    """Returns the function that returns whether there is a plan for so many ranks."""
+    """Returns a function of a number of ranks: whether there is a plan for it."""
     if plan is None:
         return lambda n_ranks: True
     # This module loads what a run without a plan does not need.

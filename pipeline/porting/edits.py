@@ -41,7 +41,7 @@ def apply(text: str, edits: Iterable[Edit]) -> str:
 
 
 def replacement(script: Script, node: ast.AST, text: str) -> Edit:
-    """Returns the edit that puts a text in the place of a node."""
+    """Returns the edit that puts a text in place of a node."""
     return Edit(*script.span(node), text)
 
 

@@ -240,7 +240,7 @@ def _options(
 
 
 def _given_place(arguments: Arguments) -> str | None:
-    """Returns the place that is given in the stead of what the plan says, if any.
+    """Returns the place that an argument gives instead of the plan, if it does.
 
     A directory only says where a plan's disk is.
     """

@@ -22,9 +22,9 @@ they have come, whatever becomes of the pipeline.
 So one end is under way at most. A finish waits for one message of one rank, within the
 timeout. The sender needs nothing more from this rank.
 
-**Comparison of the calls.** The comparison ends within the step, as ever. All ranks
-have begun a step before any rank's last backward in it, so no rank waits. A
-disagreement is raised in its own step, before any optimizer updates.
+**Comparison of the calls.** The comparison ends within the step. All ranks have begun a
+step before any rank's last backward in it, so no rank waits. A disagreement is raised
+in its own step, before any optimizer updates.
 
 **Errors of other ranks.** A rank that fails in a step ends all ranks, while some may be
 in the next step. Its message has the number of its step. A rank that ends its script

@@ -47,14 +47,14 @@ class TerminalLine:
         self._streams: list[_Above] = []
 
     def open(self) -> None:
-        """Puts streams that erase the line in the place of the standard ones."""
+        """Puts streams that erase the line in place of the standard ones."""
         for name in ("stdout", "stderr"):
             stream = _Above(getattr(sys, name), self)
             self._streams.append(stream)
             setattr(sys, name, stream)
 
     def above(self, stream: TextIO) -> TextIO:
-        """Returns the stream in the place of a standard one; others as they are."""
+        """Returns the stream in place of a standard one; others as they are."""
         return next((each for each in self._streams if each.stream is stream), stream)
 
     def show(self, text: str) -> None:

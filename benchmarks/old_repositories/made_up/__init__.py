@@ -1,4 +1,4 @@
-"""Data that are made up in the place of downloads.
+"""Data that are made up in place of downloads.
 
 Every function but `data_sets.write` returns one that writes files into a folder.
 Classes of examples differ, so that a loss can fall.
