@@ -141,8 +141,8 @@ class Divisible(Fusible):
 
         If the model was built in :func:`deferred_init`, the parameters of these layers
         are made, and no others; ``divide()`` makes the whole model. In other models, a
-        layer that gets its sizes in its first call gets weights that depend on the seed
-        of the pipeline that calls it.
+        layer may get its sizes in its first call. Its weights then depend on the seed
+        of the pipeline.
 
         Args:
             start (int or None): The position of the first layer in the undivided

@@ -70,9 +70,9 @@ class MixedPrecision(OptimizerWrapper):
         optimizer.backward(loss)        # loss.backward(loss_scale=float(loss_scale))
         Pipeline(stage, comm, ..., loss_scale=optimizer.loss_scale)
 
-    or call ``update(lossfun, ...)``. In a loop that starts backward from received
-    gradients, give ``loss_scale`` to that ``backward`` as well, which records in the
-    parameters that their gradients are scaled. Gradients stay scaled in ``param.grad``.
+    or call ``update(lossfun, ...)``. A loop may start backward from received gradients.
+    Then give ``loss_scale`` to that ``backward`` as well, which records it in the
+    parameters. Gradients stay scaled in ``param.grad``.
 
     Args:
         optimizer (chainer.optimizer.GradientMethod): The optimizer to wrap. Call

@@ -1,8 +1,8 @@
 """Functions that a chain calls between two links, as layers.
 
 A function is recorded in minibatches of several numbers of samples, lengths and image
-sizes. Arguments that are equal in all of them belong to the model. A shape that follows
-the number of samples is changed so that it also follows that of a microbatch::
+sizes. Arguments that are equal in all of them belong to the model. A shape may follow
+the number of samples. It is changed to follow the number of samples of a microbatch::
 
     two samples             three samples           layer
     Softmax(axis=1)         Softmax(axis=1)         the same

@@ -9,8 +9,8 @@ NumPy's own, and gets arrays of the right shapes. Nothing is computed or allocat
     x.sum(axis=1), x @ x.T, np.concatenate([x, x])
     float(x[0, 0]), np.sort(x)                  NoNumbersError
 
-All elements are one zero in memory, read-only. So every reshaped array is a view, but
-that of an array whose channels would be last in memory, which NumPy copies.
+All elements are one zero in memory, read-only. So a reshaped array is a view. Only an
+array with channels last in memory is an exception: NumPy copies it.
 """
 
 from __future__ import annotations

@@ -73,10 +73,10 @@ def lower(
         rank 2                1F0<1       2F0 1F1<1 ...
 
     With ``rendezvous=False`` sends never block (receives are posted ahead, sends are
-    buffered or non-blocking). A receive then stands as late as it may: right before
-    the computation that needs it, or before a message that the same rank sent later
-    and that is needed earlier. There a program never waits for a message that it does
-    not need yet.
+    buffered or non-blocking). A receive then stands as late as it may. Mostly it is
+    right before the computation that needs it. It is earlier if the same rank has sent
+    another message later, which is needed first. So a program never waits for a message
+    that it does not need yet.
 
     Args:
         schedule: A schedule that `divisible.schedules.validation.validate` accepts.

@@ -39,9 +39,9 @@ def load_snapshot(
     """Loads what :func:`save_snapshot` saved, for any number of stages and any cuts.
 
     All ranks must call it, with the same model, optimizers and hooks of the same types,
-    and the same ``state``. Keys of the snapshot that no rank reads, and keys that a
-    rank needs but the snapshot lacks, are an error that lists them. Before anything is
-    changed, all ranks compare the files that they read with their checksums, and keys,
+    and the same ``state``. A key that no rank reads is an error, and so is a key that
+    the snapshot lacks. The error lists all of them. Before anything is changed, all
+    ranks compare the files that they read with their checksums. They also compare keys,
     shapes, dtypes and hyperparameters with those of the run.
 
     If :class:`~model_compression.Compress` has removed channels, layers get the sizes
