@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.composition.cases import Case
 from tests.composition.features import FEATURES, features
 from tests.composition.judging import FAULT, REFUSED, RIGHT, Verdict
-from tests.composition.refusals import REFUSALS
+from tests.composition.refusals import REFUSALS, Refusal
 
 #: Cases that each pair should have.
 LEAST = 20
@@ -121,14 +121,36 @@ def page(tally: Tally, source: str) -> str:
     """Returns the page of the documentation about the counts in a file."""
     few, n_pairs = least(tally)
     rows = "\n".join(
-        f"   * - {first}, {second}\n     - {each.reason}"
-        for each in REFUSALS
-        for first, second in [each.features]
+        f"   * - {one}\n     - {', '.join(others)}\n     - {reason}"
+        for one, others, reason in refused_together()
     )
     lines = "\n".join(f"   {line}".rstrip() for line in matrix(tally))
     return _PAGE.format(
         n=tally.n_cases, pairs=n_pairs, few=few, matrix=lines, rows=rows, source=source
     )
+
+
+def refused_together(
+    refusals: Sequence[Refusal] = REFUSALS,
+) -> list[tuple[str, list[str], str]]:
+    """Returns the rows of the table of refusals, each reason once if possible.
+
+    Returns:
+        A feature, the features that it does not go together with, and the reason that
+        all these pairs share. Pairs of one reason without a common feature have a row
+        each.
+    """
+    by_reason: dict[str, list[tuple[str, str]]] = {}
+    for each in refusals:
+        by_reason.setdefault(each.reason, []).append(each.features)
+    rows = []
+    for reason, pairs in by_reason.items():
+        common = [one for one in pairs[0] if all(one in pair for pair in pairs)]
+        groups = [(common[0], pairs)] if common else [(p[0], [p]) for p in pairs]
+        for one, some in groups:
+            others = [name for pair in some for name in pair if name != one]
+            rows.append((one, others, reason))
+    return rows
 
 
 _PAGE = """\
@@ -164,9 +186,10 @@ Refused together
 
 .. list-table::
    :header-rows: 1
-   :widths: 40 60
+   :widths: 20 40 40
 
-   * - features
+   * - feature
+     - not together with
      - reason
 {rows}
 

@@ -13,9 +13,10 @@ from tests.composition.faults import FAULTS
 from tests.composition.features import features
 from tests.composition.judging import FAULT, RIGHT, Verdict
 from tests.composition.rare import rare_cases
+from tests.composition.refusals import REFUSALS
 from tests.composition.scripts import script
 from tests.composition.shrinking import candidates, shrink
-from tests.composition.tally import LEAST, Tally
+from tests.composition.tally import LEAST, Tally, refused_together
 
 #: Cases within "make test". "make test-all" has those of "make test-composition", too.
 SHARE = 15
@@ -49,6 +50,15 @@ def test_a_line_has_the_whole_case(case):
     for smaller in list(candidates(case))[:8]:
         assert parse(str(smaller)) == smaller
         features(smaller)
+
+
+def test_the_table_of_refusals_names_each_reason_once():
+    rows = refused_together()
+    reasons = [reason for *_, reason in rows]
+    assert len(reasons) == len(set(reasons)) == len({r.reason for r in REFUSALS})
+    pairs = [{one, other} for one, others, _ in rows for other in others]
+    assert len(pairs) == len(REFUSALS)
+    assert all(set(each.features) in pairs for each in REFUSALS)
 
 
 def test_rare_pairs_are_chosen_first():
