@@ -157,10 +157,10 @@ class PipelineUpdater(StandardUpdater):
         self.reported_alike: set[str] = set()
         #: Whether a rank reported values under other names in the last update.
         self.somebody_reports_more = False
-        # Costs and wishes of the ranks in the last update, which the next one reads;
+        # Costs and wishes of all ranks in the last update, which the next one reads;
         # and whether they are read at once, because a rank reports values of its own.
-        self._told: LateNumbers | None = None
-        self._waits = False
+        self._last_wishes: LateNumbers | None = None
+        self._reads_at_once = False
         self._trainer: weakref.ref[chainer.training.Trainer] | None = None
         # Number of samples in the last minibatch, in all replicas.
         self._n_samples = 0
@@ -222,25 +222,40 @@ class PipelineUpdater(StandardUpdater):
         self._observe_late()
         self.update_core()
         self.iteration += 1
+        of_ranks = self._gather_costs_and_wishes(time.perf_counter() - start)
+        self._report_costs(of_ranks)
+        before, self._last_wishes = self._last_wishes, of_ranks
+        if before is not None:
+            self._read_wishes(before)
+        waits = self._reads_at_once or self.pipeline.internals.step.overlap.feature
+        if before is None or waits:
+            self._read_wishes(of_ranks)
 
-        seconds = time.perf_counter() - start
-        cost = measure(self.pipeline.internals.record, seconds, self._device_of_stages)
-        ranks = self.pipeline.internals.ranks
+    def _gather_costs_and_wishes(self, seconds: float) -> LateNumbers:
+        """Begins to gather what each rank did and wants in an update.
+
+        Args:
+            seconds (float): Seconds of this rank's update.
+
+        Returns:
+            LateNumbers: A row for each rank: its :class:`.StepCost`, the stop code and
+            the number of snapshots that it wants, and whether it reports more values.
+        """
+        internals = self.pipeline.internals
+        cost = measure(internals.record, seconds, self._device_of_stages)
         reports_more = not _observation().keys() <= self.reported_alike
         wishes = self._requested, self._snapshots_wanted, reports_more
-        mine = np.array([*cost, *wishes])
-        told, n_samples = ranks.gather(mine), self._n_samples
+        return internals.ranks.gather(np.array([*cost, *wishes]))
+
+    def _report_costs(self, of_ranks: LateNumbers) -> None:
+        """Reports the costs of a minibatch, which are read when they are asked for."""
+        n_samples = self._n_samples
 
         def observed() -> dict[str, float]:
-            costs = told.read()[:, : len(StepCost._fields)]
+            costs = of_ranks.read()[:, : len(StepCost._fields)]
             return dict(zip(_COSTS, observations(costs, n_samples).values()))
 
         self._report(LateDict({name: LateValue(name, observed) for name in _COSTS}))
-        if self._told is not None:
-            self._learn(self._told)
-        is_first, self._told = self._told is None, told
-        if is_first or self._waits or self.pipeline.internals.step.overlap.feature:
-            self._learn(told)
 
     def _observe_late(self) -> None:
         """Gives the trainer an observation whose values may come late."""
@@ -252,12 +267,12 @@ class PipelineUpdater(StandardUpdater):
             late = LateDict(trainer.observation)
             trainer.observation = reporter.observation = late
 
-    def _learn(self, told: LateNumbers) -> None:
-        """Learns what the ranks wanted after a minibatch."""
-        *_, stop_code, n_snapshots, reports_more = told.read().max(axis=0)
+    def _read_wishes(self, of_ranks: LateNumbers) -> None:
+        """Reads what the ranks wanted after a minibatch; waits for it."""
+        *_, stop_code, n_snapshots, reports_more = of_ranks.read().max(axis=0)
         self.stop_code, self.n_snapshots_requested = int(stop_code), int(n_snapshots)
         self.somebody_reports_more = bool(reports_more)
-        self._waits |= self.somebody_reports_more
+        self._reads_at_once |= self.somebody_reports_more
 
     def update_core(self) -> None:
         """Trains on one minibatch; a subclass may do more, on all ranks alike."""
