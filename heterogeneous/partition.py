@@ -138,8 +138,9 @@ def rectangular_partition(
 
     Raises:
         TypeError, ValueError: If an ability is not a positive number, a size is not a
-            positive integer, ``order`` is unknown, or there are fewer samples or hidden
-            units than processors beside or above each other.
+            positive integer, or ``order`` is unknown. If there are fewer samples than
+            processors beside each other, or fewer hidden units than processors above
+            each other.
 
     Example:
         Fig. 6 of the paper.

@@ -268,7 +268,7 @@ class Compress(Extension):
         Raises:
             RuntimeError: If the model is a stage of a pipeline that was not given, or
                 was changed in part before.
-            ValueError: If gradients of earlier minibatches are still to be applied, or
+            ValueError: If gradients of earlier minibatches are still to be applied. If
                 an update rule on any rank keeps arrays that are neither of a
                 parameter's shape nor one number. Nothing was changed, and training may
                 continue.

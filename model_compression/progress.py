@@ -58,8 +58,8 @@ class Progress(NamedTuple):
             rule: The rule, for the error message.
 
         Raises:
-            ValueError: If a moment is not a number and a unit, the units differ, the
-                end is not after the beginning, there are no steps, or there is no such
+            ValueError: If a moment is not a number and a unit, or the units differ. If
+                the end is not after the beginning. If there are no steps, or no such
                 curve.
         """
         begin = _moment(begin, "begin", rule)

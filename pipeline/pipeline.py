@@ -296,8 +296,8 @@ class Pipeline(WithCopies):
                 ``accumulate`` does not go together with a feature.
             TypeError: If ``x`` or ``t`` is missing where it is read, or has a dtype
                 that cannot be trained.
-            DisagreementError: If the ranks make different calls, ``x`` and ``t`` have
-                different numbers of samples, loss scales differ, or ``x`` has more
+            DisagreementError: If the ranks make different calls, or loss scales differ.
+                If ``x`` and ``t`` have different numbers of samples. If ``x`` has more
                 samples than the states of the minibatch before.
             ActionError: If a layer or ``lossfun`` fails, or a class label is too large
                 for the model's outputs.

@@ -79,7 +79,7 @@ class Table:
 
     Raises:
         ScheduleError: If an action names a stage, a kind or a microbatch that does not
-            exist, the ranks of the stages cannot be read from the actions, or the
+            exist. If the ranks of the stages cannot be read from the actions. If the
             number of versions is another one.
     """
 

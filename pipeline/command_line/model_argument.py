@@ -34,9 +34,9 @@ def make_model(text: str) -> Divisible:
         Divisible: The model.
 
     Raises:
-        ValueError: If the module or the name does not exist, the module is a script
-            that ends when it is imported, the arguments are not literals, or the result
-            is not a model.
+        ValueError: If the module or the name does not exist, or the module is a script
+            that ends when it is imported. If the arguments are not literals. If the
+            result is not a model.
 
     Example:
         >>> model = make_model("divisible:Divisible")
