@@ -154,7 +154,17 @@ class Gathering:
 
 
 def broadcast_object(comm: MPI.Comm, value: Any, root: int, timeout: float) -> Any:
-    """Returns the ``value`` of rank ``root`` on every rank; any picklable object."""
+    """Returns a value of one rank on every rank.
+
+    Args:
+        comm (mpi4py.MPI.Comm): The communicator of the ranks.
+        value: Any picklable object; read on ``root``.
+        root (int): The rank that sends its value.
+        timeout (float): Seconds to wait for another rank.
+
+    Raises:
+        StallError: If another rank does not call this in time.
+    """
     data = bytearray(pickle.dumps(value) if comm.rank == root else b"")
     size = np.array([len(data)], dtype=np.int64)
     broadcast(comm, size, root, timeout)
@@ -170,6 +180,13 @@ def clock_offsets(comm: MPI.Comm, timeout: float) -> list[float]:
     Ranks on one host share ``time.perf_counter``; each host has its own zero. A rank's
     clock is read halfway through a message to the rank and back. The fastest of several
     exchanges is the least disturbed one.
+
+    Args:
+        comm (mpi4py.MPI.Comm): The communicator of the ranks.
+        timeout (float): Seconds to wait for another rank.
+
+    Raises:
+        StallError: If another rank does not call this in time.
     """
     with together(comm):
         offsets = _clock_offsets(comm, timeout)

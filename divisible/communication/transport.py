@@ -80,11 +80,19 @@ class Transport:
         self._next_look = 0.0
 
     def sender(self, channel: int, peer: int) -> Sender:
-        """Returns this rank's end of a channel that leads to rank ``peer``."""
+        """Returns this rank's end of a channel that leads to another rank.
+
+        Args:
+            channel (int): Number of the channel, the same on both ranks.
+            peer (int): The rank that receives, by its number in the communicator.
+        """
         return Sender(self, channel, peer)
 
     def receiver(self, channel: int, peer: int) -> Receiver:
-        """Returns this rank's end of a channel that comes from rank ``peer``."""
+        """Returns this rank's end of a channel that comes from rank ``peer``.
+
+        The arguments are those of :meth:`sender`.
+        """
         return Receiver(self, channel, peer)
 
     def note_size(self, most_bytes: int) -> None:
@@ -92,7 +100,7 @@ class Transport:
         self._has_large = self._has_large or most_bytes >= LARGE_BYTES
 
     def keep(self, peer: int, requests: list[MPI.Request]) -> None:
-        """Keeps sends and their buffers until the sends are complete."""
+        """Keeps sends to rank ``peer``, and their buffers, until they are complete."""
         self._sent.append((peer, requests))
         # Sends may complete in another order: skip connections wait for longer.
         self._sent = [some for some in self._sent if not MPI.Request.Testall(some[1])]
@@ -383,12 +391,7 @@ class Receiver(_Channel):
                 memory.reuse()
                 return buffer
         buffer = ReceiveBuffer(
-            agreed,
-            self._room(agreed),
-            memory,
-            self._comm,
-            self._peer,
-            self._data_tag,
+            agreed, self._room(agreed), memory, self._comm, self._peer, self._data_tag
         )
         buffers.append(buffer)
         self._transport.note_size(buffer.most_bytes)

@@ -35,6 +35,14 @@ class Cutting:
     ) -> tuple[list[Tensors], tuple[int, int, int]]:
         """Cuts a minibatch into microbatches, and gives the targets to the loss.
 
+        Args:
+            n_microbatches (int): Number of microbatches.
+            x (array or tuple of arrays): Inputs, with samples along the first axis;
+                read on the first stage's rank only. An empty tuple for a replica
+                without samples.
+            t (array or tuple of arrays): Targets, with samples along the first axis;
+                read on the last stage's rank only.
+
         Returns:
             The first stage's inputs of each microbatch, empty on other ranks. And three
             numbers of samples: in ``x``, in ``t``, and counted by the loss; each -1

@@ -76,7 +76,16 @@ def make_stages(
 def make_ties(
     start: Start, stages: Mapping[int, Stage], ranks: Ranks
 ) -> TieExchange | None:
-    """Returns the exchange of shared parameters' gradients, or ``None``."""
+    """Returns the exchange of shared parameters' gradients.
+
+    Args:
+        start (Start): The stages' ranks, and the parameters that several stages share.
+        stages: This rank's stages, by number.
+        ranks (Ranks): All ranks of the pipeline.
+
+    Returns:
+        TieExchange or None: The exchange; ``None`` if stages share no parameter.
+    """
     if not start.shared:
         return None
     layers = {number: stage.layers for number, stage in stages.items()}
@@ -114,7 +123,13 @@ def make_updates(
 
 
 def make_runner(start: Start, stages: Mapping[int, Stage], ranks: Ranks) -> Runner:
-    """Returns the runner of schedules, over the transport of the arguments."""
+    """Returns the runner of schedules, over the transport of the arguments.
+
+    Args:
+        start (Start): The stages' ranks, skip connections and arguments.
+        stages: This rank's stages, by number.
+        ranks (Ranks): All ranks of the pipeline.
+    """
     arguments = start.arguments
     if arguments.transport == "mpi":
         xp = arguments.stages[0].device.xp

@@ -15,7 +15,15 @@ from pipeline.stages.reports import PendingReports
 
 
 def reported(ranks: Ranks, pending: PendingReports) -> dict[str, float]:
-    """Returns the means of values that layers reported; all ranks must call it."""
+    """Returns the means of values that layers reported; all ranks must call it.
+
+    Args:
+        ranks (Ranks): All ranks of the pipeline.
+        pending (PendingReports): Values that layers of this rank have reported.
+
+    Returns:
+        dict: Means over the samples of all ranks, by name.
+    """
     sums = ranks.all_gather(pending.take(), "to tell what layers reported")
     together = RunningMeans()
     for some in itertools.chain(*sums):
