@@ -37,6 +37,8 @@ class _Gradient:
     is_taken: bool = False
     # Function that brings the array into the parameter's order, while it has another.
     bring_in_order: Callable[[Array], None] | None = None
+    # The gradient in float16, for float16 parameters, whose `array` is float32.
+    rounded: Array | None = None
 
     def in_order(self) -> Array:
         """Returns the array in the order of the parameter."""
@@ -60,9 +62,6 @@ class _Gradient:
         else:
             contribution.add(self.in_order(), scratch)
         self.n_parts += 1
-
-    # The gradient in float16, for float16 parameters, whose `array` is float32.
-    rounded: Array | None = None
 
 
 class WeightGradients:
