@@ -15,6 +15,7 @@
     embedding            embeddings
     recurrent            steps of n-step LSTM, GRU and RNN, and Chainer's LSTM
     recurrent_steps      steps of L.LSTM and L.GRU
+    lstm_rows            one row of an LSTM, for the loops of both
     block_rows           tiles of weights that are not skipped
     tile_panels          products of many rows with such tiles
     tile_sums            products of few rows with them

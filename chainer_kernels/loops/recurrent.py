@@ -15,6 +15,7 @@ import numpy as np
 
 from chainer_kernels.compiling import loop
 from chainer_kernels.loops.exponential import sigmoid, tanh
+from chainer_kernels.loops.lstm_rows import gradients, next_state, put_apart
 
 ZERO, ONE = np.float32(0), np.float32(1)
 
@@ -160,17 +161,12 @@ def lstm_cell(x, c, c_next, h):
     i, f, o = others[:n], others[n : 2 * n], others[2 * n :]
     for row in range(x.shape[0]):
         x_, c_, c_next_, h_ = x[row], c[row], c_next[row], h[row]
-        for k in range(n):
-            a[k], i[k] = x_[4 * k], x_[4 * k + 1]
-            f[k], o[k] = x_[4 * k + 2], x_[4 * k + 3]
+        put_apart(x_, a, i, f, o)
         for k in range(n):
             a[k] = tanh(a[k])
         for k in range(3 * n):
             others[k] = sigmoid(others[k])
-        for k in range(n):
-            c_next_[k] = a[k] * i[k] + f[k] * c_[k]
-        for k in range(n):
-            h_[k] = o[k] * tanh(c_next_[k])
+        next_state(a, i, f, o, c_, c_next_, h_)
 
 
 @loop("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1])")
@@ -193,23 +189,9 @@ def lstm_cell_grad(x, c, c_next, gh, gc, gx):
     for row in range(x.shape[0]):
         x_, gx_, c_, c_next_ = x[row], gx[row], c[row], c_next[row]
         gh_, gc_ = gh[row], gc[row]
-        for k in range(n):
-            a[k], i[k] = x_[4 * k], x_[4 * k + 1]
-            f[k], o[k] = x_[4 * k + 2], x_[4 * k + 3]
+        put_apart(x_, a, i, f, o)
         for k in range(n):
             a[k] = tanh(a[k])
         for k in range(3 * n):
             others[k] = sigmoid(others[k])
-        for k in range(n):
-            tanh_c[k] = tanh(c_next_[k])
-        for k in range(n):
-            gc_[k] += gh_[k] * o[k] * (ONE - tanh_c[k] * tanh_c[k])
-        for k in range(n):
-            tanh_c[k] = gh_[k] * tanh_c[k] * o[k] * (ONE - o[k])
-        for k in range(n):
-            gx_[4 * k] = gc_[k] * i[k] * (ONE - a[k] * a[k])
-            gx_[4 * k + 1] = gc_[k] * a[k] * i[k] * (ONE - i[k])
-            gx_[4 * k + 2] = gc_[k] * c_[k] * f[k] * (ONE - f[k])
-            gx_[4 * k + 3] = tanh_c[k]
-        for k in range(n):
-            gc_[k] *= f[k]
+        gradients(a, i, f, o, c_, c_next_, gh_, gc_, gx_, tanh_c)

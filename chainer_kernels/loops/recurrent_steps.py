@@ -16,6 +16,7 @@ import numpy as np
 
 from chainer_kernels.compiling import loop
 from chainer_kernels.loops.exponential import sigmoid, tanh
+from chainer_kernels.loops.lstm_rows import gradients, next_state, put_apart
 from chainer_kernels.loops.pointwise import sigmoid_grad, tanh_grad
 
 ONE = np.float32(1)
@@ -43,9 +44,7 @@ def lstm_step(sums, others, c, c_next, h, bias):
         else:
             for k in range(n_sums):
                 sums_[k] += bias[k]
-        for k in range(n):
-            sum_a[k], sum_i[k] = sums_[4 * k], sums_[4 * k + 1]
-            sum_f[k], sum_o[k] = sums_[4 * k + 2], sums_[4 * k + 3]
+        put_apart(sums_, sum_a, sum_i, sum_f, sum_o)
         # From here on the row has the gates.
         a, sigmoids = sums_[:n], sums_[n:]
         i, f, o = sigmoids[:n], sigmoids[n : 2 * n], sigmoids[2 * n :]
@@ -53,10 +52,7 @@ def lstm_step(sums, others, c, c_next, h, bias):
             a[k] = tanh(sum_a[k])
         for k in range(3 * n):
             sigmoids[k] = sigmoid(sum_others[k])
-        for k in range(n):
-            c_next_[k] = a[k] * i[k] + f[k] * c_[k]
-        for k in range(n):
-            h_[k] = o[k] * tanh(c_next_[k])
+        next_state(a, i, f, o, c_, c_next_, h_)
 
 
 @loop("void(f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1], f4[:,::1])")
@@ -78,19 +74,7 @@ def lstm_step_grad(gates, c, c_next, gh, gc, g_sums):
         a, i = gate[:n], gate[n : 2 * n]
         f, o = gate[2 * n : 3 * n], gate[3 * n :]
         gh_, gc_ = gh[row], gc[row]
-        for k in range(n):
-            tanh_c[k] = tanh(c_next_[k])
-        for k in range(n):
-            gc_[k] += gh_[k] * o[k] * (ONE - tanh_c[k] * tanh_c[k])
-        for k in range(n):
-            tanh_c[k] = gh_[k] * tanh_c[k] * o[k] * (ONE - o[k])
-        for k in range(n):
-            g_sums_[4 * k] = gc_[k] * i[k] * (ONE - a[k] * a[k])
-            g_sums_[4 * k + 1] = gc_[k] * a[k] * i[k] * (ONE - i[k])
-            g_sums_[4 * k + 2] = gc_[k] * c_[k] * f[k] * (ONE - f[k])
-            g_sums_[4 * k + 3] = tanh_c[k]
-        for k in range(n):
-            gc_[k] *= f[k]
+        gradients(a, i, f, o, c_, c_next_, gh_, gc_, g_sums_, tanh_c)
 
 
 @loop(
@@ -98,7 +82,7 @@ def lstm_step_grad(gates, c, c_next, gh, gc, g_sums):
     is_exact=True,
 )
 def gru_reset(sums, others, h, reset, bias, other_bias):
-    """Computes the reset gate in the place of its sums, and ``reset``, times ``h``."""
+    """Computes the reset gate in place of its sums, and ``reset``, times ``h``."""
     n = h.shape[1]
     for row in range(h.shape[0]):
         r, others_, h_, reset_ = sums[row], others[row], h[row], reset[row]
@@ -116,7 +100,7 @@ def gru_reset(sums, others, h, reset, bias, other_bias):
 def gru_step(
     z_sums, z_others, a_sums, a_others, h, h_next, z_bias, z_other, a_bias, a_other
 ):
-    """Computes the gates z and a in the place of their sums, and the next state."""
+    """Computes the gates z and a in place of their sums, and the next state."""
     n = h_next.shape[1]
     has_state = h.shape[0] > 0
     for row in range(h_next.shape[0]):
