@@ -85,11 +85,8 @@ def scope_for(
         is_sized = parameter.is_initialized
         if not is_sized or watched_parameters.are_weights(parameter.shape):
             return unchanged_weights
-    return _nothing
-
-
-def _nothing(n_uses: float = math.inf) -> AbstractContextManager[None]:
-    return nullcontext()
+    # The number of uses is the value of a context that does nothing, and is not read.
+    return nullcontext
 
 
 class _Promise(AbstractContextManager):
