@@ -20,6 +20,8 @@
     tile_panels          products of many rows with such tiles
     tile_sums            products of few rows with them
     vector_code          vectors of float32 that stay in registers
+    amx, amx_tiles       products in bfloat16 by AMX, and its tiles
+    addresses            addresses of arrays
     half_precision       float16, as bits, to float32 and back
     half_sums            products of float16 matrices whose sums are float16
     bfloat16             float32 rounded to bfloat16

@@ -41,6 +41,7 @@ numbers in y by zero, while they are in the cache. Arrays made of W may be kept,
     onednn_convolutions  its convolutions
     onednn_products      its products of few rows with weights
     onednn_stacks        its products of stacks of matrices in bfloat16
+    amx_products         products in bfloat16 by AMX
     onednn_library       its C interface
     cudnn                cuDNN
     cudnn_library        its graphs
