@@ -38,11 +38,7 @@ from chainer_kernels.functions.recurrent_cells import (
     RNN_TANH,
     Cell,
 )
-from chainer_kernels.half_precision import (
-    are_singles_or_halves,
-    in_float32,
-    rounded,
-)
+from chainer_kernels.half_precision import are_singles_or_halves, in_float32, rounded
 from chainer_kernels.layouts import are_float32
 from chainer_kernels.product_dtype import FLOAT32, here
 

@@ -109,7 +109,7 @@ def test_what_waits_is_rounded_and_nothing_else():
         layers.cleargrads()
         # A last bit may decide to which of two neighbours a number is rounded, so
         # products are those of a pipeline.
-        with chainer_kernels.unchanged_weights():
+        with chainer_kernels.unchanged_weights(n_uses=3):
             for start in range(0, len(X), 11):
                 x, t = X[start : start + 11].reshape(11, -1), T[start : start + 11]
                 x = chainer.Variable(x)
