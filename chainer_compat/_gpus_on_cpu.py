@@ -1,4 +1,4 @@
-"""The CPU in the place of GPUs, for scripts that always ask for one.
+"""The CPU in place of GPUs, for scripts that always ask for one.
 
 ::
 
@@ -23,7 +23,7 @@ from chainer_compat._warned import tell
 
 
 def enable() -> None:
-    """Puts the CPU in the place of GPUs when Chainer's modules are loaded."""
+    """Puts the CPU in place of GPUs when Chainer's modules are loaded."""
     chainer_compat.plug_in("chainer_compat._gpus_on_cpu")
     _no_cupy.enable_numpy(_of_numpy)
 

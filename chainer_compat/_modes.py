@@ -8,7 +8,7 @@
     names      names that NumPy, Python and Chainer removed, from their first use on
     cupy       CuPy's former module names; without CuPy, a module that names the cause
     chainer1   arguments, functions and classes of Chainer 1
-    cpu        without CuPy: the CPU in the place of GPUs
+    cpu        without CuPy: the CPU in place of GPUs
 
 A script that uses none of it only starts a little later.
 """

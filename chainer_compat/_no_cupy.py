@@ -147,10 +147,13 @@ class _Loader:
         if module.__name__ != "cupy":
             return
         _fill(module)
-        tell(
-            "CuPy",
-            f"this script imports cupy, and chainer_compat gave it a stand-in: {_CURE}",
-        )
+        # With the mode cpu, a warning comes at the first use of a part of CuPy.
+        if not _of_numpy:
+            tell(
+                "CuPy",
+                "this script imports cupy, and chainer_compat gave it a stand-in:"
+                f" {_CURE}",
+            )
 
 
 def _fill(module) -> None:

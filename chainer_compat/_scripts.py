@@ -15,7 +15,7 @@ def add_parser(commands) -> None:
         help="run a script with names, modules and arguments of its years",
         description="Runs SCRIPT as 'python SCRIPT' would, with names that NumPy and"
         " Python removed (names), CuPy's former modules, or a stand-in for CuPy"
-        " (cupy), and on request what Chainer 1 had (chainer1), and the CPU in the"
+        " (cupy), and on request what Chainer 1 had (chainer1), and the CPU in"
         " place of GPUs (cpu). A warning tells what the script used.",
     )
     parser.add_argument(

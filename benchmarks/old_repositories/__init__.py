@@ -21,6 +21,7 @@ are run in the folder that the table names, which is on the path of modules as w
     models        such a model, described
     model_table   all of them, by repository
     on_two_ranks  such a model undivided and as a pipeline, losses compared
+    arguments     options that these commands have in common
     ports         whole scripts rewritten by a command
     port_table    these scripts
     seeded        such a script with the same random numbers on all ranks

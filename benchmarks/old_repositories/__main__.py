@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.common.results import Result, command, machine, ratios
 from benchmarks.old_repositories import comparing
+from benchmarks.old_repositories.arguments import is_chosen, parser_of
 from benchmarks.old_repositories.environments import environment
 from benchmarks.old_repositories.made_up import data_sets
 from benchmarks.old_repositories.program import Program
@@ -111,15 +111,11 @@ def compared(
 
 def main() -> None:
     """Runs all programs and writes the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__, "programs")
     add = parser.add_argument
-    add("trees", type=Path, metavar="DIR", help="source trees, in folders OWNER+NAME")
-    add("--only", nargs="*", default=[], help="repositories with these in their names")
     add("--kinds", nargs="*", default=[], help="kinds of networks")
     add("--rounds", type=int, default=3, help="timed runs of each, in turn")
     add("--no-timing", action="store_true", help="compare losses alone")
-    add("--environments", type=Path, help="where environments stay for the next run")
-    add("--timeout", type=float, default=900, help="seconds of an installation")
     add(
         "--rows",
         nargs="*",
@@ -128,8 +124,6 @@ def main() -> None:
         metavar="FILE",
         help="results whose rows are kept, of programs that are not run now",
     )
-    add("--show", action="store_true", help="print all that failing programs print")
-    add("--output", type=Path)
     arguments = parser.parse_args()
     # One of them may be the file that is written.
     kept = [read(each.read_text(), PROGRAMS) for each in arguments.rows]
@@ -147,9 +141,9 @@ def main() -> None:
         sets = Path(folder, "data_sets")
         data_sets.write(sets, 60000, 10000)
         places = Places(
-            arguments.trees.resolve(),
+            arguments.trees,
             sets,
-            (arguments.environments or Path(folder, "environments")).resolve(),
+            arguments.environments or Path(folder, "environments"),
         )
         now = set(chosen(arguments.only, arguments.kinds))
         for program in PROGRAMS:
@@ -174,8 +168,7 @@ def chosen(only: list[str], kinds: list[str]) -> list[Program]:
     return [
         program
         for program in PROGRAMS
-        if (not only or any(each in program.repository for each in only))
-        and (not kinds or program.kind in kinds)
+        if is_chosen(only, program.repository) and (not kinds or program.kind in kinds)
     ]
 
 

@@ -5,7 +5,6 @@ python -m benchmarks.old_repositories.pipelines DIR
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -13,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.common.results import Result, command, machine
+from benchmarks.old_repositories.arguments import is_chosen, parser_of
 from benchmarks.old_repositories.environments import environment
 from benchmarks.old_repositories.model_table import MODELS
 from benchmarks.old_repositories.models import Model
@@ -58,23 +58,17 @@ def row(model: Model, arguments) -> str:
 
 def main() -> None:
     """Runs all models and writes the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("trees", type=Path, metavar="DIR", help="source trees, in folders OWNER+NAME")
-    add("--only", nargs="*", default=[], help="repositories with these in their names")
-    add("--environments", type=Path, help="where environments stay for the next run")
-    add("--timeout", type=float, default=900, help="seconds of an installation")
-    add("--deadline", type=float, default=300, help="seconds of a model")
-    add("--show", action="store_true", help="print all that failing models print")
-    add("--output", type=Path)
+    parser = parser_of(__doc__, "models")
+    parser.add_argument(
+        "--deadline", type=float, default=300, help="seconds of a model"
+    )
     arguments = parser.parse_args()
-    arguments.trees = arguments.trees.resolve()
     result = Result("old_repositories_pipelines", arguments.output)
     result.write(command(), machine("chainer", "numpy"), "")
     with tempfile.TemporaryDirectory() as folder:
-        arguments.environments = (arguments.environments or Path(folder)).resolve()
+        arguments.environments = arguments.environments or Path(folder)
         for model in MODELS:
-            if not arguments.only or any(i in model.repository for i in arguments.only):
+            if is_chosen(arguments.only, model.repository):
                 result.write(row(model, arguments))
     result.save()
 

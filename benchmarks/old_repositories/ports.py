@@ -8,7 +8,6 @@ process as it is, and its port on two ranks, with the same seeds and the same da
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import json
 import os
@@ -21,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.common.results import Result, command, machine
+from benchmarks.old_repositories.arguments import is_chosen, parser_of
 from benchmarks.old_repositories.environments import environment
 from benchmarks.old_repositories.made_up import data_sets
 from benchmarks.old_repositories.port_table import PORTS, Port
@@ -158,27 +158,19 @@ def _losses(port: Port, tree: Path, text: str) -> list[float]:
 
 def main() -> None:
     """Runs all scripts and writes the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("trees", type=Path, metavar="DIR", help="source trees, in folders OWNER+NAME")
-    add("--only", nargs="*", default=[], help="scripts with these in their paths")
-    add("--environments", type=Path, help="where environments stay for the next run")
-    add("--timeout", type=float, default=900, help="seconds of an installation")
-    add("--deadline", type=float, default=300, help="seconds of a run")
-    add("--show", action="store_true", help="print all that failing scripts print")
-    add("--output", type=Path)
+    parser = parser_of(__doc__, "scripts")
+    parser.add_argument("--deadline", type=float, default=300, help="seconds of a run")
     arguments = parser.parse_args()
-    arguments.trees = arguments.trees.resolve()
     result = Result("old_repositories_ports", arguments.output)
     result.write(command(), machine("chainer", "numpy"), "")
     with tempfile.TemporaryDirectory() as folder:
-        environments = arguments.environments or Path(folder, "environments")
-        arguments.environments = environments.resolve()
+        arguments.environments = arguments.environments or Path(folder, "environments")
         arguments.data_sets = Path(folder, "data_sets")
         data_sets.write(arguments.data_sets, N_TRAIN, N_TEST)
         for port in PORTS:
-            path = f"{port.repository}/{port.folder}/{port.script}"
-            if not arguments.only or any(each in path for each in arguments.only):
+            if is_chosen(
+                arguments.only, f"{port.repository}/{port.folder}/{port.script}"
+            ):
                 result.write(row(port, arguments))
     result.save()
 
