@@ -179,11 +179,12 @@ class BlockRows:
         self, x: np.ndarray, tiles: np.ndarray, is_turned: bool
     ) -> np.ndarray:
         """Returns each position times the tiles, (N, *sizes, channels)."""
-        order, channels = self._by_ins if is_turned else self._by_outs, x.shape[-1]
+        channels = x.shape[-1]
         n_rows, n_panels = x.size // channels, -(-x.size // (channels * PANEL))
         panels = np.empty(n_panels * channels * PANEL, np.float32)
         panel_loops.by_panels(x.reshape(-1), channels, panels)
-        n_written = self.live.shape[1 if is_turned else 0]
+        starts, offsets, numbers = self._turned_panels if is_turned else self._panels
+        n_written = len(starts) - 1
         y = np.empty((n_panels * PANEL, n_written * SIDE), np.float32)
         threads.run_ranges(
             panel_loops.multiply,
@@ -192,13 +193,23 @@ class BlockRows:
             n_rows,
             _flat(tiles),
             is_turned,
-            np.searchsorted(order.written, np.arange(n_written + 1)),
-            order.read * (SIDE * PANEL),
-            self._turned if is_turned else np.arange(self.n_tiles),
+            starts,
+            offsets,
+            numbers,
             y.reshape(-1),
             size=max(1, self.n_tiles // n_written) * SIDE * n_rows,
         )
         return y[:n_rows].reshape(*x.shape[:-1], -1)
+
+    @functools.cached_property
+    def _panels(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What each 8 outputs read; see :func:`.loops.tile_panels.multiply`."""
+        return _panels_of(self._by_outs, self.live.shape[0], np.arange(self.n_tiles))
+
+    @functools.cached_property
+    def _turned_panels(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """What each 8 inputs read of gradients of outputs."""
+        return _panels_of(self._by_ins, self.live.shape[1], self._turned)
 
     @functools.cached_property
     def _sizes(self) -> tuple[int, int]:
@@ -292,6 +303,14 @@ def _has_panels(x: np.ndarray, geometry: Geometry) -> bool:
         for kernel, stride, pad in zip(geometry.kernel, geometry.stride, geometry.pad)
     )
     return is_pointwise and x.size > SIDE * x.shape[-1] and _has_wide_registers()
+
+
+def _panels_of(
+    order: Tiles, n_written: int, numbers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns first tiles, offsets in a panel, and numbers of tiles, in an order."""
+    starts = np.searchsorted(order.written, np.arange(n_written + 1))
+    return starts, order.read * (SIDE * PANEL), numbers
 
 
 def _flat(tiles: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import time
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -145,8 +146,8 @@ class Scope:
     def has_room(self, n_bytes: int) -> bool:
         """Returns whether ``n_bytes`` more may be kept."""
         if self._most is None:
-            # The bound takes a while to find, and many scopes keep nothing.
-            self._most = most_bytes()
+            # Many scopes keep nothing.
+            self._most = _lately.most()
         return self.n_bytes + n_bytes <= self._most
 
     def end(self) -> None:
@@ -261,6 +262,30 @@ def most_bytes(n_weights: int | None = None) -> int:
     """
     most = int(SHARE * free_bytes())
     return most if n_weights is None else min(most, COPIES * n_weights)
+
+
+class _Lately:
+    """The bound of scopes that begin within a short time.
+
+    To find it takes as long as the products of a small model.
+    """
+
+    #: Seconds for which it holds.
+    SECONDS = 1.0
+
+    def __init__(self) -> None:
+        self._found: tuple[float, int] = (-math.inf, 0)
+
+    def most(self) -> int:
+        """Returns :func:`most_bytes`, as of a short time ago."""
+        (when, most), now = self._found, time.monotonic()
+        if now - when > self.SECONDS:
+            most = most_bytes()
+            self._found = now, most
+        return most
+
+
+_lately = _Lately()
 
 
 def _checksum(array: np.ndarray) -> int:

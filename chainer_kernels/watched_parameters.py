@@ -48,6 +48,7 @@ _READERS = (
     "chainer_kernels.fusion.",
     "data_parallel.averaging",
     "divisible.backward.",
+    "model_compression.block_links",
     "pipeline.stages.leaving_arrays",
 )
 #: Arrays that :func:`let_hold` has let somebody keep, by ``id``.

@@ -135,12 +135,18 @@ def test_the_bits_are_those_of_blas_without_a_scope(provider):
         np.testing.assert_array_equal(a, b)
 
 
+def set_free_bytes(monkeypatch, n_bytes):
+    monkeypatch.setattr(kept_weights, "free_bytes", lambda: n_bytes)
+    # What was found a moment ago.
+    monkeypatch.setattr(kept_weights, "_lately", kept_weights._Lately())
+
+
 @pytest.mark.parametrize("name", ["product", *CONVOLUTIONS])
 def test_the_bits_do_not_depend_on_room(name, monkeypatch):
     make, x = {"product": (lambda: L.Linear(70, 50), rows(7, 70)), **CONVOLUTIONS}[name]
     with chainer_kernels.unchanged_weights():
         expected = passes(seeded(make)(), x)
-    monkeypatch.setattr(kept_weights, "free_bytes", lambda: 0)
+    set_free_bytes(monkeypatch, 0)
     with chainer_kernels.unchanged_weights():
         found = passes(seeded(make)(), x)
         assert kept_weights.n_bytes() == 0
@@ -150,12 +156,29 @@ def test_the_bits_do_not_depend_on_room(name, monkeypatch):
 
 def test_room_is_bounded(monkeypatch):
     model = seeded(lambda: L.Convolution2D(16, 16, 3, pad=1))()
-    monkeypatch.setattr(kept_weights, "free_bytes", lambda: 6 * model.W.array.nbytes)
+    set_free_bytes(monkeypatch, 6 * model.W.array.nbytes)
     assert kept_weights.most_bytes() == 1.5 * model.W.array.nbytes
     assert kept_weights.most_bytes(16) == 32
     with chainer_kernels.unchanged_weights():
         passes(model, images(3, 16))
         assert 0 < kept_weights.n_bytes() <= kept_weights.most_bytes()
+
+
+def test_free_memory_is_not_asked_for_in_each_minibatch(monkeypatch):
+    model = seeded(lambda: L.Convolution2D(16, 16, 3, pad=1))()
+    set_free_bytes(monkeypatch, 0)
+    asked = []
+    monkeypatch.setattr(kept_weights, "free_bytes", lambda: asked.append(0) or 1 << 30)
+    monkeypatch.setattr(kept_weights._Lately, "SECONDS", 1000.0)
+    for _ in range(3):
+        with chainer_kernels.unchanged_weights():
+            passes(model, images(3, 16))
+            assert kept_weights.n_bytes() > 0
+    assert len(asked) == 1
+    monkeypatch.setattr(kept_weights._Lately, "SECONDS", 0.0)
+    with chainer_kernels.unchanged_weights():
+        passes(model, images(3, 16))
+    assert len(asked) == 2
 
 
 class Changing(chainer.Chain):

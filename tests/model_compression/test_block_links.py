@@ -11,8 +11,10 @@ import pytest
 from chainer.link_hooks import WeightStandardization
 
 import chainer_kernels
-from chainer_kernels import block_choice
+from chainer_kernels import block_choice, kept_weights
 from divisible import Divisible
+from divisible.backward.backprop import backward
+from divisible.backward.weight_gradients import WeightGradients
 from model_compression import Prune, block_report
 from model_compression.block_links import (
     SkipsBlocks,
@@ -49,6 +51,26 @@ def skipping(name):
 
 def functions_of(y):
     return [type(y.creator).__name__]
+
+
+@pytest.mark.parametrize("bias", [None, 0])
+def test_unchanged_weights_cost_no_checksum(bias, monkeypatch):
+    """The tiles of a minibatch are gathered once, and their weights not read again."""
+    sums = []
+    monkeypatch.setattr(kept_weights, "_checksum", lambda a: sums.append(a) or 0)
+    link = L.Linear(64, 64, nobias=bias is None)
+    assert prepare(link)
+    set_live(link, np.zeros(link.W.shape, bool))
+    set_choice(link, True)
+    gradients = WeightGradients(link.params)
+    gradients.begin()
+    with chainer_kernels.unchanged_weights():
+        for _ in range(3):
+            leaf = chainer.Variable(np.ones((4, 64), np.float32))
+            y = link(leaf)
+            backward([leaf], [y], [np.ones_like(y.array)], gradients)
+    gradients.finish()
+    assert len(sums) == 1
 
 
 @pytest.mark.parametrize("name", MAKE)

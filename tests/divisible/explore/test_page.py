@@ -243,12 +243,28 @@ def test_each_control_has_a_name_and_is_reached_by_tab(visit):
     assert {"compare", "schedule", "forward", "grid", "timeline", "text"} <= reached
 
 
+#: Writes the time of a forward; milliseconds until the next frame after the drawing.
+REDRAW = """
+seconds => new Promise(resolve => {
+  const control = document.querySelector("input[name=forward]");
+  const began = performance.now();
+  new MutationObserver((_, observer) => {
+    observer.disconnect();
+    requestAnimationFrame(() => setTimeout(() => resolve(performance.now() - began)));
+  }).observe(document.body, { attributeFilter: ["data-drawn"] });
+  control.value = seconds;
+  control.dispatchEvent(new Event("input", { bubbles: true }));
+})
+"""
+
+
 def test_sixteen_ranks_and_64_microbatches_are_redrawn_quickly(visit):
     page = visit(fragment(schedule="zb_h1", ranks=16, microbatches=64))
-    page.set("forward", "1.5")
-    milliseconds = float(page.page.evaluate("() => document.body.dataset.drawn"))
-    # A fraction of that where nothing else runs.
-    assert milliseconds < 2000
+    page.settle()
+    times = [page.page.evaluate(REDRAW, f"1.{i}") for i in range(1, 10)]
+    print("milliseconds of redrawing:", *(f"{each:.0f}" for each in times))
+    # The question, its simulation and the drawing. Other programs delay some of them.
+    assert min(times) < 200
 
 
 def test_layers_are_cut_by_keys_and_by_dragging(browser, visit):
