@@ -6,9 +6,10 @@ Each layer is measured at several parts of zeros, in blocks of 8 x 8::
 
     inference    forward without a graph, of the link that an applied plan leaves, which
                  stores no other blocks
-    training     forward, and the gradients of inputs and weights, as arrays
+    training     a microbatch of a stage: forward, and the gradients of inputs and
+                 weights, in minibatches of four
 
-Neither layer is within a scope that keeps prepared weights from call to call.
+A minibatch keeps prepared weights from microbatch to microbatch; inference keeps none.
 
 Dense and sparse take turns in one run; the ratio is dense over sparse. The difference
 is that of outputs and gradients, over the largest of each: another order of additions.
@@ -26,6 +27,7 @@ from typing import Any
 import chainer
 import numpy as np
 
+import chainer_kernels
 from benchmarks.common.results import (
     Result,
     alternate,
@@ -40,10 +42,14 @@ from benchmarks.common.single_layers import (
     seconds_of,
 )
 from chainer_kernels import providers
+from divisible.backward.backprop import backward
+from divisible.backward.weight_gradients import WeightGradients
 from model_compression.block_links import finish, prepare, set_choice, set_live
 
 #: Parts of blocks that are zero.
 DEGREES = (0.5, 0.75, 0.9, 0.95)
+#: Microbatches of a minibatch.
+MICROBATCHES = 4
 
 CASES: list[Case] = [
     *linear_cases(
@@ -91,13 +97,22 @@ def inference(layer: Any, x: np.ndarray) -> list[np.ndarray]:
         return [layer(x).array]
 
 
-def training(layer: Any, x: np.ndarray) -> list[np.ndarray]:
-    """Returns the output, and the gradients of the input and the weights."""
-    leaf = chainer.Variable(x)
-    y = layer(leaf)
-    gy = chainer.Variable(np.ones_like(y.array))
-    found = chainer.grad([y], [leaf, layer.W], [gy])
-    return [y.array, *(each.array for each in found)]
+def training(layer: Any, gradients: WeightGradients, x: np.ndarray) -> list[np.ndarray]:
+    """Runs a minibatch of equal microbatches.
+
+    Returns:
+        The output and the gradient of the input of a microbatch, and the gradient of
+        the weights.
+    """
+    gradients.begin()
+    with chainer_kernels.unchanged_weights(MICROBATCHES):
+        for _ in range(MICROBATCHES):
+            leaf = chainer.Variable(x)
+            y = layer(leaf)
+            gy = np.ones_like(y.array)
+            (gx,) = backward([leaf], [y], [gy], gradients)
+    gradients.finish()
+    return [y.array, gx, layer.W.grad]
 
 
 def differences(
@@ -119,16 +134,20 @@ def measure(result: Result, case: Case, degree: float, rounds: int) -> None:
     text = f"{name:<20} {' x '.join(map(str, shape)):<17} {degree:5.0%}"
     applied = sparse.copy("copy")
     finish(applied)
+    in_training = {
+        key: functools.partial(training, layer, WeightGradients(layer.params), x)
+        for key, layer in (("dense", dense), ("sparse", sparse))
+    }
+    in_inference = {
+        "dense": functools.partial(inference, dense, x),
+        "sparse": functools.partial(inference, applied, x),
+    }
     gap = 0.0
-    for run, layer in ((inference, applied), (training, sparse)):
-        calls = {
-            "dense": functools.partial(run, dense, x),
-            "sparse": functools.partial(run, layer, x),
-        }
+    for calls, n in ((in_inference, 1), (in_training, MICROBATCHES)):
         found = [call() for call in calls.values()]
         gap = max(gap, *differences(*found, dense.W.array))
         seconds = alternate(calls, rounds, seconds_of)
-        ms = {key: 1e3 * statistics.median(each) for key, each in seconds.items()}
+        ms = {key: 1e3 * statistics.median(each) / n for key, each in seconds.items()}
         text += (
             f" {ms['dense']:8.3f} {ms['sparse']:8.3f}"
             f"  {ratios(seconds['dense'], seconds['sparse']):<20}"
