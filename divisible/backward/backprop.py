@@ -124,7 +124,7 @@ def backward(
         (array([3., 3.], dtype=float32), array([[20., 20.]], dtype=float32))
     """
     walk = GraphWalk(weight_gradients, defer=False)
-    gradients = walk.run_activations(inputs, outputs, output_gradients)
+    gradients = walk.run_activations(inputs, [*outputs], [*output_gradients])
     walk.run_weights()
     return gradients
 
@@ -171,7 +171,7 @@ def backward_input(
         array([[4., 4.]], dtype=float32)
     """
     walk = GraphWalk(weight_gradients, defer=True)
-    gradients = walk.run_activations(inputs, outputs, output_gradients)
+    gradients = walk.run_activations(inputs, [*outputs], [*output_gradients])
     return gradients, PendingWeightGradients(walk)
 
 

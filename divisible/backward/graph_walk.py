@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import heapq
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -65,10 +66,14 @@ class GraphWalk:
     def run_activations(
         self,
         inputs: Sequence[chainer.Variable],
-        outputs: Sequence[chainer.Variable],
-        output_gradients: Sequence[Array | None],
+        outputs: list[chainer.Variable],
+        output_gradients: list[Array | None],
     ) -> tuple[Array | None, ...]:
-        """Traverses the activations; see :func:`.backprop.backward`."""
+        """Traverses the activations; see :func:`.backprop.backward`.
+
+        The lists of outputs and of their gradients are emptied. So an array that nobody
+        else has is freed when the function that made the output has run.
+        """
         if len(outputs) != len(output_gradients):
             raise ValueError(
                 f"{len(output_gradients)} output gradients for {len(outputs)} outputs"
@@ -83,12 +88,16 @@ class GraphWalk:
         if not self._defer and completion is not None:
             steps = [(f, _targets(f)) for f in functions_behind(outputs)]
             completion.expect(self._parameters_of(steps))
+        ends = [weakref.ref(y.node) for y in outputs]
         with chainer.using_config("enable_backprop", False):
             for y, gy in zip(outputs, output_gradients):
                 if gy is not None and y.requires_grad:
                     gy = _unchecked(gy, requires_grad=False, layout=y.layout)
                     self._gradients.setdefault(y.node, []).append(gy)
                     self._route(y.node)
+            y = gy = None
+            outputs.clear()
+            output_gradients.clear()
             while self._activations.heap:
                 self._run_next(self._activations, self._defer)
             gradients = [self._pop_gradient(x.node) for x in inputs]
@@ -96,9 +105,10 @@ class GraphWalk:
         if self.deferred:
             self._release_unneeded()
         # Parts of the graph that no gradient reached still hang on the outputs.
-        for y in outputs:
-            if not self._is_weight(y.node):
-                y.node.unchain()
+        for end in ends:
+            node = end()
+            if node is not None and not self._is_weight(node):
+                node.unchain()
         self._inputs = frozenset()
         return tuple([None if g is None else g.array for g in gradients])
 

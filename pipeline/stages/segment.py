@@ -200,17 +200,19 @@ class Segment:
     def backward(
         self,
         microbatch: int,
-        gradients: Tensors,
-        skip_gradients: Mapping[str, Tensors],
+        gradients: list[Tensor],
+        skip_gradients: dict[str, Tensors],
         split: bool = False,
-    ) -> tuple[Tensors, dict[str, Tensors]]:
+    ) -> tuple[list[Tensor], dict[str, Tensors]]:
         """Runs the backward of one microbatch, and first its recomputation, if due.
 
         Args:
             microbatch (int): Position of the microbatch in the minibatch.
             gradients: One tensor per output; ignored where the loss starts the
-                backward.
+                backward. Emptied, so that an array that nobody else has is freed when
+                it is no longer needed.
             skip_gradients: Gradients of the values that were handed over, by name.
+                Emptied as well.
             split (bool): Whether to leave the weight gradients to
                 :meth:`backward_weight`.
 
@@ -225,20 +227,18 @@ class Segment:
             is_group = isinstance(microbatch, Group)
             each = microbatch.numbers if is_group else (microbatch,)
             pairs = zip(each, graph.outputs)
-            gradients = tuple([Tensor(self.loss.gradient(*pair)) for pair in pairs])
+            gradients[:] = [Tensor(self.loss.gradient(*pair)) for pair in pairs]
+        inputs, skipped = graph.inputs, graph.skipped
         variables = [
             x
-            for x in leaves([graph.inputs, *graph.skipped.values()])
+            for x in leaves([inputs, *skipped.values()])
             if isinstance(x, chainer.Variable)
         ]
-        outputs, output_gradients = [], []
-        ends = [(graph.outputs, gradients)]
-        ends += [(ys, skip_gradients[name]) for name, ys in graph.handed_over.items()]
-        for ys, tensors in ends:
-            for y, tensor in zip(leaves(ys), tensors):
-                if isinstance(y, chainer.Variable):
-                    outputs.append(y)
-                    output_gradients.append(tensor.array)
+        outputs, output_gradients = _ends(graph, gradients, skip_gradients)
+        # From here on the walk alone has the outputs and their gradients.
+        gradients.clear()
+        skip_gradients.clear()
+        del graph
         walk = GraphWalk(self._weight_gradients, defer=split)
         found = walk.run_activations(variables, outputs, output_gradients)
         if split:
@@ -247,11 +247,11 @@ class Segment:
             walk.run_between_weights()
         by_variable = dict(zip(map(id, variables), found))
 
-        def in_places(values: Sequence[Any]) -> Tensors:
-            return tuple(Tensor(by_variable.get(id(x))) for x in leaves(values))
+        def in_places(values: Sequence[Any]) -> list[Tensor]:
+            return [Tensor(by_variable.get(id(x))) for x in leaves(values)]
 
-        return in_places(graph.inputs), {
-            name: in_places(values) for name, values in graph.skipped.items()
+        return in_places(inputs), {
+            name: tuple(in_places(values)) for name, values in skipped.items()
         }
 
     def pending_arrays(self) -> Iterator[Any]:
@@ -327,6 +327,21 @@ def completing(
             yield segment
     finally:
         weight_gradients.completion = None
+
+
+def _ends(
+    graph: Graph, gradients: Sequence[Tensor], skip_gradients: Mapping[str, Tensors]
+) -> tuple[list[chainer.Variable], list[Any]]:
+    """Returns the variables at which a backward begins, and their gradients."""
+    outputs, output_gradients = [], []
+    ends = [(graph.outputs, gradients)]
+    ends += [(ys, skip_gradients[name]) for name, ys in graph.handed_over.items()]
+    for ys, tensors in ends:
+        for y, tensor in zip(leaves(ys), tensors):
+            if isinstance(y, chainer.Variable):
+                outputs.append(y)
+                output_gradients.append(tensor.array)
+    return outputs, output_gradients
 
 
 def _as_tuple(y: Any) -> tuple:

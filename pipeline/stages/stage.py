@@ -315,12 +315,12 @@ class Stage:
             return (), dict.fromkeys(self._skips.entering, ())
         skip_gradients = self._skips.added_up(skip_gradients) if skip_gradients else {}
         is_last = not (split or self._n_backwards)
+        between = [*gradients]
         for segment in self._from_last(is_last):
-            given = {}
-            for name in segment.hands_over:
-                given[name] = skip_gradients.pop(name)
-            gradients, taken = segment.backward(microbatch, gradients, given, split)
+            given = {name: skip_gradients.pop(name) for name in segment.hands_over}
+            between, taken = segment.backward(microbatch, between, given, split)
             skip_gradients.update(taken)
+        gradients = tuple(between)
         for gradient, *_ in itertools.chain(gradients, *skip_gradients.values()):
             if gradient is not None and type(gradient) is not np.ndarray:
                 check_plain(gradient, "plain gradients pass between stages, but one is")
