@@ -30,7 +30,13 @@ from divisible import deferred_init
 from divisible.schedules import Schedule
 from divisible.schedules.recomputation import RECOMPUTATIONS
 from divisible.schedules.schedule_files import schedule_argument
-from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, abort_on_error
+from pipeline import (
+    Pipeline,
+    PipelineEvaluator,
+    PipelineUpdater,
+    ProgressLine,
+    abort_on_error,
+)
 
 comm = MPI.COMM_WORLD
 N_TEST = 360
@@ -74,6 +80,7 @@ def main() -> None:
         extensions.PrintReport([*columns, "pipeline/samples_per_second"]),
         trigger=(args.every, "epoch"),
     )
+    trainer.extend(ProgressLine())
     trainer.run()
 
     loss = PipelineEvaluator(tests, pipe)()["main/loss"]

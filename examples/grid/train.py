@@ -33,6 +33,7 @@ from pipeline import (
     Pipeline,
     PipelineEvaluator,
     PipelineUpdater,
+    ProgressLine,
     StopOnSignal,
     abort_on_error,
     snapshot,
@@ -68,6 +69,7 @@ def main() -> None:
     columns = ["epoch", "main/loss", "validation/main/loss"]
     columns += ["validation/main/accuracy", "elapsed_time"]
     trainer.extend(extensions.PrintReport(columns))
+    trainer.extend(ProgressLine())
     trainer.extend(snapshot(n_retains=2, resume=args.resume), trigger=(1, "epoch"))
     stop = StopOnSignal()
     trainer.extend(stop)

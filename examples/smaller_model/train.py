@@ -38,6 +38,7 @@ from pipeline import (
     Pipeline,
     PipelineEvaluator,
     PipelineUpdater,
+    ProgressLine,
     abort_on_error,
     export_npz,
     save_snapshot,
@@ -82,6 +83,7 @@ def main() -> None:
     columns = ["epoch", "main/loss", "validation/main/accuracy"]
     columns += ["compress/sparsity", "compress/bits"]
     trainer.extend(extensions.PrintReport(columns))
+    trainer.extend(ProgressLine())
     if comm.rank == 0:
         print(plan)
     trainer.run()

@@ -27,7 +27,13 @@ from divisible import deferred_init
 from divisible.schedules import Schedule
 from divisible.schedules.recomputation import RECOMPUTATIONS
 from divisible.schedules.schedule_files import schedule_argument
-from pipeline import Pipeline, PipelineEvaluator, PipelineUpdater, abort_on_error
+from pipeline import (
+    Pipeline,
+    PipelineEvaluator,
+    PipelineUpdater,
+    ProgressLine,
+    abort_on_error,
+)
 
 comm = MPI.COMM_WORLD
 
@@ -63,6 +69,7 @@ def main() -> None:
     trainer.extend(extensions.LogReport())
     columns = ["epoch", "main/loss", "validation/main/loss", "validation/main/accuracy"]
     trainer.extend(extensions.PrintReport([*columns, "pipeline/samples_per_second"]))
+    trainer.extend(ProgressLine())
     trainer.run()
 
     found = PipelineEvaluator(tests, pipe)()["main/accuracy"]

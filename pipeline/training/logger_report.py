@@ -23,8 +23,8 @@ class LoggerReport(training.Extension):
     on rank 0. By default it hands over after each epoch: entries of the log since the
     last time, at their own iterations. With ``timeline=True`` come the makespan, and
     the bubble and the seconds of computation of each rank. A logger with ``add_figure``
-    gets the picture as well. If the logger fails, rank 0 warns once, and the training
-    goes on.
+    or MLflow's ``log_figure`` gets the picture as well. If the logger fails, rank 0
+    warns once, and the training goes on.
 
     Args:
         logger: Logger on rank 0, and ``None`` on the other ranks. One of the methods
@@ -60,7 +60,7 @@ class LoggerReport(training.Extension):
         prefix: str = "pipeline/",
     ) -> None:
         self._hand_over = None if logger is None else _hand_over(logger)
-        self._add_figure = getattr(logger, "add_figure", None)
+        self._add_figure = _add_figure(logger)
         #: Whether all ranks must call it at the same minibatch, whatever its trigger.
         self.is_collective = timeline
         self._log_report, self._prefix = log_report, prefix
@@ -147,6 +147,21 @@ def _hand_over(logger: Any) -> Callable[[Mapping[str, float], int], None]:
             method(key, value, step)
 
     return add_all
+
+
+def _add_figure(logger: Any) -> Callable[[str, Any, int], None] | None:
+    """Returns a function that hands a named picture of a step to a logger.
+
+    ``None`` if the logger takes no pictures.
+    """
+    if hasattr(logger, "add_figure"):
+        return logger.add_figure
+    if hasattr(logger, "log_figure"):
+        # MLflow has files in place of steps.
+        return lambda name, figure, step: logger.log_figure(
+            figure, f"{name}_{step}.png"
+        )
+    return None
 
 
 def _numbers(entry: Mapping[str, Any]) -> dict[str, float]:

@@ -37,6 +37,19 @@ class Writer:
         self.figures.append((name, step, len(figure.axes)))
 
 
+class Tracking:
+    """A logger with the functions of the module ``mlflow``."""
+
+    def __init__(self):
+        self.metrics, self.figures = [], []
+
+    def log_metrics(self, values, step):
+        self.metrics.append(step)
+
+    def log_figure(self, figure, path):
+        self.figures.append((path, len(figure.axes)))
+
+
 class Broken:
     def log_metrics(self, values, step):
         raise ConnectionError("no route to host")
@@ -82,6 +95,12 @@ def train(comm, out):
         assert writer.scalars["pipeline/rank_1/busy", 6] > 0
         assert 0 <= writer.scalars["pipeline/bubble", 6] < 1
         assert writer.figures == [("pipeline/timeline", 6, 1)]
+
+    tracking = Tracking()
+    trainer_on(comm, out, tracking, 4, timeline=True).run()
+    if comm.rank == 0:
+        assert tracking.metrics == [7, 8, 8]
+        assert tracking.figures == [("pipeline/timeline_8.png", 1)]
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
