@@ -126,10 +126,14 @@ def saved_arrays(path):
 def small_trainer(comm, out, stop):
     """Returns a trainer of a small model, cut evenly, with dropout; and its stage."""
     np.random.seed(3)
-    model = Divisible(
+    return trainer_of(comm, out, stop, small_model(), adam())
+
+
+def small_model():
+    """Returns the model of :func:`small_trainer`."""
+    return Divisible(
         L.Linear(6, 8), F.dropout, F.tanh, L.Linear(8, 8), F.tanh, L.Linear(8, 4)
     )
-    return trainer_of(comm, out, stop, model, adam())
 
 
 def trainer_of(comm, out, stop, model, optimizer):

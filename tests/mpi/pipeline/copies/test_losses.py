@@ -20,14 +20,15 @@ from typing import NamedTuple
 import pytest
 from chainer.training import make_extension
 
-from pipeline import Snapshot, latest_snapshot, memory_copies, snapshot
+from divisible import Plan
+from pipeline import Snapshot, latest_snapshot, memory_copies, rebalance, snapshot
 from tests.support.fault_injection import folder_in_memory
 from tests.support.loaded_python import loaded_project
 from tests.support.mpiexec import worker
 from tests.support.processes import Running, launcher, running
-from tests.support.snapshot_training import saved_arrays, small_trainer
+from tests.support.snapshot_training import saved_arrays, small_model, small_trainer
 
-N_ITERATIONS, EVERY_ON_DISK = 40, 10
+N_ITERATIONS, EVERY_ON_DISK, EVERY_MOVE = 40, 10, 3
 SECONDS_TO_START, SECONDS_TO_END = 60, 30
 #: Copies that a start has made when a host is lost. Before that, the loss is one of
 #: two: the copies of the start before are not on new partners yet.
@@ -47,12 +48,24 @@ def train(comm, out, memory, hosts):
     place = memory_of(memory, hosts[comm.rank])
     place.mkdir(parents=True, exist_ok=True)
     trainer.extend(memory_copies(directory=place))
-    disk = snapshot(resume="auto", n_retains=2)
+    disk = snapshot(resume="auto", n_retains=2, background=True)
     trainer.extend(disk, trigger=(EVERY_ON_DISK, "iteration"))
+    trainer.extend(move_layers, trigger=(EVERY_MOVE, "iteration"))
     if comm.rank == 0:
         trainer.extend(say_copied, trigger=(1, "iteration"))
     print(f"rank {comm.rank} trains in process {os.getpid()}", flush=True)
     trainer.run()
+
+
+@make_extension(priority=500)
+def move_layers(trainer):
+    """Moves layers to and fro, while the last copy may be under way."""
+    updater = trainer.updater
+    pipe, n_layers = updater.pipeline, len(small_model())
+    n = pipe.plan.n_stages
+    even = Plan.uniform(n_layers, n).cuts
+    cuts = [*range(n), n_layers] if [*pipe.plan.cuts] == even else even
+    rebalance(pipe, updater.get_optimizer("main"), cuts, small_model)
 
 
 @make_extension(priority=-200)
