@@ -1,9 +1,9 @@
-"""The files that the page shows: a plan, profiles of layers, a measured timeline."""
+"""The files that the page shows: plan, profiles of layers, timeline, schedule."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from divisible.explore.measured import question_of
 from divisible.explore.question import Question
@@ -40,6 +40,7 @@ class Sources:
         plan: A plan; its machine and samples count, and the page begins with it.
         profiles: Profiles of the layers, at different sizes of microbatch.
         measured: The timeline of a measured step.
+        schedule: A schedule of its own, with which the page begins.
 
     Raises:
         ValueError: If there is a plan without profiles, the profiles are of another
@@ -49,6 +50,7 @@ class Sources:
     plan: Plan | None = None
     profiles: Sequence[Profile] = ()
     measured: Timeline | None = None
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         if self.profiles:
@@ -154,6 +156,23 @@ class Sources:
         Raises:
             ValueError: If the page cannot draw the schedule of the plan or timeline.
         """
+        question = self._first_of_the_others()
+        if self.schedule is None:
+            return question
+        cuts = question.cuts
+        if cuts is not None and len(cuts) != self.schedule.n_stages + 1:
+            cuts = None
+        return replace(
+            question,
+            text=str(self.schedule),
+            ranks=self.schedule.n_ranks,
+            microbatches=self.schedule.n_microbatches,
+            groups=1,
+            cuts=cuts,
+        )
+
+    def _first_of_the_others(self) -> Question:
+        """Returns the first question without the schedule."""
         if self.measured is not None and self.plan is None and not self.profiles:
             return question_of(self.measured)
         if self.plan is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import webbrowser
 from typing import Any
@@ -14,14 +15,23 @@ from divisible.explore.standalone import write_page
 from divisible.planning.plan import Plan
 from divisible.planning.profile import Profile
 from divisible.records import reading_json
+from divisible.schedules.schedule import Schedule
+from divisible.schedules.schedule_files import read_schedule
 from divisible.schedules.timeline import Timeline
 from pipeline.command_line import console, options
 from pipeline.command_line.simulate import profiles_of
 
+# A row of a schedule's text, which is near the beginning of its file.
+_ROW, _BEGINNING = re.compile(r"^[ \t]*rank[ \t]+0[ \t]", re.MULTILINE), 1 << 16
 
-def _load(path: str) -> Plan | Profile | Timeline:
+
+def _load(path: str) -> Plan | Profile | Timeline | Schedule:
     """Loads a file of any kind that the page shows."""
-    with reading_json(path, "a plan, a profile or a timeline") as content:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        if _ROW.search(file.read(_BEGINNING)):
+            return read_schedule(path)
+    kinds = "a plan, a profile, a timeline or the text of a schedule"
+    with reading_json(path, kinds) as content:
         kind = content.get("divisible")
         if kind == "profile":
             load = Profile.load
@@ -55,8 +65,8 @@ def explore_command(files, port, no_browser, output) -> None:
 
     Ranks, microbatches, times, messages and memory are controls; the page draws the
     schedule, its simulated timeline and the memory of each rank, and says why a rank
-    waits. FILE is a plan, profiles of a model's layers, or a measured timeline. The
-    server answers on this machine alone, until Ctrl-C ends it.
+    waits. FILE is a plan, profiles of a model's layers, a measured timeline, or the
+    text of a schedule. The server answers on this machine alone, until Ctrl-C ends it.
     """
     sources = _sources(files)
     # A file that the page cannot draw is refused here, not on an empty page.
@@ -83,14 +93,18 @@ def _sources(files: tuple[Any, ...]) -> Sources:
     """Returns what was read; a plan brings its profiles, unless there are others.
 
     Raises:
-        UsageError: If there are two plans, or two timelines.
+        UsageError: If there are two plans, two timelines, or two schedules.
     """
-    plans = [each for each in files if isinstance(each, Plan)]
-    timelines = [each for each in files if isinstance(each, Timeline)]
-    for what, found in (("plan", plans), ("timeline", timelines)):
+    alone = {}
+    for kind in (Plan, Timeline, Schedule):
+        found = [each for each in files if isinstance(each, kind)]
         if len(found) > 1:
-            raise click.UsageError(f"there are {len(found)} {what}s: give one")
+            raise click.UsageError(
+                f"there are {len(found)} {kind.__name__.lower()}s: give one"
+            )
+        alone[kind] = found[0] if found else None
     profiles = [each for each in files if isinstance(each, Profile)]
-    if plans and not profiles:
-        profiles = profiles_of(plans[0])
-    return Sources(*(plans or [None]), profiles, *(timelines or [None]))
+    plan = alone[Plan]
+    if plan is not None and not profiles:
+        profiles = profiles_of(plan)
+    return Sources(plan, profiles, alone[Timeline], alone[Schedule])

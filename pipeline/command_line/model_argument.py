@@ -19,6 +19,9 @@ import chainer
 
 from divisible import Divisible
 
+# Defines the class of all modules of PyTorch, which need not be installed.
+_OF_TORCH = "torch.nn.modules.module"
+
 
 def make_model(text: str) -> Divisible:
     """Returns the model that a text names.
@@ -60,6 +63,7 @@ def make_model(text: str) -> Divisible:
     if not hasattr(module, name):
         raise ValueError(f"there is no {name!r} in {place}")
     made = getattr(module, name)
+    _refuse_other_kinds(made, f"{name} in {place} is")
     # A model can be called with an input, so being callable does not suffice.
     if not isinstance(made, Divisible):
         if not callable(made):
@@ -71,10 +75,33 @@ def make_model(text: str) -> Divisible:
     elif args or kwargs:
         raise ValueError(f"{name} in {place} is a model already and takes no arguments")
     if not isinstance(made, Divisible):
+        _refuse_other_kinds(made, f"{call} in {place} makes")
         raise ValueError(
             f"{call} in {place} makes a {type(made).__name__}, not a Divisible"
         )
     return made
+
+
+def _refuse_other_kinds(made: Any, what: str) -> None:
+    """Refuses networks that are no lists of layers, with the way to make them one.
+
+    Args:
+        made: A value.
+        what: Beginning of the error.
+
+    Raises:
+        ValueError: If it is a module of PyTorch, or a link that is no ``Divisible``.
+    """
+    if any(kind.__module__ == _OF_TORCH for kind in type(made).__mro__):
+        remedy = "from_torch(module), of torch_layers"
+    elif isinstance(made, chainer.Link) and not isinstance(made, Divisible):
+        remedy = "Divisible(*layers), or from_chain(chain, x), of divisible"
+    else:
+        return
+    raise ValueError(
+        f"{what} a {type(made).__name__}, not a Divisible: name a function that"
+        f" returns {remedy}"
+    )
 
 
 def make_optimizer(name: str) -> chainer.GradientMethod:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from divisible import Plan, simulate
-from divisible.schedules import Costs, gpipe
+from divisible.schedules import Costs, Schedule, gpipe
 from divisible.schedules.timeline import Timeline
 from pipeline.command_line.main import main
 from tests.support.explored import plan_of, uneven_profile
@@ -55,6 +55,15 @@ def test_files_of_each_kind_are_known_by_what_they_hold(tmp_path):
     assert '"cuts":[0,5,10]' in page.read_text(encoding="utf-8")
     run(timeline, "-o", page)
     assert "gpipe: 3 microbatches" in page.read_text(encoding="utf-8")
+    text = tmp_path / "mine.txt"
+    mine = Schedule.parse(str(gpipe(2, 3)).replace("gpipe", "mine"))
+    text.write_text(str(mine))
+    run(text, "-o", page)
+    assert "mine: 3 microbatches" in page.read_text(encoding="utf-8")
+    # The order of the text, with the layers of the plan and its cuts.
+    run(plan, profile, text, "-o", page)
+    assert "mine: 3 microbatches" in page.read_text(encoding="utf-8")
+    assert '"cuts":[0,5,10]' in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -63,8 +72,10 @@ def test_files_of_each_kind_are_known_by_what_they_hold(tmp_path):
         (["plan.json"], "the plan does not name its profiles"),
         (["plan.json", "plan.json"], "there are 2 plans: give one"),
         (["t.json", "t.json"], "there are 2 timelines: give one"),
-        (["other.json"], "is not a plan, a profile or a timeline: it is another kind"),
-        (["broken.json"], "is not a plan, a profile or a timeline"),
+        (["mine.txt", "mine.txt"], "there are 2 schedules: give one"),
+        (["fault.txt"], "0B0 runs before 0F0, whose result it needs"),
+        (["other.json"], "or the text of a schedule: it is another kind of file"),
+        (["broken.json"], "is not a plan, a profile, a timeline or the text of"),
         (["none.json"], "does not exist"),
     ],
 )
@@ -74,6 +85,9 @@ def test_files_that_do_not_go_are_refused(tmp_path, monkeypatch, names, words):
     simulate(gpipe(2, 3), Costs(1, 1, 1)).save("t.json")
     (tmp_path / "other.json").write_text('{"a": 1}')
     (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "mine.txt").write_text(str(gpipe(2, 3)))
+    fault = "mine: 1 microbatch, 1 stage on rank 0\nrank 0  0B0 0F0"
+    (tmp_path / "fault.txt").write_text(fault)
     assert words in run(*names, code=2)
 
 

@@ -720,6 +720,40 @@ def test_names_that_are_no_models(folder, text, message):
         make_model(text)
 
 
+OTHER_MODELS = """
+import chainer
+from chainer import links as L
+
+# PyTorch need not be installed.
+Module = type("Module", (), {"__module__": "torch.nn.modules.module"})
+net = type("Net", (Module,), {"__call__": lambda self, x: x})()
+chain = chainer.Chain()
+
+
+def make_net():
+    return net
+
+
+def make_chain():
+    return chain
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("net", "is a Net, .* returns from_torch"),
+        ("make_net", "makes a Net, .* returns from_torch"),
+        ("chain", "is a Chain, .* or from_chain"),
+        ("make_chain", "makes a Chain, .* or from_chain"),
+    ],
+)
+def test_networks_that_are_no_lists_are_refused_with_the_way_out(folder, name, message):
+    (folder / "others_of_test.py").write_text(OTHER_MODELS)
+    with pytest.raises(ValueError, match=message):
+        make_model(f"others_of_test.py:{name}")
+
+
 def test_a_script_that_ends_where_it_is_imported(folder):
     (folder / "script_of_test.py").write_text("import sys\nsys.exit(2)\n")
     with pytest.raises(ValueError, match='exit code 2: .* if __name__ == "__main__"'):
