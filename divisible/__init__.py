@@ -44,6 +44,7 @@ them into stages of equal time, and :func:`best_plan` also chooses how to run th
     user_warnings     warnings that point to the line of a script
     optimizer_wrapper an optimizer that wraps another one
     optimizer_hooks   the hooks of an optimizer, or of an update rule
+    rule_state        the state that an update rule keeps for its parameter
     link_parts        parts that the class of a link gets
     unconfirmed_update  an update that other ranks have not confirmed, and its copies
     placement         the numbering of ranks in a grid of replicas and stages

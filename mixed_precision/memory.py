@@ -5,6 +5,7 @@ from __future__ import annotations
 import chainer
 import numpy as np
 
+from divisible.rule_state import rule_state_bytes
 from mixed_precision import fused
 
 
@@ -26,10 +27,7 @@ def update_bytes(
         total += in_float32
         with chainer.using_device(param.device):
             state_of = chainer.Parameter(param.array.astype(np.float32))
-    rule._init_states(state_of)
-    arrays = chainer.get_array_types()
-    states = [v for v in rule.state.values() if isinstance(v, arrays)]
-    total += sum(state.nbytes for state in states)
+    total += rule_state_bytes(rule, state_of)
     if is_looked_at or not fused.has_kernel(rule):
         total += in_float32
         if is_half and state_of is param:

@@ -6,6 +6,7 @@
     chained          neighbouring modules as one function in Chainer's graph
     function         one call of a module, in Chainer's graph
     call             the same, with a graph of PyTorch
+    shape_call       the same on tensors without numbers
     shared_memory    parameters and buffers that a link and a module have in common
     blanks           parameters that are made when they are needed
     halves           PyTorch's backward in two halves

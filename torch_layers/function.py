@@ -13,7 +13,7 @@ of its own.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import chainer
@@ -138,13 +138,34 @@ class TorchFunction(AveragingFunction):
         may_have = has_graph or any(self._needed) or bool(call.parameters)
         return self._arrays_of(y, has_graph, may_have)
 
-    def _arrays_of(self, y: Any, has_graph: bool, may_have: bool) -> tuple[Array, ...]:
+    def traced_outputs(self, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        """Returns the outputs of a call without arithmetic, for what is traced.
+
+        Args:
+            arrays: Arrays without numbers for the leaves. Those of the parameters may
+                follow.
+        """
+        # A run does not load what only a prediction of memory needs.
+        from torch_layers.shape_call import ShapeCall
+
+        call = self._call = ShapeCall(self._call.layer, self.label)
+        y = call.run(self._structure, arrays[: len(self._needed)], self._needed)
+        return self._arrays_of(y, True, True, call.as_array)
+
+    def _arrays_of(
+        self,
+        y: Any,
+        has_graph: bool,
+        may_have: bool,
+        as_array: Callable[[torch.Tensor], Array] = to_array,
+    ) -> tuple[Array, ...]:
         """Takes the result of the module apart, and keeps the graph behind it.
 
         Args:
             y: The result.
             has_graph: Whether there is a backward.
             may_have: Whether outputs may have a gradient.
+            as_array: Returns a tensor as an array.
 
         Returns:
             The arrays of the outputs that have a gradient.
@@ -172,10 +193,10 @@ class TorchFunction(AveragingFunction):
                 self._numbers.append(i)
                 outputs.append(tensor)
             else:
-                self._others[i] = to_array(tensor)
+                self._others[i] = as_array(tensor)
         if has_graph:
             self._call.keep_graph(outputs)
-        return tuple([to_array(tensor) for tensor in outputs])
+        return tuple([as_array(tensor) for tensor in outputs])
 
     def retained(self) -> Iterator[Array]:
         """Yields the arrays that the graph of PyTorch keeps, some twice."""

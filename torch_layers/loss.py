@@ -8,6 +8,7 @@ import chainer
 import torch
 from torch import nn
 
+from divisible.planning.shape_arrays import ShapeArray
 from torch_layers.arrays import to_tensor
 from torch_layers.layer import TorchLayer
 
@@ -57,7 +58,11 @@ class TorchLoss(TorchLayer):
     def _share(self, args: tuple) -> float | None:
         if not isinstance(self.module, (nn.CrossEntropyLoss, nn.NLLLoss)):
             return None
-        labels = to_tensor(chainer.as_array(args[1]))
+        labels = chainer.as_array(args[1])
+        if isinstance(labels, ShapeArray):
+            # A prediction of memory has no numbers.
+            return None
+        labels = to_tensor(labels)
         if labels.dtype.is_floating_point:
             # Probabilities: no sample is left out.
             return None

@@ -30,17 +30,38 @@ def saved_arrays(
         [(12,), (12,)]
     """
     known = {_memory(each) for each in parameters}
+    for tensor in saved_tensors(outputs):
+        if _memory(tensor) not in known:
+            # NumPy has no bfloat16, and its memory must not be copied.
+            is_known = tensor.dtype is not torch.bfloat16
+            # All of the memory, which the graph keeps for a part of it as well.
+            whole = torch.empty(0, dtype=tensor.dtype if is_known else torch.int16)
+            yield to_array(whole.set_(tensor.untyped_storage()))
+
+
+def saved_tensors(outputs: Sequence[GradientEdge]) -> Iterator[torch.Tensor]:
+    """Yields the tensors that the graph behind some tensors keeps, some twice.
+
+    Args:
+        outputs: The places in the graph of these tensors.
+    """
+    for node in operations(outputs):
+        for tensor in _saved(node):
+            if tensor.layout is torch.strided and tensor.numel():
+                yield tensor
+
+
+def operations(outputs: Sequence[GradientEdge]) -> Iterator[Any]:
+    """Yields the operations of the graph behind some tensors, each once.
+
+    Args:
+        outputs: The places in the graph of these tensors.
+    """
     waiting = [edge.node for edge in outputs]
     seen = set(waiting)
     while waiting:
         node = waiting.pop()
-        for tensor in _saved(node):
-            if tensor.layout is not torch.strided or not tensor.numel():
-                continue
-            if _memory(tensor) not in known:
-                # All of the memory, which the graph keeps for a part of it as well.
-                whole = torch.empty(0, dtype=tensor.dtype)
-                yield to_array(whole.set_(tensor.untyped_storage()))
+        yield node
         for child, _ in node.next_functions:
             if child is not None and child not in seen:
                 seen.add(child)

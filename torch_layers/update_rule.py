@@ -11,6 +11,7 @@ has that of its own rules: by name, in the same memory::
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,9 @@ import numpy as np
 import torch
 
 from torch_layers.arrays import to_array, to_tensor
+
+# Length of the first axis of a small tensor; the next ones are longer by one each.
+_SHORTEST = 2
 
 Make = Callable[[list], torch.optim.Optimizer]
 
@@ -72,15 +76,45 @@ class TorchRule(chainer.UpdateRule):
             return
         # A file is read with the parameter unknown, by an array of one axis.
         shape = (1,) * self._n_axes if param.ndim == 1 else param.shape
-        tensor = torch.zeros(shape, dtype=to_tensor(param.array).dtype)
+        self.state.update(self._first_state(shape, param.dtype))
+
+    def state_bytes(self, param: chainer.Parameter) -> int:
+        """Returns the bytes of the state, which PyTorch makes in the first update.
+
+        The optimizer runs on a tensor of a few numbers, each axis of which has a length
+        of its own. An axis of the state with this length is as long as the parameter's.
+
+        Args:
+            param (chainer.Parameter): The parameter, which is not changed.
+
+        Returns:
+            int: Number of bytes; 0 for a parameter that the optimizer refuses.
+
+        Example:
+            >>> make = lambda tensors: torch.optim.Adam(tensors)
+            >>> rule = rule_of(torch.optim.Adam)(make, None, ())
+            >>> rule.state_bytes(chainer.Parameter(np.zeros((9, 5), np.float32)))
+            364
+        """
+        lengths = {_SHORTEST + axis: n for axis, n in enumerate(param.shape)}
+        n_bytes = 0
+        for value in self._first_state(tuple(lengths), param.dtype).values():
+            n_bytes += value.itemsize * math.prod(
+                lengths.get(n, n) for n in value.shape
+            )
+        return n_bytes
+
+    def _first_state(self, shape: tuple[int, ...], dtype: Any) -> dict[str, Any]:
+        """Returns the state after an update of zeros; empty if it is refused."""
+        tensor = to_tensor(np.zeros(shape, dtype))
         tensor.grad = torch.zeros_like(tensor)
         optimizer = self._make([tensor])
         try:
             optimizer.step()
         except (RuntimeError, ValueError):
             # Some optimizers accept matrices only.
-            return
-        self.state.update(_arrays(optimizer.state[tensor]))
+            return {}
+        return _arrays(optimizer.state[tensor])
 
     def update_core(self, param: chainer.Variable) -> None:
         """Updates the parameter by one step of the optimizer."""

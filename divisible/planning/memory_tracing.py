@@ -44,9 +44,10 @@ def trace_memory(
 
     The code of the layers runs on arrays without numbers: no layer computes, and no
     parameter is made. So a model that was built in :func:`deferred_init`, larger than
-    this host's memory, takes none. A function that is not Chainer's own, or whose
-    shapes depend on numbers, is unknown, and with it what follows; :func:`profile`
-    measures such models.
+    this host's memory, takes none. So do modules of PyTorch, as
+    :class:`~torch_layers.TorchLayer`. Other functions that are not Chainer's own, or
+    whose shapes depend on numbers, are unknown, and with them what follows;
+    :func:`profile` measures such models.
 
     Args:
         model (Divisible): The undivided model.
@@ -227,7 +228,11 @@ def _pending(part: Divisible, results: tuple) -> int:
         others = [x for x in function.inputs if x.requires_grad]
         others = [x for x in others if parameter_of(x) is None]
         is_split = not others or backward_of(type(function)).is_splittable
-        if is_split and any(array is not None and array in own for array in arrays):
+        meets = any(array is not None and array in own for array in arrays)
+        # A function of another library has its weights elsewhere.
+        if hasattr(function, "traced_outputs"):
+            meets = any(parameter_of(x) is not None for x in function.inputs)
+        if is_split and meets:
             needed |= BufferSet(arrays_of(function))
             ys = [y() for y in function.outputs]
             gradients += sum(

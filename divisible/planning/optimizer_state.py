@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import chainer
 import numpy as np
 
+from divisible.rule_state import rule_state_bytes
+
 
 def check_optimizer(optimizer: object) -> None:
     """Refuses a value that is neither an optimizer nor ``None``.
@@ -42,7 +44,4 @@ def _state_bytes(
     if hasattr(optimizer, "update_bytes"):
         # MixedPrecision, which needs more than its rules' state.
         return sums + optimizer.update_bytes(parameter)
-    rule = optimizer.create_update_rule()
-    rule._init_states(parameter)
-    arrays = chainer.get_array_types()
-    return sums + sum(v.nbytes for v in rule.state.values() if isinstance(v, arrays))
+    return sums + rule_state_bytes(optimizer.create_update_rule(), parameter)

@@ -64,8 +64,11 @@ class ShapeArray(np.ndarray):
         """Returns an array without its numbers; it counts as the same buffer."""
         if isinstance(array, cls):
             return array
-        plain, strides = array.view(np.ndarray), (0,) * array.ndim
-        return as_strided(plain, array.shape, strides, writeable=False).view(cls)
+        return _of_buffer(array, array.shape).view(cls)
+
+    def seen_as(self, shape: tuple[int, ...]) -> ShapeArray:
+        """Returns an array of any other shape that counts as the same buffer."""
+        return _of_buffer(self, shape).view(ShapeArray)
 
     def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **kwargs: Any
@@ -207,6 +210,11 @@ class ShapeArray(np.ndarray):
     item = tolist = tobytes = sort = argsort = nonzero = round = choose = _refuse
     searchsorted = partition = argpartition = trace = compress = byteswap = _refuse
     __float__ = __int__ = __bool__ = __index__ = __complex__ = _refuse
+
+
+def _of_buffer(array: Any, shape: tuple[int, ...]) -> np.ndarray:
+    plain, strides = array.view(np.ndarray), (0,) * len(shape)
+    return as_strided(plain, shape, strides, writeable=False)
 
 
 def _like(array: Any, dtype: Any = None, shape: Any = None, **_: Any) -> ShapeArray:

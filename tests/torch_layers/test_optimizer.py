@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn, optim  # noqa: E402
 
+from divisible.planning.optimizer_state import state_bytes  # noqa: E402
 from mixed_precision import MixedPrecision  # noqa: E402
 from torch_layers import TorchLayer, TorchOptimizer  # noqa: E402
 
@@ -68,6 +69,10 @@ def test_as_pytorch_bit_for_bit_also_after_a_load(kind, tmp_path):
     for _ in range(3):
         both(ours, layer)
     compare()
+    # Predicted before any update, from shapes alone.
+    held = sum(v.nbytes for p in layer.params() for v in p.update_rule.state.values())
+    new = TorchOptimizer(kind, **KINDS[kind])
+    assert state_bytes(new, layer.params()) == held
     chainer.serializers.save_npz(tmp_path / "optimizer.npz", ours)
     chainer.serializers.save_npz(tmp_path / "layer.npz", layer)
     layer = TorchLayer(net())
