@@ -23,6 +23,7 @@
     sizes              minibatches of other sizes, which a chain may accept
     arguments          the arguments of functions in all these minibatches
     function_layers    functions between two links, as layers
+    returned           outputs of a forward, one by one
     line               calls in a line: later inputs are stashed and popped
     names              the chain's own names of its parameters
     preserved_state    a chain that is the same after it ran as before

@@ -10,6 +10,7 @@ import numpy as np
 
 from divisible.chains.calls import ChainError
 from divisible.chains.preserved_state import alike_run
+from divisible.chains.returned import returned
 from divisible.model import Divisible
 
 
@@ -83,8 +84,7 @@ def _outputs(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Any]:
             f" nor an array: put the call and that into the forward of a link of its"
             f" own"
         ) from error
-    several = isinstance(y, (tuple, list))
-    return [chainer.as_variable(each) for each in (y if several else (y,))]
+    return [chainer.as_variable(each) for each in returned(y)]
 
 
 def _gradients(chain: chainer.Link, outputs: Sequence[Any]) -> dict[str, Any]:

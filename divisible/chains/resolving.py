@@ -27,6 +27,7 @@ from divisible.chains.calls import (
 )
 from divisible.chains.places import Place
 from divisible.chains.recording import Noted, Run
+from divisible.chains.returned import returned
 
 
 def resolve(chain: chainer.Chain, run: Run) -> Recording:
@@ -101,15 +102,14 @@ class _Resolver:
 
     def outputs(self, result: Any) -> tuple[Value, ...]:
         """Returns the values that the forward returns."""
-        several = isinstance(result, (tuple, list)) and len(result) > 1
-        found = tuple(result) if several else (result,)
+        found = returned(result)
         for y in found:
             if not isinstance(y, Variable):
-                inner = f" with a {type(y).__name__} in it" if several else ""
+                inner = "" if y is result else f" with a {type(y).__name__} in it"
                 raise ChainError(
                     f"forward returns a {type(result).__name__}{inner}, and a model"
-                    f" returns one variable, or a tuple of them, which all go into the"
-                    f" loss: give a forward= that returns the last outputs, such as"
+                    f" returns one variable, or several, which all go into the loss:"
+                    f" give a forward= that returns the last outputs, such as"
                     f" forward=lambda x: chain(x)[0]"
                 )
         return tuple(self._value(y, "forward returns", None) for y in found)
