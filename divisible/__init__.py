@@ -77,6 +77,7 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "divisible._version": ["__version__"],
+        "divisible.backward.split_functions": ["register_split"],
         "divisible.carried_state": ["carry_state"],
         "divisible.chains.conversion": ["from_chain"],
         "divisible.deferred.recipe": ["NotMadeError"],

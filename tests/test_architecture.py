@@ -21,8 +21,8 @@ FACES = {
     "divisible": """
         Disk Divisible LayerCost LayerMemory Machine MemoryLimitError ModelMemory
         Network NotMadeError Plan Profile RandomKey __version__ best_plan carry_state
-        deferred_init from_chain keyed_random_state partition pop profile simulate stash
-        trace_memory
+        deferred_init from_chain keyed_random_state partition pop profile register_split
+        simulate stash trace_memory
     """,
     "divisible.streaming": """
         LargeInput StoreError StreamReport Streamed StreamedInput measure_disk stream

@@ -46,6 +46,7 @@ def register_split(
 
     Example:
         >>> import chainer.functions as F
+        >>> from divisible import register_split
         >>> class Scale(chainer.FunctionNode):
         ...     def forward(self, inputs):
         ...         self.retain_inputs((0, 1))

@@ -7,8 +7,7 @@ import pytest
 from mpi4py import MPI
 
 from chainer_kernels.catalogue import backward_of
-from divisible import Divisible
-from divisible.backward.split_functions import register_split
+from divisible import Divisible, register_split
 from divisible.schedules import Schedule
 from pipeline import Pipeline
 
