@@ -10,6 +10,7 @@ from tests.support.processes import ROOT
 
 README = (ROOT / "README.md").read_text()
 IN_JAPANESE = (ROOT / "README.ja.md").read_text()
+RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BLOCKS = BLOCK.findall(README)
 LINE = re.compile(r"^ *(\d+)  loss (\S+)  accuracy (\S+)$", re.MULTILINE)
@@ -43,6 +44,26 @@ def test_links_lead_somewhere(text):
     assert links
     for link in links:
         assert (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize("text", [README, IN_JAPANESE], ids=["english", "japanese"])
+def test_counts_of_old_code_are_those_of_the_results(text):
+    results = {
+        part: (RESULTS / f"old_repositories{part}.txt").read_text()
+        for part in ("", "_pipelines", "_ports")
+    }
+    scripts = re.findall(r": (\d+) of \d+ scripts", results[""])
+    models = re.findall(r"; (\d+) of \d+ models by a driver", results[""])
+    assert len(scripts) == len(models) == 2
+    expected = [
+        sum(map(int, scripts)),
+        sum(map(int, models)),
+        results["_pipelines"].count("losses equal"),
+        len(re.findall(r" [+]\d+ -\d+ lines, ", results["_ports"])),
+    ]
+    lines = re.search(r"chainer\.org.*?what_we_ran.*?\n- .*?\n- ", text, re.DOTALL)
+    told = [int(n) for n in re.findall(r"(?<![.\d])\d\d(?![.\d])", lines[0])]
+    assert told == expected
 
 
 def facts(text):
