@@ -201,6 +201,11 @@ Not drawn
 - Groups of stages with ``'pipedream_2bw'``, for which there is no such schedule.
 - Pruned or quantized layers whose weights are streamed.
 - Pruned layers with numbers in few bits: a rounding error may prune another weight.
+- Blocks that are skipped (``Prune(skip_blocks=True)``): whether a layer skips them is
+  measured, and its weights are too small here. ``tests/mpi/model_compression`` compares
+  such layers on several ranks.
+- Inputs that are larger than memory (``StreamedInput``): the first layer alone reads
+  them. ``tests/divisible/streaming`` compares them with inputs in memory.
 """
 
 

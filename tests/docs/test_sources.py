@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pipeline.command_line import main
+from pipeline.command_line.main import main
 from tests.support.processes import PACKAGES, ROOT
 
 PAGE = (ROOT / "docs" / "explanation" / "sources.rst").read_text()
@@ -64,7 +64,7 @@ def test_commands_exist(command):
         assert words[1] == "-n" and words[2].isdigit()
         words = words[3:]
     if words[0] == "divisible":
-        called = CliRunner().invoke(main.commands, words[1:])
+        called = CliRunner().invoke(main, words[1:])
         assert called.exit_code == 0, called.output
         return
     assert words[0] == "python"
