@@ -137,6 +137,8 @@ def plot_rounds(
     """
     height = max(4.0, 1 + 0.3 * len(sizes))
     figure = new_figure((11, height), "drawing a compression")
+    from matplotlib import ticker
+
     left, right = figure.subplots(1, 2)
     left.plot([1.0], [base], "ks", label="dense")
     for is_kept, mark, word in ((True, "o", "kept"), (False, "x", "not kept")):
@@ -147,6 +149,9 @@ def plot_rounds(
             left.plot(*zip(*points), mark, label=word)
     left.axhline(limit, color="0.6", linestyle="--", label="budget")
     left.set_xscale("log")
+    left.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 3, 5)))
+    left.xaxis.set_major_formatter(lambda part, _: f"{part:g}")
+    left.xaxis.set_minor_formatter(ticker.NullFormatter())
     left.set_xlabel("part of the dense bytes")
     left.set_ylabel(metric)
     left.legend()
@@ -156,6 +161,8 @@ def plot_rounds(
     right.barh(places, after, color="C0", height=0.5, label="after")
     right.set_yticks(places, list(sizes))
     right.invert_yaxis()
-    right.set_xlabel("bytes of the weights")
+    right.xaxis.set_major_locator(ticker.MaxNLocator(6))
+    right.xaxis.set_major_formatter(ticker.EngFormatter("B"))
+    right.set_xlabel("size of the weights")
     right.legend()
     write_picture(path, figure, dpi=120)
