@@ -16,6 +16,7 @@ from typing import Any, Callable, NamedTuple
 import chainer
 import numpy as np
 from chainer import FunctionNode, Link, Variable
+from chainer.links.rnn.n_step_rnn import NStepRNNBase
 
 from divisible.chains.apart import Apart, UnlikeLayerError
 from divisible.chains.array_operations import ArrayOperation
@@ -340,7 +341,8 @@ _array.__name__ = "array"
 def _unlike_a_layer(
     link: Link, path: str, reason: str, place: Place | None
 ) -> ChainError:
-    if any(link.children()):
+    # An n-step link reads the parameters of its children itself.
+    if any(link.children()) and not isinstance(link, NStepRNNBase):
         return UnlikeLayerError(path, reason, place)
     return ChainError(reason, place)
 
