@@ -8,7 +8,12 @@ from typing import NamedTuple
 
 from benchmarks.common.results import Result, command, machine, ratios
 from benchmarks.old_repositories import comparing
-from benchmarks.old_repositories.arguments import is_chosen, parser_of
+from benchmarks.old_repositories.arguments import (
+    found_in,
+    is_chosen,
+    parser_of,
+    write_left_out,
+)
 from benchmarks.old_repositories.environments import environment
 from benchmarks.old_repositories.made_up import data_sets
 from benchmarks.old_repositories.program import Program
@@ -127,12 +132,17 @@ def main() -> None:
     arguments = parser.parse_args()
     # One of them may be the file that is written.
     kept = [read(each.read_text(), PROGRAMS) for each in arguments.rows]
+    wanted = chosen(arguments.only, arguments.kinds)
+    # A program that no CPU can run has its row without a tree.
+    run = [program for program in wanted if not program.beyond]
+    there = found_in(run, parser, arguments.trees)
     result = Result("old_repositories", arguments.output)
     result.write(command(), machine("chainer", "numpy"), "")
     if arguments.no_timing:
         result.write("Steps were not timed: losses alone were compared.")
     if kept:
         result.write("Rows of programs that this command did not run are from others.")
+    write_left_out(result, run, there)
     head = f"{'repository':44} {'kind':22} {'for':5}"
     words = "ran, losses with kernels against without, seconds of a step"
     result.write("", f"{head} {words}")
@@ -145,7 +155,7 @@ def main() -> None:
             sets,
             arguments.environments or Path(folder, "environments"),
         )
-        now = set(chosen(arguments.only, arguments.kinds))
+        now = {*there, *(program for program in wanted if program.beyond)}
         for program in PROGRAMS:
             former = [
                 each[program.repository] for each in kept if program.repository in each

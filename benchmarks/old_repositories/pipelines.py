@@ -12,7 +12,12 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.common.results import Result, command, machine
-from benchmarks.old_repositories.arguments import is_chosen, parser_of
+from benchmarks.old_repositories.arguments import (
+    found_in,
+    is_chosen,
+    parser_of,
+    write_left_out,
+)
 from benchmarks.old_repositories.environments import environment
 from benchmarks.old_repositories.model_table import MODELS
 from benchmarks.old_repositories.models import Model
@@ -63,13 +68,15 @@ def main() -> None:
         "--deadline", type=float, default=300, help="seconds of a model"
     )
     arguments = parser.parse_args()
+    wanted = [each for each in MODELS if is_chosen(arguments.only, each.repository)]
+    there = found_in(wanted, parser, arguments.trees)
     result = Result("old_repositories_pipelines", arguments.output)
     result.write(command(), machine("chainer", "numpy"), "")
+    write_left_out(result, wanted, there)
     with tempfile.TemporaryDirectory() as folder:
         arguments.environments = arguments.environments or Path(folder)
-        for model in MODELS:
-            if is_chosen(arguments.only, model.repository):
-                result.write(row(model, arguments))
+        for model in there:
+            result.write(row(model, arguments))
     result.save()
 
 

@@ -20,7 +20,12 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.common.results import Result, command, machine
-from benchmarks.old_repositories.arguments import is_chosen, parser_of
+from benchmarks.old_repositories.arguments import (
+    found_in,
+    is_chosen,
+    parser_of,
+    write_left_out,
+)
 from benchmarks.old_repositories.environments import environment
 from benchmarks.old_repositories.made_up import data_sets
 from benchmarks.old_repositories.port_table import PORTS, Port
@@ -161,17 +166,21 @@ def main() -> None:
     parser = parser_of(__doc__, "scripts")
     parser.add_argument("--deadline", type=float, default=300, help="seconds of a run")
     arguments = parser.parse_args()
+    wanted = [
+        each
+        for each in PORTS
+        if is_chosen(arguments.only, f"{each.repository}/{each.folder}/{each.script}")
+    ]
+    there = found_in(wanted, parser, arguments.trees)
     result = Result("old_repositories_ports", arguments.output)
     result.write(command(), machine("chainer", "numpy"), "")
+    write_left_out(result, wanted, there)
     with tempfile.TemporaryDirectory() as folder:
         arguments.environments = arguments.environments or Path(folder, "environments")
         arguments.data_sets = Path(folder, "data_sets")
         data_sets.write(arguments.data_sets, N_TRAIN, N_TEST)
-        for port in PORTS:
-            if is_chosen(
-                arguments.only, f"{port.repository}/{port.folder}/{port.script}"
-            ):
-                result.write(row(port, arguments))
+        for port in there:
+            result.write(row(port, arguments))
     result.save()
 
 
