@@ -4,8 +4,8 @@
 
 Layers sleep instead of computing, so that F, I and W take the same time on each of four
 emulated hosts, and no host is slow because others share its core. Messages, gradients
-and updates are real. The idle time of a host is the part of its time, from the start
-of its first action to the end of its last one, in which it runs no action and no
+and updates are real. The time of a host counts from the start of its first action to
+the end of its last update. Its idle time is the part in which it runs no action and no
 update. A row has the mean of all hosts.
 
 Columns::

@@ -203,12 +203,12 @@ class BlockRows:
 
     @functools.cached_property
     def _panels(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What each 8 outputs read; see :func:`.loops.tile_panels.multiply`."""
+        """The tiles of each 8 outputs; see :func:`.loops.tile_panels.multiply`."""
         return _panels_of(self._by_outs, self.live.shape[0], np.arange(self.n_tiles))
 
     @functools.cached_property
     def _turned_panels(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What each 8 inputs read of gradients of outputs."""
+        """The tiles of each 8 inputs, which gradients of outputs are multiplied by."""
         return _panels_of(self._by_ins, self.live.shape[1], self._turned)
 
     @functools.cached_property
