@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from divisible.schedules.catalogue import CATALOGUE
 from tests.support.matrix import matrix
 from tests.support.mpiexec import mpiexec
 from tests.support.processes import ROOT
@@ -89,3 +90,16 @@ def test_the_japanese_readme_says_the_same():
     assert len(sections) == len(their_sections) == 6
     for mine, theirs in zip(sections, their_sections):
         assert mine == theirs
+
+
+@pytest.mark.parametrize("text", [README, IN_JAPANESE], ids=["english", "japanese"])
+def test_the_table_of_schedules_is_the_measured_one(text):
+    result = (ROOT / "benchmarks" / "results" / "schedules.txt").read_text()
+    row = re.compile(
+        r"^(\w+) +[\d.]+ +([\d.]+) \(.*?\) +([\d.]+) +([\d.]+) +[\d.]+ +([\d.]+)$",
+        re.MULTILINE,
+    )
+    measured = row.findall(result)
+    assert len(measured) == len(CATALOGUE)
+    cells = r"^\| `(\w+)`" + r" \| ([\d.]+)" * 4 + r" \|$"
+    assert re.findall(cells, text, re.MULTILINE) == measured
