@@ -96,6 +96,40 @@ def test_commands_that_take_long_have_a_quick_run():
         assert "quick.parse(" in text or '"--quick"' in text, name
 
 
+#: What each paper numbers, and up to which number.
+NUMBERED = {
+    "Takisawa": {"Fig.": 14, "Table": 1, "Equation": 3, "Section": 8},
+    "Oyama": {"Fig.": 14, "Table": 3},
+    "Ozawa": {"Fig.": 13, "Table": 3, "Equation": 11, "Section": 8},
+}
+PLACE = re.compile(
+    r"(Section|Fig\.|Table)? ?\(?(\d+)\)?(\.\d+)*(?: to \(?(\d+)\)?)?,? ?"
+)
+
+
+def places(row):
+    """Yields the kind and the number of all that the first cell of a row names."""
+    kind = ""
+    for found in PLACE.finditer(row):
+        kind = found[1] or ("Equation" if "(" in found[0] else kind)
+        for number in range(int(found[2]), int(found[4] or found[2]) + 1):
+            yield kind, number
+
+
+@pytest.mark.parametrize("author", NUMBERED)
+def test_each_figure_table_and_equation_has_a_row(author):
+    titles_and_sections = re.split(r"^(\S.*)\n-+\n", PAGE, flags=re.MULTILINE)[1:]
+    titles, sections = titles_and_sections[::2], titles_and_sections[1::2]
+    (section,) = (s for title, s in zip(titles, sections) if title.startswith(author))
+    cells = re.findall(r"^   \* - (.*)$", section, re.MULTILINE)
+    named = {place for cell in cells for place in places(cell)}
+    for kind, last in NUMBERED[author].items():
+        # Sections 1 of the papers introduce them.
+        first = 2 if kind == "Section" else 1
+        missing = {(kind, n) for n in range(first, last + 1)} - named
+        assert not missing, author
+
+
 def test_each_row_has_a_name_or_a_reason():
     rows = re.split(r"\n   \* - ", PAGE)[1:]
     rows = [row for row in rows if not row.startswith("there")]
