@@ -31,14 +31,17 @@ def _overlaps(way: Way) -> bool:
 
 
 def _of_overlap(
-    feature: str, name: str, applies: Callable[[Case, Way], bool]
+    feature: str,
+    name: str,
+    applies: Callable[[Case, Way], bool],
+    reason: str = "an update, or the next minibatch, needs the whole model",
 ) -> Refusal:
     """Returns the refusal of a feature that needs the whole model between steps."""
     return Refusal(
         ("overlap_minibatches", feature),
         lambda case: any(_overlaps(way) and applies(case, way) for way in case.ways),
         f"overlap_minibatches=True does not go together with {name}",
-        "an update, or the next minibatch, needs the whole model",
+        reason,
     )
 
 
@@ -88,8 +91,11 @@ def _is_masked_late(case: Case, compression: str) -> bool:
     return case.update.compression == compression and bool(is_late)
 
 
-#: What waits for the whole model takes updates back, but not what a hook changed.
 _MASKS = "(loss_scale|GradientClipping) and the hook Masks"
+_NOT_TAKEN_BACK = (
+    "with a loss scale or GradientClipping alone: an update is taken back, but not what"
+    " the hook of the masks has changed"
+)
 _OF_MASKS: tuple[tuple[str, str, Callable[[Case, Way], bool]], ...] = (
     ("Prune", _MASKS, lambda case, _: _is_masked_late(case, "prune")),
     ("Prune of channels", _MASKS, lambda case, _: _is_masked_late(case, "channels")),
@@ -187,14 +193,14 @@ REFUSALS: tuple[Refusal, ...] = (
         "a copy of their gradients does not fit into memory",
     ),
     *(_of_overlap(*each) for each in _OF_WHOLE_MODELS),
-    *(_of_overlap(*each) for each in _OF_MASKS),
-    # Only a schedule of two versions cannot confirm the norm later.
+    *(_of_overlap(*each, _NOT_TAKEN_BACK) for each in _OF_MASKS),
     _of_overlap(
         "GradientClipping",
         "GradientClipping",
         lambda case, way: (
             way.has_two_versions and "GradientClipping" in case.update.hooks
         ),
+        "with 'pipedream_2bw' alone: other schedules confirm the norm later",
     ),
     *(_of_two_versions(*each) for each in (*_OF_WHOLE_MODELS, *_OF_TWO_VERSIONS)),
     Refusal(
