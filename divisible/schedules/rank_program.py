@@ -184,6 +184,18 @@ class RankProgram(NamedTuple):
             absences,
         )
 
+    def n_until_losses(self) -> int:
+        """Returns how many tasks this rank has until all losses are computed.
+
+        It is 0 on ranks without the last stage.
+        """
+        last = self.n_stages - 1, "F"
+        found = 0
+        for n, (operation, *_) in enumerate(self.tasks, 1):
+            if isinstance(operation, Action) and operation[:2] == last:
+                found = n
+        return found
+
     @property
     def operations(self) -> list[Operation]:
         """The actions and transfers of this rank, in order."""

@@ -354,9 +354,7 @@ def check_groups(weight_groups: Any) -> int | str:
     return number
 
 
-def waiting_features(
-    stage: Divisible, loss_scale: Any, knows_count: bool
-) -> dict[str, bool]:
+def waiting_features(stage: Divisible, loss_scale: Any) -> dict[str, bool]:
     """Returns whether each feature is used that makes steps wait for all ranks.
 
     The words are those of `pipeline.step.overlap`, without the features that depend on
@@ -365,11 +363,9 @@ def waiting_features(
     Args:
         stage (Divisible): The model, or a stage of it.
         loss_scale: The argument ``loss_scale``.
-        knows_count (bool): Whether the loss counts samples without its outputs.
     """
     return {
         "carry_state": bool(stage.carried_states),
-        "lossfun": not knows_count,
         "loss_scale": isinstance(loss_scale, LossScale),
     }
 

@@ -27,7 +27,6 @@ from divisible.planning.retained_arrays import FULL
 from divisible.planning.units import count
 from divisible.user_warnings import warn_user
 from pipeline.calls.replicas import world_of
-from pipeline.stages.loss import Loss
 from pipeline.start.arguments import Arguments, directory_of, waiting_features
 from pipeline.start.found_machine import find_machine
 from pipeline.start.plan_agreement import (
@@ -388,10 +387,10 @@ def _chosen(
 
 def _may_overlap(arguments: Arguments) -> bool:
     """Returns whether minibatches may overlap, as far as known at the start."""
-    model, known = arguments.stages, Loss(arguments.lossfun, None)
-    is_wanted, scale = arguments.overlap_minibatches is not False, arguments.loss_scale
+    model, is_wanted = arguments.stages, arguments.overlap_minibatches is not False
+    scale = arguments.loss_scale
     if arguments.overlap_minibatches is True:
         # Updates are confirmed later.
         scale = None
-    waits = waiting_features(model, scale, known.knows_count)
+    waits = waiting_features(model, scale)
     return is_wanted and not model.ties and not any(waits.values())

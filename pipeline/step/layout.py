@@ -96,6 +96,8 @@ class Layout:
         self.record: Record | None = None
         self.n_steps = 0
         self.end: StepEnd | None = None
+        # The end of a step that still runs, whose means are on their way already.
+        self._early_end: StepEnd | None = None
         self.stages: dict[int, Stage] = {}
         self._stage_list: list[Stage] = []
 
@@ -109,6 +111,8 @@ class Layout:
         """
         ranks, hooks, self.start = self._ranks, None, start
         self.overlap.check(start, ranks.n_replicas)
+        # Whether gradients need a count that is known when all losses are computed.
+        self._counts_late = not start.knows_count and not self.overlap.feature
         self.stages = make_stages(start, ranks, self.make_stage)
         if self.updates is not None:
             hooks = self.updates.hooks

@@ -7,7 +7,6 @@ They need the whole model between two minibatches::
     ties                 gradients of other stages, for one parameter
     streamed layers      gradients that are written, or used, as they are computed
     carry_state          the number of samples that states belong to
-    lossfun              the number of samples that the mean loss is over
     loss_scale           whether a gradient of some stage is not finite
     GradientClipping     the norm of all gradients
     Rebalance            the times of all stages
@@ -15,6 +14,10 @@ They need the whole model between two minibatches::
 With one of these, ``overlap_minibatches='auto'`` waits at the end of each step, and
 ``True`` refuses the feature. ``True`` accepts ``loss_scale`` and ``GradientClipping``
 if :mod:`pipeline.hooks.late_confirmation` can confirm their updates later.
+
+A ``lossfun`` that counts samples itself makes no step wait. Gradients need the number
+of these samples. The rank of the last stage knows it when it has computed all losses,
+and sends it to all ranks then. Other ranks end their parts of the step later.
 
 Three kinds of steps wait with ``True`` as well:
 
@@ -35,7 +38,6 @@ _NEEDS = {
     "ties": "add up gradients of several stages",
     "streamed layers": "treat gradients while they are computed",
     "carry_state": "passes states on from one minibatch to the next",
-    "lossfun": "tells how many samples it counts only when it has seen all",
     "loss_scale": "skips an update if a gradient of any stage is not finite",
     "GradientClipping": "needs the norm of all stages' gradients",
     "Rebalance": "measures whole steps, and moves layers between them",
@@ -74,7 +76,6 @@ class Overlap:
                 start.arguments.stages[0],
                 # With True, updates are confirmed later.
                 None if self._wish is True else start.arguments.loss_scale,
-                start.knows_count,
             ),
         }
         for feature, is_there in found.items():

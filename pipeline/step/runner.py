@@ -133,6 +133,7 @@ class Runner:
         inputs: Sequence[Any],
         look: Callable[[], None] | None = None,
         unconfirmed: UnconfirmedForwards | None = None,
+        behind_losses: Callable[[], None] | None = None,
     ) -> list[Any] | None:
         """Runs this rank's part of a schedule.
 
@@ -143,6 +144,8 @@ class Runner:
             look: Called between the functions of layers, forward and backward.
             unconfirmed (UnconfirmedForwards or None): Decides whether the first
                 forwards count; ``None`` if they do.
+            behind_losses: Called when the last stage has computed all losses, on its
+                rank. Not together with ``unconfirmed``.
 
         Returns:
             Output tensors of the last stage for each microbatch, on its rank; an empty
@@ -186,6 +189,11 @@ class Runner:
                 if not is_right:
                     return None
                 tasks = tasks[unconfirmed.end :]
+            if behind_losses is not None:
+                n = program.n_until_losses()
+                execute(tasks[:n])
+                behind_losses()
+                tasks = tasks[n:]
             execute(tasks)
         if self._senders:
             self._transport.flush(self.awaited)

@@ -103,7 +103,7 @@ class Step(Layout):
             if exchanges is not None:
                 exchanges.begin(self.ties)
             if unconfirmed is None:
-                self._run(program, inputs, updates, exchanges)
+                self._run(program, inputs, updates, exchanges, tells=self._counts_late)
             else:
                 inputs, scale = self._run_unconfirmed(unconfirmed, inputs, x, t, scale)
             result, correction = self._end_training()
@@ -228,20 +228,24 @@ class Step(Layout):
 
         Returns:
             The means of the minibatch; and the factor for its gradients. Where they
-            need not be known now, the means wait until they are read. Then the number
-            of samples was known before, and the factor is 1.
+            need not be known now, the means wait until they are read. If the number of
+            samples was known before, the factor is 1 then.
         """
         self.record = self.runner.record
         for stage in self._stage_list:
             stage.check_gradients()
         if self.end is not None and self.end.late is not None:
             self.end.late.read()
-        reported = self._end(f"the result of step {self.n_steps + 1}")
+        reported = self._end(self._result)
         if reported or self.overlap.feature or self.current.trial:
             return {**reported, **self.end.means()}, self.end.correction
-        read = self.end.means
+        correction, read = 1.0, self.end.means
+        if self._counts_late:
+            # The last stage's rank has the number, and needs not wait for its messages.
+            known = self.end.rows if self._is_last else self.end.read()
+            correction = float(known[self.end.replica, -1])
         late = LateDict({name: LateValue(name, read) for name in self._loss.names})
-        return late, 1.0
+        return late, correction
 
     def _finish_gradients(
         self, scale: float | None, correction: float, before: Accumulated | None
@@ -282,6 +286,7 @@ class Step(Layout):
         updates: EarlyUpdates | None = None,
         exchanges: EarlyExchanges | None = None,
         unconfirmed: UnconfirmedForwards | None = None,
+        tells: bool = False,
     ) -> list[Any] | None:
         """Runs this rank's part of a schedule; see :meth:`.Runner.run`.
 
@@ -292,6 +297,7 @@ class Step(Layout):
             exchanges (EarlyExchanges or None): Exchanges of gradients in this pass.
             unconfirmed (UnconfirmedForwards or None): The first forwards, if the last
                 update is not confirmed.
+            tells (bool): Whether to tell the means when all losses are computed.
 
         Returns:
             The outputs of each microbatch, on the last stage's rank. ``None`` if the
@@ -305,8 +311,9 @@ class Step(Layout):
         # With one microbatch each weight is used once.
         n_uses = program.n_microbatches
         unchanged = self._unchanged_weights(n_uses) if n_uses > 1 else _NOTHING
+        tell = self._tell_early if tells and self._is_last else None
         with restored_random_state(self._device), unchanged:
-            return self.runner.run(program, inputs, looks, unconfirmed)
+            return self.runner.run(program, inputs, looks, unconfirmed, tell)
 
     def _end(self, about: str) -> dict[str, float]:
         """Compares the call, and begins to tell all ranks its means (``about``).
@@ -314,24 +321,14 @@ class Step(Layout):
         Returns:
             The means of values that layers reported; mostly there are none.
         """
-        ranks, calls, names = self._ranks, self._ranks.calls, self._loss.names
-        values = [0.0] * (2 * len(names) + 1)
+        ranks, calls = self._ranks, self._ranks.calls
         if self._is_last:
-            values = self._loss.outcome()
             for text in self._loss.warnings():
                 warn_user(text)
         calls.finish()
         if calls.carriers:
             self._carried.tell(self._stage_list, calls.agreed.n_samples, ranks.replica)
-        rows, late = np.array([values]), None
-        if ranks.n_replicas > 1:
-            rows = of_replicas(ranks, rows[0], about)
-        elif ranks.size > 1:
-            sent = late_numbers.Filling(ranks.comm, rows, ranks.last, about, RESULT_TAG)
-            late = late_numbers.LateNumbers(
-                calls, rows, sent, ranks.timeout, ranks.watch
-            )
-        self.end = StepEnd(names, ranks.replica, rows, late)
+        self.end, self._early_end = self._early_end or self._tell(about), None
         pending = self._reports[calls.call]
         pending.are_expected = False
         for stage in self._stage_list:
@@ -340,6 +337,31 @@ class Step(Layout):
         if not calls.agreed.somebody_reports:
             return {}
         return results.reported(ranks, pending)
+
+    @property
+    def _result(self) -> str:
+        """The name of a step's means, for error messages."""
+        return f"the result of step {self.n_steps + 1}"
+
+    def _tell_early(self) -> None:
+        """Begins to tell all ranks the means of a step that still runs."""
+        self._early_end = self._tell(self._result)
+
+    def _tell(self, about: str) -> StepEnd:
+        """Begins to tell all ranks the means (``about``)."""
+        ranks, names = self._ranks, self._loss.names
+        values = [0.0] * (2 * len(names) + 1)
+        if self._is_last:
+            values = self._loss.outcome()
+        rows, late = np.array([values]), None
+        if ranks.n_replicas > 1:
+            rows = of_replicas(ranks, rows[0], about)
+        elif ranks.size > 1:
+            sent = late_numbers.Filling(ranks.comm, rows, ranks.last, about, RESULT_TAG)
+            late = late_numbers.LateNumbers(
+                ranks.calls, rows, sent, ranks.timeout, ranks.watch
+            )
+        return StepEnd(names, ranks.replica, rows, late)
 
     def _size_alike(self, inputs: Sequence[Tensors]) -> None:
         """Calls layers without sizes in replicas that have no samples."""

@@ -22,6 +22,14 @@ they have come, whatever becomes of the pipeline.
 So one end is under way at most. A finish waits for one message of one rank, within the
 timeout. The sender needs nothing more from this rank.
 
+**Counts.** A ``lossfun`` that counts samples itself makes all gradients wait for its
+count. The last stage's rank then sends the means behind its last forward, and each rank
+reads them at the end of its part::
+
+    rank 1      F0 F1 F2 I0 F3 I1 F4 I2 W0 I3 W1 I4 W2 W3 W4 reads | update | F0 ...
+    rank 2         F0 I0 F1 I1 F2 I2 F3 I3 F4 I4 W0 W1 W2 W3 W4 | update | F0 ...
+                                              '---> the means
+
 **Comparison of the calls.** The comparison ends within the step. All ranks have begun a
 step before any rank's last backward in it, so no rank waits. A disagreement is raised
 in its own step, before any optimizer updates.

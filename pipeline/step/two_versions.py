@@ -144,7 +144,7 @@ class TwoVersionStep(Step):
         return result
 
     def _run(
-        self, program: RankProgram, inputs: Sequence[Tensors], *others: Any
+        self, program: RankProgram, inputs: Sequence[Tensors], *others: Any, **more: Any
     ) -> list[Any] | None:
         """Runs a program; see :meth:`.Step._run`."""
         if program is self.current.training:
@@ -154,7 +154,7 @@ class TwoVersionStep(Step):
                 copied(tensors) if number in self._carried_over else tensors
                 for number, tensors in enumerate(inputs)
             ]
-        return super()._run(program, inputs, *others)
+        return super()._run(program, inputs, *others, **more)
 
     def evaluate(self, x: Any, t: Any) -> dict[str, float]:
         """Runs a forward and the loss; see :meth:`.Step.evaluate`."""
@@ -257,6 +257,13 @@ class _LateOverlap(Overlap):
     def __init__(self, wish: bool | str, schedule: Schedule) -> None:
         super().__init__(wish)
         self._schedule = schedule
+
+    def check(self, start: Start, n_replicas: int) -> None:
+        """Searches for features that are known at the start; see :class:`.Overlap`."""
+        super().check(start, n_replicas)
+        if not start.knows_count:
+            # A gradient is handed out when its count is that of another minibatch.
+            self.wait_for("lossfun")
 
     def wait_for(self, feature: str, obstacle: str = "") -> None:
         """Refuses features that treat gradients or weights of one minibatch alone.

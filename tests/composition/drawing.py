@@ -196,7 +196,7 @@ def _way(
             exchange["error_feedback"] = True
         if choose.chance(12):
             exchange["double_buffering"] = True
-    may_overlap = n_replicas == 1 and _has_plain_updates(model)
+    may_overlap = n_replicas == 1 and not _needs_whole_model(model)
     options = _options(choose, model, schedule, n_stages, n_layers, may_overlap)
     if not may_round:
         options.pop("hold_dtype", None)
@@ -225,9 +225,14 @@ def _suits_two_versions(model: Model, update: Update) -> bool:
 
 
 def _has_plain_updates(model: Model) -> bool:
-    """Returns whether a stage may update without waiting for another one."""
-    has_more = model.ties or "streamed" in model.blocks or models.carries(model)
-    return model.loss in ("cross entropy", "ignored labels") and not has_more
+    """Returns whether a gradient may wait for the next step."""
+    known = model.loss in ("cross entropy", "ignored labels")
+    return known and not _needs_whole_model(model)
+
+
+def _needs_whole_model(model: Model) -> bool:
+    """Returns whether a stage must wait for others before it updates."""
+    return bool(model.ties or "streamed" in model.blocks or models.carries(model))
 
 
 def _schedule(

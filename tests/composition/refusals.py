@@ -75,6 +75,9 @@ _OF_WHOLE_MODELS: tuple[tuple[str, str, Callable[[Case, Way], bool]], ...] = (
         lambda case, _: "streamed" in case.model.blocks,
     ),
     ("carry_state", "carry_state", lambda case, _: _carries(case)),
+)
+#: Losses that count samples when they have seen the outputs.
+_OF_COUNTS: tuple[tuple[str, str, Callable[[Case, Way], bool]], ...] = (
     ("counted losses", "lossfun", lambda case, _: case.model.loss == "counted"),
     (
         "losses of outputs",
@@ -202,7 +205,10 @@ REFUSALS: tuple[Refusal, ...] = (
         ),
         "with 'pipedream_2bw' alone: other schedules confirm the norm later",
     ),
-    *(_of_two_versions(*each) for each in (*_OF_WHOLE_MODELS, *_OF_TWO_VERSIONS)),
+    *(
+        _of_two_versions(*each)
+        for each in (*_OF_WHOLE_MODELS, *_OF_COUNTS, *_OF_TWO_VERSIONS)
+    ),
     Refusal(
         ("message_dtype", "transport='chainermn'"),
         lambda case: any(

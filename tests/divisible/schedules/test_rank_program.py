@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from divisible.schedules import one_f_one_b
+from divisible.schedules import group_stages, one_f_one_b, zero_bubble_v
 from divisible.schedules.actions import Action, Route
 from divisible.schedules.events import Event
 from divisible.schedules.rank_program import (
@@ -64,6 +64,20 @@ def test_forwards_that_are_run_again():
         assert not task(first, f"0R{i}").takes
     last = program(recompute(one_f_one_b(2, 3)), 1)
     assert not task(last, "1F0").is_recomputed
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rank", "last"),
+    [
+        (one_f_one_b(3, 4), 2, "2F3"),
+        (group_stages(one_f_one_b(2, 4), [1, 2]), 1, "1F2-3"),
+        (zero_bubble_v(2, 3), 0, "3F2"),
+    ],
+)
+def test_tasks_until_the_last_stage_has_computed_all_losses(schedule, rank, last):
+    whole = program(schedule, rank)
+    assert str(whole.tasks[whole.n_until_losses() - 1].operation) == last
+    assert program(schedule, 1 - rank if rank < 2 else 0).n_until_losses() == 0
 
 
 def test_a_timeline_begins_with_the_first_operation():

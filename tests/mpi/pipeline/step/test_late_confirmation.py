@@ -22,7 +22,7 @@ from mixed_precision import (
     to_float16,
 )
 from pipeline import ActionError, Pipeline, load_snapshot, save_snapshot
-from tests.mpi.pipeline.step.test_overlap_bits import LARGE, OPTIMIZERS
+from tests.mpi.pipeline.step.test_overlap_bits import LARGE, OPTIMIZERS, masked_loss
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.overlap import deep_mlp, make
@@ -65,6 +65,8 @@ def combination(seed, widths=(8,)):
 @pytest.mark.parametrize("n_ranks", [pytest.param(2, marks=pytest.mark.matrix), 3])
 def test_updates_that_are_taken_back_leave_no_bit(n_ranks):
     runs = [combination(60 * n_ranks + i) for i in range(len(SCHEDULES))]
+    # The loss counts samples when it has seen the outputs.
+    runs[-1]["options"]["lossfun"] = masked_loss
     assert_on_ranks(n_ranks, _compare_runs, runs, timeout=200)
 
 
@@ -167,6 +169,8 @@ def _train(
     sizes = [n * width // 8 for n in (12, 12, 7, 12, 12, 12, 9, 12, 12)]
     for i, (x, t) in enumerate(make_batches(sizes, n_in=width)):
         clipping.threshold = LOW if i in clipped else HIGH
+        if "lossfun" in options:
+            t[::3] = -1
         found["results"].append(pipe.step(x, t))
         optimizer.update()
         if hasattr(optimizer.hyperparam, "lr"):

@@ -21,6 +21,7 @@ from mixed_precision import MixedPrecision
 from pipeline import Pipeline
 from pipeline.step.late_dict import LateDict
 from tests.support.equivalence import make_batches
+from tests.support.matrix import matrix
 from tests.support.mpiexec import assert_on_ranks
 from tests.support.overlap import deep_mlp, hold_up, make
 
@@ -32,9 +33,19 @@ def test_a_step_does_not_wait_for_the_last_rank(n_ranks):
     assert_on_ranks(n_ranks, _step_without_wait)
 
 
-def _step_without_wait(comm):
+@pytest.mark.parametrize("n_ranks", [3, *matrix(2)])
+def test_a_count_of_samples_does_not_wait_for_the_end_of_the_last_rank(n_ranks):
+    assert_on_ranks(n_ranks, _step_without_wait, {"lossfun": masked_loss})
+
+
+def masked_loss(y, t):
+    """Returns a loss, and the number of samples that it counts."""
+    return F.softmax_cross_entropy(y, t), int((t >= 0).sum())
+
+
+def _step_without_wait(comm, options=None):
     """The last rank ends its step only when the others have updated their stages."""
-    pipe, optimizer = make(comm, overlap_minibatches=True)
+    pipe, optimizer = make(comm, overlap_minibatches=True, **(options or {}))
     batches = make_batches([8] * 3, n_in=8)
     pipe.step(*batches[0])
     optimizer.update()
@@ -117,11 +128,6 @@ def _numbers_of_samples(comm):
     pipe.close()
 
 
-def masked_loss(y, t):
-    """Returns a loss, and the number of samples that it counts."""
-    return F.softmax_cross_entropy(y, t), int((t >= 0).sum())
-
-
 def tied(comm):
     model = deep_mlp()
     model.tie("/0/W", "/12/W")
@@ -147,7 +153,6 @@ FEATURES = {
     "ties": tied,
     "streamed layers": streamed,
     "carry_state": carrying,
-    "lossfun": lambda comm: (comm, {"lossfun": masked_loss}),
     "loss_scale": scaled,
     "overlap_minibatches=False": lambda comm: (comm, {"overlap_minibatches": False}),
 }

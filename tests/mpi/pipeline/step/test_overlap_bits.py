@@ -45,6 +45,7 @@ HOOKS = {
 )
 def test_overlap_changes_no_bit(schedule):
     runs = [(schedule, "MomentumSGD", "none"), (schedule, "Adam", "decay")]
+    runs.append((schedule, "SGD", "none", {"counts_late": True}))
     assert_on_ranks(2, _compare_runs, [*runs, (schedule, "SGD", "clipping")])
 
 
