@@ -3,6 +3,7 @@
     python -m benchmarks.message_dtypes
     OMP_NUM_THREADS=1 python -m benchmarks.message_dtypes --accuracy
     OMP_NUM_THREADS=1 python -m benchmarks.message_dtypes --errors
+    OMP_NUM_THREADS=1 python -m benchmarks.message_dtypes --feedback
 
 The first command runs a perceptron and VGG16 on four emulated hosts, over links of some
 rates. All dtypes take turns, with the same cuts: the best ones for float32, from
@@ -17,6 +18,9 @@ With ``--errors`` the same CNN is trained for some steps. Then the output of eac
 but the last, and its gradient, are coded. The table has the root of the mean squared
 error, relative to that of the numbers. The last column is for blocks of 32 numbers that
 are rotated by a Hadamard matrix before they are coded in 4 bits.
+
+With ``--feedback`` the CNN is trained with errors of gradients fed back, and with
+activations sent as differences to those of the epoch before (`feedback`).
 
 Where hosts cannot be emulated the benchmark reports that; see benchmarks/cluster.
 """
@@ -47,6 +51,7 @@ def main() -> None:
     add = parser.add_argument
     add("--accuracy", action="store_true", help="train a CNN with each dtype")
     add("--errors", action="store_true", help="of activations and gradients")
+    add("--feedback", action="store_true", help="train with what makes up for rounding")
     add("--models", nargs="+", choices=MODELS, default=list(MODELS))
     add("--rates", nargs="+", default=list(TARGETS), help="of the links")
     add("--hosts", type=int, default=4)
@@ -63,7 +68,7 @@ def main() -> None:
     add("--stages", type=int, nargs="+", default=[2, 4], help="of the accuracies")
     add("--output", type=Path)
     arguments = parser.parse_args()
-    if arguments.accuracy or arguments.errors:
+    if arguments.accuracy or arguments.errors or arguments.feedback:
         _in_one_process(arguments)
     else:
         prepare()
@@ -74,13 +79,16 @@ def _in_one_process(arguments: argparse.Namespace) -> None:
     """Trains the CNN with each dtype, or shows what each does to its numbers."""
     # Here, because the process that only starts the hosts should not start MPI.
     from benchmarks.message_dtypes import digits
+    from benchmarks.message_dtypes.feedback import write_feedback
 
-    name = "message_dtypes_accuracy" if arguments.accuracy else "message_dtypes_errors"
-    result = Result(name, arguments.output)
+    what = next(n for n in ("accuracy", "feedback", "errors") if vars(arguments)[n])
+    result = Result(f"message_dtypes_{what}", arguments.output)
     result.write(command(), machine("numpy", "chainer", "scikit-learn"), "")
-    if arguments.accuracy:
-        write = digits.write_accuracies
-        write(result, arguments.stages, arguments.seeds, arguments.epochs, POINTS)
+    size = arguments.stages, arguments.seeds, arguments.epochs
+    if what == "accuracy":
+        digits.write_accuracies(result, *size, POINTS)
+    elif what == "feedback":
+        write_feedback(result, *size)
     else:
         digits.write_errors(result)
     result.save()

@@ -5,7 +5,7 @@
     mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts auto
     mpiexec -n 4 python examples/train/train.py --model vgg16 --cuts 7,15,26
     mpiexec -n 2 python examples/train/train.py --float16
-    mpiexec -n 2 python examples/train/train.py --message-dtype int8
+    mpiexec -n 2 python examples/train/train.py --products bfloat16 --message-dtype int8
     mpiexec -n 2 python examples/train/train.py --model resnet50 --cut-inside-blocks
     mpiexec -n 3 python examples/train/train.py --snapshots 2 --resume auto
 

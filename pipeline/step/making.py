@@ -14,6 +14,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
+import chainer
+import numpy as np
+
+from chainer_kernels.product_dtype import FLOAT32
+from chainer_kernels.switch import products_in_force
 from divisible.communication.collectives import all_gather
 from divisible.communication.one_sided import OneSidedTransport
 from divisible.communication.transport import Transport
@@ -165,6 +170,17 @@ def _make_elsewhere(arguments: Arguments) -> HeldElsewhere | None:
     if in_half:
         store = HeldInHalf(store)
     return HeldElsewhere(store, Leaving(rounds=in_half, others=on_disk))
+
+
+def warn_of_products(device: chainer.backend.Device) -> None:
+    """Warns on a GPU if products in bfloat16 are asked for, which a CPU has alone."""
+    dtype = products_in_force()
+    if device.xp is not np and dtype != FLOAT32:
+        warn_user(
+            f"products are computed in float32 on {device.name}, although {dtype} is"
+            f" asked for: kernels compute it on a CPU only. For convolutions in TF32,"
+            f" set chainer.config.use_cudnn_tensor_core = 'always'"
+        )
 
 
 def warn_of_early_draws(stage: Stage, ranks: Ranks) -> None:

@@ -129,6 +129,17 @@ def test_train_in_float16(tmp_path):
     assert 0 < entry["main/loss"] < 10
 
 
+def test_train_with_narrow_products_and_messages(tmp_path):
+    argv = [*QUICK, "--products", "bfloat16", "--message-dtype", "int8"]
+    output = run(2, [TRAIN, *argv, "--out", tmp_path])
+    assert "test accuracy" in output
+    (narrow,) = json.loads((tmp_path / "log").read_text())
+    run(1, [TRAIN, *QUICK, "--out", tmp_path])
+    (whole,) = json.loads((tmp_path / "log").read_text())
+    assert narrow["main/loss"] != whole["main/loss"]
+    np.testing.assert_allclose(narrow["main/loss"], whole["main/loss"], rtol=0.1)
+
+
 @pytest.mark.matrix
 def test_train_goes_on_after_steps_that_were_skipped(tmp_path):
     """They count, and their loss, which is not a number, is part of the snapshots."""

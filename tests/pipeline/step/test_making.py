@@ -1,13 +1,18 @@
 """What of a pipeline depends on where its layers lie."""
 
+import warnings
+from types import SimpleNamespace
+
 import chainer.links as L
 import numpy as np
 import pytest
 from mpi4py import MPI
 
+import chainer_kernels
 from divisible import Divisible
 from pipeline import Pipeline
 from pipeline.start.agreement import StartAnnouncement, agree
+from pipeline.step.making import warn_of_products
 
 X, T = np.eye(4, 3, dtype=np.float32), np.arange(4, dtype=np.int32) % 3
 
@@ -49,3 +54,15 @@ def test_parts_that_are_made_anew_go_on():
         assert pipe.step(X, T)["loss"] == loss
     for param, grad in zip((p for stage in stages for p in stage.params()), grads):
         np.testing.assert_array_equal(param.grad, grad)
+
+
+def test_products_in_bfloat16_are_not_those_of_a_gpu():
+    gpu = SimpleNamespace(xp=object(), name="@cupy:0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_products(gpu)
+        with chainer_kernels.products("bfloat16"):
+            warn_of_products(SimpleNamespace(xp=np, name="@numpy"))
+    words = "in float32 on @cupy:0, although bfloat16"
+    with chainer_kernels.products("bfloat16"), pytest.warns(UserWarning, match=words):
+        warn_of_products(gpu)
