@@ -34,6 +34,8 @@ MICROBATCHES = {
 #: The hosts and the numbers of microbatches of a quick run.
 QUICK_HOSTS = {"mlp": (2, 4), "vgg16": (2, 4, 8), "resnet50": (2, 4, 8)}
 QUICK_MICROBATCHES = {"mlp": (1, *FIT, 20), "vgg16": (20,), "resnet50": (20,)}
+#: Most units of a layer of perceptrons that a quick run has on any number of hosts.
+QUICK_WIDTH = 896
 #: Microbatches of 600, 240, 120, 60 and 30 samples in Fig. 9 to 11.
 SIZES_MICROBATCHES = (1, 2, 5, 10, 20, 40)
 #: The folder of samples and profiles, and the file of samples in it.
@@ -229,10 +231,14 @@ def quick(points: Iterable[Point]) -> list[Point]:
     return [
         point
         for point in points
-        if point.hosts in QUICK_HOSTS[point.model]
+        if (point.hosts in QUICK_HOSTS[point.model] or _is_narrow(point))
         and point.microbatches in QUICK_MICROBATCHES[point.model]
         and (point.cut, point.schedule) != (OURS, "1f1b")
     ]
+
+
+def _is_narrow(point: Point) -> bool:
+    return point.model == "mlp" and point.size <= QUICK_WIDTH
 
 
 def with_serial(points: Iterable[Point], few: bool = False) -> list[Point]:

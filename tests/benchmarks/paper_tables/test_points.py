@@ -71,6 +71,14 @@ def test_a_quick_run_has_every_way_on_two_to_eight_hosts():
         assert [(point.hosts, point.update) for point in serial] == [(2, True)]
 
 
+@pytest.mark.parametrize("figure, hosts", [(8, 4), (9, 4), (10, 8), (11, 16)])
+def test_a_quick_run_has_some_points_of_every_figure(figure, hosts):
+    points = quick(figures(Scale())[figure])
+    assert {point.hosts for point in points} == {hosts}
+    assert {point.microbatches for point in points} >= {1, 20}
+    assert len({point.size for point in points}) >= (1 if figure == 8 else 2)
+
+
 def test_samples_from_before_the_kernels_state_neither_kernels_nor_update():
     content = to_json(Point("mlp", 64, 40, 4, 1))
     for name in ("kernels", "provider", "update"):
