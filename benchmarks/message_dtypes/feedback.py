@@ -46,10 +46,9 @@ class Way(NamedTuple):
 WAYS = (
     Way(WHOLE),
     *(
-        Way(dtype, feeds_back, sends_differences)
+        Way(dtype, *remedy)
         for dtype in DTYPES
-        for feeds_back in (False, True)
-        for sends_differences in (False, True)
+        for remedy in ((False, False), (True, False), (False, True))
     ),
 )
 
@@ -163,7 +162,7 @@ def write_feedback(
         f" error)"
     )
     for n_stages in stages:
-        result.write("", f"{n_stages} stages{'accuracy':>35}{'loss':>26}")
+        result.write("", f"{n_stages} stages{'accuracy':>22}{'loss':>23}")
         found: dict[Way, list[Outcome]] = {}
         for way in WAYS:
             found[way] = [
@@ -173,7 +172,7 @@ def write_feedback(
                 _column([*zip(*found[way])][i], [*zip(*found[WAYS[0]])][i], digits)
                 for i, digits in enumerate((2, 4))
             ]
-            result.write(f"{way!s:33}{'   '.join(columns)}")
+            result.write(f"{way!s:21}{'   '.join(columns)}")
 
 
 def _column(values: Sequence[float], whole: Sequence[float], digits: int) -> str:
