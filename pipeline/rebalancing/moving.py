@@ -328,9 +328,10 @@ def _make(
         stages[number] = different_stage(task.model, change.stage, change.layer_range)
         stages[number].to_device(change.stage.device)
     after = {**pipe.stages, **stages}
-    of_loss = [p for link in pipe.internals.loss.links.values() for p in link.params()]
+    loss = pipe.internals.loss
+    of_loss = [p for link in loss.links.values() for p in link.params()]
     ordered = [after[number] for number in sorted(after)]
-    mine = StartAnnouncement.of(ordered, of_loss, {})
+    mine = StartAnnouncement.of(ordered, of_loss, {}, loss.knows_count)
     return _Made(stages, files_for(incoming.values())), (mine, announcement())
 
 

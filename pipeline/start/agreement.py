@@ -58,9 +58,9 @@ class StartAnnouncement(NamedTuple):
         n_cores: Number of cores that this process may use.
         arithmetic: Name of the library that computes products and convolutions.
         early_draws: Weights that `from_chain` drew, and the state of the generator.
+        knows_count: Whether its ``lossfun`` counts samples without their outputs.
         hold_in: Place in which its microbatches wait for their backward.
         streamed: Positions of its layers whose weights are on disk.
-        knows_count: Whether its ``lossfun`` counts samples without their outputs.
     """
 
     layer_ranges: Sequence[tuple[int, int]]
@@ -78,9 +78,9 @@ class StartAnnouncement(NamedTuple):
     n_cores: int
     arithmetic: str
     early_draws: EarlyDraws | None
+    knows_count: bool
     hold_in: str = "memory"
     streamed: Sequence[int] = ()
-    knows_count: bool = True
 
     @classmethod
     def of(
@@ -88,8 +88,8 @@ class StartAnnouncement(NamedTuple):
         stages: Sequence[Divisible],
         of_loss: Iterable[chainer.Parameter],
         settings: Mapping[str, str],
+        knows_count: bool,
         hold_in: str = "memory",
-        knows_count: bool = True,
     ) -> StartAnnouncement:
         """Returns the announcement of this rank.
 
@@ -97,8 +97,8 @@ class StartAnnouncement(NamedTuple):
             stages: Its stages, in the order of the model.
             of_loss: The parameters of the loss.
             settings: Arguments as texts, by name.
-            hold_in: Place in which its microbatches wait for their backward.
             knows_count: Whether its ``lossfun`` counts samples without their outputs.
+            hold_in: Place in which its microbatches wait for their backward.
         """
         last = stages[-1]
         is_last = last.layer_range[1] == len(last.model_layers)

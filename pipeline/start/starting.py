@@ -72,8 +72,8 @@ def agree_on_start(comm: Any, arguments: Arguments) -> Start:
             arguments.stages,
             loss.params(),
             settings,
-            place_of(arguments.hold_in),
             loss.knows_count,
+            place_of(arguments.hold_in),
         )
     said = told(comm, (mine, announcement()), arguments.timeout)
     words = [word for word, _ in said]

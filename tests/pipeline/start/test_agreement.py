@@ -48,7 +48,7 @@ def say(model, *ranges, of_loss=(), **arguments):
     stages = [model.divide(*positions) for positions in ranges]
     checked = DEFAULTS._replace(stages=stages, **arguments).checked()
     settings = checked.to_compare(Loss(checked.lossfun, checked.accfun).names)
-    word = StartAnnouncement.of(stages, of_loss, settings)
+    word = StartAnnouncement.of(stages, of_loss, settings, True)
     # As a host on which nothing else runs.
     return word._replace(host="a", n_threads=1, n_cores=4)
 

@@ -56,7 +56,8 @@ def test_threads_of_other_libraries_count():
 
     model = Divisible(Layer(), chainer.links.Linear(3, 3))
     words = [
-        agreement.StartAnnouncement.of([model.divide(i, i + 1)], (), {}) for i in (0, 1)
+        agreement.StartAnnouncement.of([model.divide(i, i + 1)], (), {}, True)
+        for i in (0, 1)
     ]
     assert words[0].n_threads == 100_000
     assert words[1].n_threads < 100_000

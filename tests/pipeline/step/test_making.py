@@ -45,7 +45,7 @@ def test_parts_that_are_made_anew_go_on():
         loss = pipe.step(X, T)["loss"]
         grads = [param.grad.copy() for stage in stages for param in stage.params()]
         runner, hooks = pipe.internals.step.runner, pipe.internals.step.updates.hooks
-        pipe.internals.lay_out(agree([StartAnnouncement.of(stages, (), {})]))
+        pipe.internals.lay_out(agree([StartAnnouncement.of(stages, (), {}, True)]))
         assert (
             pipe.internals.step.runner is not runner
             and pipe.internals.ties is pipe.internals.step.ties

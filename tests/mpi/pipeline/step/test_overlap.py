@@ -18,7 +18,7 @@ from divisible import Divisible, Machine, Plan, carry_state, deferred_init
 from divisible.planning.conditions import Conditions
 from divisible.streaming import Streamed
 from mixed_precision import MixedPrecision
-from pipeline import Pipeline
+from pipeline import Pipeline, rebalance
 from pipeline.step.late_dict import LateDict
 from tests.support.equivalence import make_batches
 from tests.support.matrix import matrix
@@ -64,6 +64,32 @@ def _step_without_wait(comm, options=None):
     assert means == means[:1] * comm.size
     assert all(type(value) is float for value in means[0][0].values())
     pipe.close()
+
+
+def test_a_count_is_awaited_after_a_move_of_layers_too():
+    assert_on_ranks(2, _count_after_a_move)
+
+
+def _count_after_a_move(comm):
+    """Ignored labels change the mean of gradients, wherever the layers are."""
+    x, t = make_batches([10], n_in=8)[0]
+    t[:6] = -1
+    found = []
+    for moves in (False, True):
+        pipe, optimizer = make(comm, "1f1b", lossfun=masked_loss)
+        if moves:
+            rebalance(pipe, [optimizer], [0, 3, 15], deep_mlp)
+        pipe.step(x, t)
+        own = {
+            path: param.grad
+            for stage in pipe.stages.values()
+            for path, param in stage.namedparams()
+        }
+        found.append({k: v for each in comm.allgather(own) for k, v in each.items()})
+        pipe.close()
+    assert len(found[0]) == 16 and found[0].keys() == found[1].keys()
+    for path, expected in found[0].items():
+        np.testing.assert_allclose(found[1][path], expected, 1e-5, 1e-7, err_msg=path)
 
 
 def test_another_thread_may_read_results():
