@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from chainer_kernels.hooks import is_observed
+from divisible.random_streams import stream_words
 from divisible.running_averages import RunningAverage
 from torch_layers.chained import ChainedFunction
 from torch_layers.function import TorchFunction
@@ -255,6 +256,10 @@ class TorchLayer(chainer.Link):
                 a leaf.
             inputs: The leaves.
         """
+        if self._draws and stream_words() is not None:
+            # Masks are drawn in the order of the memory, in which kernels may have
+            # written the input.
+            inputs = [x.contiguous() for x in inputs]
         if structure is None:
             return self.module(*inputs)
         args, kwargs = with_leaves(structure, inputs)

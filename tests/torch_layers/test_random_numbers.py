@@ -24,6 +24,23 @@ MODULES = [
 ]
 
 
+def test_masks_do_not_depend_on_the_order_of_the_memory():
+    x = np.ones((2, 3, 4, 5), np.float32)
+    channels_last = x.transpose(0, 2, 3, 1).copy().transpose(0, 3, 1, 2)
+    assert not channels_last.flags.c_contiguous
+    layer, key, found = TorchLayer(nn.Dropout()), RandomKey(1, 0, 0), []
+    for array in (x, channels_last):
+        leaf = chainer.Variable(array)
+        with keyed_random_state(key):
+            begin_stream(key, 0)
+            y = layer(leaf)
+        y.grad = np.ones_like(y.array)
+        y.backward()
+        found.append((y.array, leaf.grad))
+    for one, other in zip(*found):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("module, expected", MODULES, ids=str)
 def test_groups_run_once_unless_a_module_normalizes_or_draws(module, expected):
     layer, calls = TorchLayer(module), {}
