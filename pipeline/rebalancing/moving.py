@@ -131,7 +131,8 @@ def rebalance(
     layer takes with it its parameters and persistent values, the optimizer's state,
     float32 master weights, and which parameters are frozen. Its random numbers depend
     on its position, not on its stage. So training goes on as if the layers had not
-    moved, bit for bit.
+    moved, bit for bit. States that layers carry from one evaluation to the next
+    (`divisible.carry_state`) are dropped.
 
     Either all layers move or none does. ``build`` must make everything that a layer has
     besides parameters and persistent values. An example is a number or a link hook that

@@ -60,6 +60,7 @@ class Serial:
         self._trained: dict[int, Any] = {}
         self._evaluated: dict[int, Any] = {}
         self._is_cut = models.sees_microbatches(case.model)
+        self._cuts = self.way.cuts
         self._n_steps = 0
         # Largest gradient, before hooks.
         self._largest = 0.0
@@ -132,6 +133,7 @@ class Serial:
             if not (self.way.is_double_buffered and event.way.is_double_buffered):
                 self._late = None
             self.way, self._evaluated = event.way, {}
+            self._cuts = event.way.cuts
         if event.name == "evaluate":
             means, _ = self._pass(x, t, False)
             record.add("evaluate", means)
@@ -140,6 +142,9 @@ class Serial:
             record.add("predict", self._of_replicas(outputs))
         elif event.name == "move":
             self._flush()
+            if event.cuts != self._cuts:
+                # No state of an evaluation moves.
+                self._cuts, self._evaluated = event.cuts, {}
         elif event.name == "shrink":
             self._compress.shrink()
         elif event.name == "reset":
