@@ -88,14 +88,16 @@ class GraphWalk:
         if not self._defer and completion is not None:
             steps = [(f, _targets(f)) for f in functions_behind(outputs)]
             completion.expect(self._parameters_of(steps))
-        ends = [weakref.ref(y.node) for y in outputs]
+        ends = []
         with chainer.using_config("enable_backprop", False):
             for y, gy in zip(outputs, output_gradients):
+                node = y.node
+                ends.append(weakref.ref(node))
                 if gy is not None and y.requires_grad:
                     gy = _unchecked(gy, requires_grad=False, layout=y.layout)
-                    self._gradients.setdefault(y.node, []).append(gy)
-                    self._route(y.node)
-            y = gy = None
+                    self._gradients.setdefault(node, []).append(gy)
+                    self._route(node)
+            y = gy = node = None
             outputs.clear()
             output_gradients.clear()
             while self._activations.heap:

@@ -317,7 +317,9 @@ class Stage:
         is_last = not (split or self._n_backwards)
         between = [*gradients]
         for segment in self._from_last(is_last):
-            given = {name: skip_gradients.pop(name) for name in segment.hands_over}
+            given = {}
+            for name in segment.hands_over:
+                given[name] = skip_gradients.pop(name)
             between, taken = segment.backward(microbatch, between, given, split)
             skip_gradients.update(taken)
         gradients = tuple(between)
