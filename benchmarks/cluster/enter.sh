@@ -17,10 +17,15 @@ done
 case $member in
   # With this machine's /sys, where the control groups are that the line above needs.
   *-switch) exec nsenter "--net=/run/netns/$member" "$@" ;;
-  # With a /sys of its own, where MPI finds the host's links; and with a name and
-  # shared memory of its own, by which programs tell hosts apart.
+  # With a /sys of its own, where MPI finds the host's links; there, too, with this
+  # machine's control groups, which limit the host; and with a name and shared memory
+  # of its own, by which programs tell hosts apart.
   *)
-    exec unshare --uts --ipc /bin/sh -c 'hostname "$1"; shift; exec "$@"' enter \
-      "host${member##*-}" ip netns exec "$member" /bin/sh -c "$*"
+    groups=/run/emulated-groups
+    mkdir -p "$groups"
+    exec unshare --uts --ipc --mount /bin/sh -c \
+      'hostname "$1"; mount --rbind /sys/fs/cgroup "$2"; shift 2; exec "$@"' enter \
+      "host${member##*-}" "$groups" ip netns exec "$member" /bin/sh -c \
+      "mount --rbind $groups /sys/fs/cgroup; $*"
     ;;
 esac
