@@ -22,7 +22,6 @@ minibatches are clipped. Forwards that ran with the wrong parameters run again:
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import time
 from pathlib import Path
@@ -30,6 +29,7 @@ from typing import Any
 
 from benchmarks.common.hosts import PAUSE, Hosts, prepare, run
 from benchmarks.common.results import Result, alternate, command, machine, ratios
+from benchmarks.overlapped_minibatches import clip, scales_of
 from divisible.schedules import Costs, create
 from divisible.schedules.catalogue import CATALOGUE
 from divisible.schedules.simulator import simulate
@@ -40,8 +40,6 @@ WIDTH, ROWS = 256, 32
 SCHEDULES = ("1f1b", "zb_h1", "zb_h2", "zb_v")
 #: The kinds of runs, and whether their minibatches overlap.
 KINDS = {"waits": False, "overlaps": True}
-#: Factor of the inputs in minibatches whose gradients are clipped.
-LARGER = 8.0
 #: Seconds that a rank may wait for another, and that all runs may take.
 TIMEOUT, DEADLINE = 60.0, 3600
 
@@ -95,14 +93,10 @@ class Run:
         self.pipe = Pipeline(model, comm, plan=plan, **options)
         self._x, self._t = minibatch(WIDTH, ROWS * N_MICROBATCHES)
         self._optimizer = self.pipe.setup(chainer.optimizers.MomentumSGD(1e-6))
-        self._scales = [1.0] * job["minibatches"]
+        self._scales = scales_of(job["minibatches"], job["clipped"])
         if job["clipped"]:
             self.pipe.step(self._x, self._t)
-            hook = chainer.optimizer_hooks.GradientClipping(2 * self._norm())
-            self._optimizer.add_hook(hook)
-            for i in range(job["clipped"]):
-                middle = (2 * i + 1) * job["minibatches"] // (2 * job["clipped"])
-                self._scales[middle] = LARGER
+            clip(comm, self._optimizer)
         self._needed = 3 * chunks * N_MICROBATCHES * job["minibatches"]
 
     def prepare(self) -> None:
@@ -147,11 +141,6 @@ class Run:
             busy += end - begin
         result["loss"]
         return busy, end - starts[0]
-
-    def _norm(self) -> float:
-        """Returns the norm of the gradients of all stages."""
-        grads = [p.grad for p in self._optimizer.target.params() if p.grad is not None]
-        return math.sqrt(self._comm.allreduce(sum(float((g * g).sum()) for g in grads)))
 
 
 def _sleep(seconds: float) -> Any:

@@ -141,13 +141,10 @@ class Run:
         self.pipe = Pipeline(build(point), comm, plan=plan, **options)
         self._x, self._t = minibatch(point, point.batch)
         self._optimizer = self.pipe.setup(chainer.optimizers.MomentumSGD(1e-6))
-        self._scales = [1.0] * n
+        self._scales = scales_of(n, job["clipped"])
         if job["clipped"]:
             self.pipe.step(self._x, self._t)
-            hook = chainer.optimizer_hooks.GradientClipping(2 * self._norm())
-            self._optimizer.add_hook(hook)
-            for i in range(job["clipped"]):
-                self._scales[(2 * i + 1) * n // (2 * job["clipped"])] = LARGER
+            clip(comm, self._optimizer)
 
     def measure(self) -> tuple[float, float]:
         """Returns the seconds of a minibatch, and the idle share, of all hosts."""
@@ -171,10 +168,36 @@ class Run:
                 quiet_barrier(self._comm)
         result["loss"]
 
-    def _norm(self) -> float:
-        """Returns the norm of the gradients of all stages."""
-        grads = [p.grad for p in self._optimizer.target.params() if p.grad is not None]
-        return math.sqrt(self._comm.allreduce(sum(float((g * g).sum()) for g in grads)))
+
+def scales_of(n: int, n_clipped: int) -> list[float]:
+    """Returns the factors of the inputs of minibatches, some of which are clipped.
+
+    Args:
+        n: Number of minibatches.
+        n_clipped: Number of those whose gradients are larger, evenly among them.
+
+    Example:
+        >>> scales_of(4, 2)
+        [1.0, 8.0, 1.0, 8.0]
+    """
+    scales = [1.0] * n
+    for i in range(n_clipped):
+        scales[(2 * i + 1) * n // (2 * n_clipped)] = LARGER
+    return scales
+
+
+def clip(comm: Any, optimizer: Any) -> None:
+    """Lets gradients be clipped at twice the norm that they have now.
+
+    Args:
+        comm (mpi4py.MPI.Comm): Communicator of the ranks.
+        optimizer: Optimizer of this rank's stages.
+    """
+    import chainer
+
+    grads = [p.grad for p in optimizer.target.params() if p.grad is not None]
+    norm = math.sqrt(comm.allreduce(sum(float((g * g).sum()) for g in grads)))
+    optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(2 * norm))
 
 
 def measure(
