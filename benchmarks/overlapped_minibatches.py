@@ -187,7 +187,7 @@ def scales_of(n: int, n_clipped: int) -> list[float]:
 
 
 def clip(comm: Any, optimizer: Any) -> None:
-    """Lets gradients be clipped at twice the norm that they have now.
+    """Adds a clipping of gradients at twice the norm that they have now.
 
     Args:
         comm (mpi4py.MPI.Comm): Communicator of the ranks.

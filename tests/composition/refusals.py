@@ -205,6 +205,18 @@ REFUSALS: tuple[Refusal, ...] = (
         ),
         "with 'pipedream_2bw' alone: other schedules confirm the norm later",
     ),
+    _of_overlap(
+        "transport='chainermn'",
+        "(loss_scale|GradientClipping) and transport='chainermn'",
+        lambda case, way: (
+            way.get("transport") == "chainermn"
+            and (
+                "GradientClipping" in case.update.hooks or bool(case.update.loss_scale)
+            )
+        ),
+        "with a loss scale or GradientClipping alone: its sends block, so no update is"
+        " confirmed later",
+    ),
     *(
         _of_two_versions(*each)
         for each in (*_OF_WHOLE_MODELS, *_OF_COUNTS, *_OF_TWO_VERSIONS)
