@@ -160,13 +160,13 @@ class Start(NamedTuple):
         dtypes: Floating-point types of all stages' parameters.
         cuts: Positions at which the layers of the stages begin, and at which the last
             end.
+        knows_count: Whether ``lossfun`` counts samples without their outputs.
         name: Name of the pipeline's communicator.
         arguments: This rank's arguments, checked and in plain forms. Arguments that
             must be equal on all ranks are equal.
         loss: Loss behind the last layer, made from the arguments.
         hold_in: Place in which each rank's microbatches wait for their backward.
         streamed: Positions of the layers whose weights are on disk.
-        knows_count: Whether ``lossfun`` counts samples without their outputs.
     """
 
     stage_ranks: list[int]
@@ -174,12 +174,12 @@ class Start(NamedTuple):
     shared: list[SharedParameter]
     dtypes: set[np.dtype]
     cuts: list[int]
+    knows_count: bool
     name: str = ""
     arguments: Arguments | None = None
     loss: Loss | None = None
     hold_in: Sequence[str] = ()
     streamed: Sequence[int] = ()
-    knows_count: bool = True
 
     @property
     def routes(self) -> list[Route]:

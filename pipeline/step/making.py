@@ -172,7 +172,7 @@ def _make_elsewhere(arguments: Arguments) -> HeldElsewhere | None:
     return HeldElsewhere(store, Leaving(rounds=in_half, others=on_disk))
 
 
-def warn_of_products(device: chainer.backend.Device) -> None:
+def warn_of_gpu_products(device: chainer.backend.Device) -> None:
     """Warns on a GPU if products in bfloat16 are asked for, which a CPU has alone."""
     dtype = products_in_force()
     if device.xp is not np and dtype != FLOAT32:

@@ -41,7 +41,7 @@ from pipeline.step.empty_replicas import sample_from_elsewhere
 from pipeline.step.evaluating import evaluating
 from pipeline.step.late_dict import LateDict, LateValue
 from pipeline.step.layout import Layout
-from pipeline.step.making import warn_of_early_draws, warn_of_products
+from pipeline.step.making import warn_of_early_draws, warn_of_gpu_products
 from pipeline.step.message_shapes import find_message_shapes
 from pipeline.step.refusals import REFUSED, check_refusals, refusal_of
 from pipeline.step.step_end import StepEnd, of_replicas
@@ -74,7 +74,7 @@ class Step(Layout):
         exchanges = self.early_exchanges if self.early_exchanges.are_wanted else None
         if not self.n_steps:
             warn_of_early_draws(self._stage_list[0], self._ranks)
-            warn_of_products(self._device)
+            warn_of_gpu_products(self._device)
         with chainer.force_backprop_mode(), np.errstate(**self._float_errors):
             scale = None if self._loss_scale is None else self._read_loss_scale()
             if updates is not None:

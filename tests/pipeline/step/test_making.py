@@ -12,7 +12,7 @@ import chainer_kernels
 from divisible import Divisible
 from pipeline import Pipeline
 from pipeline.start.agreement import StartAnnouncement, agree
-from pipeline.step.making import warn_of_products
+from pipeline.step.making import warn_of_gpu_products
 
 X, T = np.eye(4, 3, dtype=np.float32), np.arange(4, dtype=np.int32) % 3
 
@@ -60,9 +60,9 @@ def test_products_in_bfloat16_are_not_those_of_a_gpu():
     gpu = SimpleNamespace(xp=object(), name="@cupy:0")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_of_products(gpu)
+        warn_of_gpu_products(gpu)
         with chainer_kernels.products("bfloat16"):
-            warn_of_products(SimpleNamespace(xp=np, name="@numpy"))
+            warn_of_gpu_products(SimpleNamespace(xp=np, name="@numpy"))
     words = "in float32 on @cupy:0, although bfloat16"
     with chainer_kernels.products("bfloat16"), pytest.warns(UserWarning, match=words):
-        warn_of_products(gpu)
+        warn_of_gpu_products(gpu)
