@@ -6,9 +6,13 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from benchmarks.common.hosts import Hosts, run
 from benchmarks.common.results import alternate
 from benchmarks.paper_tables.points import Point, from_json, to_json
+from divisible.schedules.actions import KINDS
+from divisible.schedules.timeline import Timeline
 
 UNDIVIDED = "undivided"
 #: Seconds that a rank may wait for another.
@@ -52,6 +56,13 @@ def in_turn(
         return Turns(**run(hosts, __name__, job, deadline))
 
 
+def stage_seconds(timeline: Timeline) -> list[float]:
+    """Returns the seconds that each stage computed; a rank may have several."""
+    computes = timeline.category < len(KINDS)
+    seconds = (timeline.end - timeline.start)[computes]
+    return np.bincount(timeline.stage[computes], seconds).tolist()
+
+
 def work(job: dict[str, Any]) -> dict[str, Any]:
     """Runs on each host; the answer of the first one counts."""
     # Here, because the process that only starts the hosts should not start MPI.
@@ -86,7 +97,7 @@ def work(job: dict[str, Any]) -> dict[str, Any]:
         if name in pipes:
             timeline = pipes[name].timeline()
             if comm.rank == 0:
-                stages[name].append(timeline.busy.tolist())
+                stages[name].append(stage_seconds(timeline))
         return found
 
     # The first steps get their memory, and learn how large the messages are.
