@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ class Record:
         skipped: Numbers of minibatches whose update a loss scale has skipped.
         rounded: By number of an entry, the largest number that was rounded on the way
             to its values, if it is larger than they are.
+        diverges_at: Number of the first entry for which there were numbers that the
+            dtype of the model may lack; infinite if there were none.
     """
 
     def __init__(self) -> None:
@@ -35,6 +38,7 @@ class Record:
         self.state: dict[str, Any] = {}
         self.skipped: list[int] = []
         self.rounded: dict[int, float] = {}
+        self.diverges_at = math.inf
 
     def add(self, name: str, values: dict[str, Any]) -> None:
         """Adds what a call has returned."""

@@ -7,6 +7,7 @@ documentation says a serial script has to. Every other model sees whole minibatc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import chainer
@@ -21,6 +22,7 @@ from divisible.random_streams import named_stream
 from tests.composition import models
 from tests.composition.cases import Case, Event, Way
 from tests.composition.losses import LOSSES
+from tests.composition.observing import LARGEST_NUMBERS, Largest, Normalized
 from tests.composition.record import Record
 from tests.composition.updating import (
     add_hooks,
@@ -53,7 +55,7 @@ class Serial:
         set_rates(case, self.model)
         self._compress = compression_of(case, self.optimizer)
         self._measure = LOSSES[case.model.loss]
-        self._normalized = _Normalized()
+        self._normalized = Normalized()
         self._states = [
             (link, name) for _, link in carrying(self.model) for name in declared(link)
         ]
@@ -102,12 +104,29 @@ class Serial:
         events = list(self.case.life.events)
         for number in range(len(self.case.life.sizes)):
             while events and events[0].before == number:
-                self._happen(events.pop(0), number, record)
-            self._train(number, record)
+                with self._watched(record):
+                    self._happen(events.pop(0), number, record)
+            with self._watched(record):
+                self._train(number, record)
         for event in events:
-            self._happen(event, len(self.case.life.sizes) - 1, record)
+            with self._watched(record):
+                self._happen(event, len(self.case.life.sizes) - 1, record)
         record.keep_state(self._state())
         return record
+
+    @contextmanager
+    def _watched(self, record: Record) -> Iterator[None]:
+        """Notes in the record whether numbers appear that the dtype may lack."""
+        limit = LARGEST_NUMBERS.get(self.case.model.dtype)
+        if limit is None:
+            yield
+            return
+        first = len(record.entries)
+        with Largest() as numbers:
+            yield
+        # The ranks' numbers have rounding errors.
+        if numbers.largest > limit / 2:
+            record.diverges_at = min(record.diverges_at, first)
 
     def _state(self) -> dict[str, Any]:
         found = {}
@@ -341,36 +360,3 @@ def _is_normalization(model: Any, param: chainer.Parameter) -> bool:
         if any(vars(link).get(name) is param for name in ("gamma", "beta")):
             return True
     return False
-
-
-class _Normalized(chainer.FunctionHook):
-    """Keeps the inputs of batch normalization, to move averages once a minibatch."""
-
-    def begin(self, model: Any) -> list[tuple[Any, Any, Any]]:
-        self._inputs: dict[int, list[Any]] = {}
-        self._links = [
-            link
-            for link in model.links()
-            if isinstance(link, chainer.links.BatchNormalization)
-        ]
-        return [
-            (link, link.avg_mean.copy(), link.avg_var.copy()) for link in self._links
-        ]
-
-    def forward_preprocess(self, function: Any, in_data: Any) -> None:
-        mean = getattr(function, "running_mean", None)
-        for link in self._links:
-            if mean is not None and link.avg_mean is mean:
-                self._inputs.setdefault(id(link), []).append(in_data[0].copy())
-
-    def finish(self, before: list[tuple[Any, Any, Any]]) -> None:
-        for link, mean, variance in before:
-            if id(link) not in self._inputs:
-                continue
-            x = np.concatenate(self._inputs[id(link)])
-            axes = tuple(i for i in range(x.ndim) if i != 1)
-            n = x.size // x.shape[1]
-            decay = link.decay
-            link.avg_mean[...] = decay * mean + (1 - decay) * x.mean(axis=axes)
-            unbiased = x.var(axis=axes) * (n / max(n - 1, 1))
-            link.avg_var[...] = decay * variance + (1 - decay) * unbiased

@@ -3,10 +3,12 @@
 import itertools
 import os
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
 from tests.composition.cases import parse
+from tests.composition.comparison import differences
 from tests.composition.drawing import cases, draw
 from tests.composition.driver import run_cases, run_one
 from tests.composition.faults import FAULTS
@@ -15,6 +17,7 @@ from tests.composition.judging import FAULT, RIGHT, Verdict
 from tests.composition.rare import rare_cases
 from tests.composition.refusals import REFUSALS
 from tests.composition.scripts import script
+from tests.composition.serial import Serial
 from tests.composition.shrinking import candidates, shrink
 from tests.composition.tally import LEAST, Tally, refused_together
 
@@ -25,6 +28,14 @@ N = int(os.environ.get("N", 1000))
 SEED = int(os.environ.get("SEED", 1))
 #: Cases within which a planted fault is to be found.
 MOST_PLANTED = 500
+
+#: A case whose numbers exceed those of float16 in the last minibatch.
+DIVERGES = (
+    "Case(seed=800780, model=Model(blocks=('residual', 'residual', 'residual',"
+    " 'dictionary', 'split', 'scaled', 'linear', 'tuples', 'tuples', 'scaled'),"
+    " dtype='float16'), way=Way(cuts=(0, 15)), update=Update(loss_scale=64.0),"
+    " life=Life(sizes=(6, 6, 6, 6)))"
+)
 
 
 def faults_among(drawn):
@@ -85,6 +96,19 @@ def test_rare_pairs_are_chosen_first():
     for _ in range(LEAST):
         before.add(chosen[0], verdict)
     assert rare_cases(before, 1, [chosen[0].seed]) == []
+
+
+def test_numbers_behind_infinity_are_not_compared():
+    case = parse(DIVERGES)
+    found, expected = Serial(case).live(), Serial(case).live()
+    assert (expected.diverges_at, len(expected.entries)) == (6, 8)
+    for entry in found.entries[6:]:
+        entry.values.update(dict.fromkeys(entry.values, np.nan))
+    found.state = dict.fromkeys(found.state, np.nan)
+    assert not differences(case, found, lambda changed_by: expected)
+    found.entries[4].values["loss"] = np.nan
+    (difference,) = differences(case, found, lambda changed_by: expected)
+    assert difference.what == "step loss of call 4"
 
 
 def test_a_case_is_shrunk_to_what_fails():
