@@ -1,4 +1,4 @@
-"""One call of a module, with a graph of PyTorch of its own.
+"""One call of a module, or of several small ones, with a graph of PyTorch of its own.
 
 ::
 
@@ -6,7 +6,9 @@
     gx, gweight, gbias <-------- graph <--- gy          backward, whole or in halves
 
 The graph begins at leaves and ends at the outputs. It belongs to the call, and is
-released by its backward.
+released by its backward. A call may go on with the modules of the next layers::
+
+    leaf for x, weight, bias --> Linear --> ReLU --> Linear --> y
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import functools
 import operator
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -34,7 +36,7 @@ from torch_layers.saved_tensors import saved_arrays
 
 
 class CalledLayer(Protocol):
-    """The layer whose module is called.
+    """A layer whose module is called.
 
     Attributes:
         module: The module.
@@ -62,22 +64,24 @@ class ModuleCall:
         parameters: The parameters of the module that have a gradient.
 
     Attributes:
-        layer: The layer.
-        parameters: See above.
+        layers: The layer, and those with which the call has gone on.
+        parameters: Their parameters that have a gradient, those of the last layer
+            first.
     """
 
-    __slots__ = ("_graph", "_half", "_has_hooks", "_leaves", "layer", "parameters")
+    __slots__ = ("_graph", "_half", "_has_hooks", "_leaves", "layers", "parameters")
 
     def __init__(self, layer: CalledLayer, parameters: Sequence[torch.Tensor]) -> None:
-        self.layer, self.parameters = layer, parameters
+        self.layers, self.parameters = [layer], parameters
         self._graph: Graph | None = None
         # The other half of the backward, and the indexes of its results.
         self._half: tuple[SecondHalf, list[int]] | None = None
 
     @property
     def label(self) -> str:
-        """The name of the layer, for hooks and errors."""
-        return f"TorchLayer({type(self.layer.module).__name__})"
+        """The name of the layers, for hooks and errors."""
+        names = [type(layer.module).__name__ for layer in self.layers]
+        return f"TorchLayer({', '.join(names)})"
 
     def run(
         self,
@@ -114,30 +118,74 @@ class ModuleCall:
                 else leaf
                 for leaf, is_needed in zip(leaves, needed)
             ]
-        contexts = self.layer.contexts()
-        if collect is not None:
-            contexts.append(collecting(collect))
-        if torch.is_grad_enabled() is not has_graph:
-            contexts.append(torch.enable_grad() if has_graph else torch.no_grad())
         n_hooks = RemovableHandle.next_id
-        if contexts:
-            with ExitStack() as stack:
-                for each in contexts:
-                    stack.enter_context(each)
-                y = self.layer.call(structure, given)
-        else:
-            y = self.layer.call(structure, given)
+        y = self._call_last(structure, given, has_graph, collect)
         # PyTorch refuses this itself where an input has a gradient.
         if any([leaf._version for leaf in leaves]):
-            raise RuntimeError(
-                f"{self.label}: an in-place operation has changed an input, which other"
-                f" layers, and the script, may still read. Let the module write"
-                f" elsewhere, as by nn.ReLU(inplace=False)"
-            )
+            self._refuse_in_place()
         if has_graph:
             self._leaves = leaves
             self._has_hooks = RemovableHandle.next_id != n_hooks
         return y
+
+    def add(self, layer: CalledLayer, parameters: Sequence[torch.Tensor]) -> None:
+        """Adds the next layer, whose module :meth:`go_on` calls.
+
+        Args:
+            layer (TorchLayer): The layer, which collects no statistics.
+            parameters: The parameters of its module that have a gradient, none of which
+                the call has already.
+        """
+        self.layers.append(layer)
+        self.parameters = (*parameters, *self.parameters)
+
+    def go_on(self, x: torch.Tensor) -> Any:
+        """Calls the module of the layer that was added, within the same graph.
+
+        Args:
+            x: The result of the call so far.
+
+        Returns:
+            The result of the module.
+
+        Raises:
+            RuntimeError: If the module has changed its input in place.
+        """
+        version, n_hooks = x._version, RemovableHandle.next_id
+        y = self._call_last(None, (x,), True)
+        if x._version != version:
+            self._refuse_in_place()
+        self._has_hooks |= RemovableHandle.next_id != n_hooks
+        return y
+
+    def _call_last(
+        self,
+        structure: Any,
+        given: Sequence[torch.Tensor],
+        has_graph: bool,
+        collect: Collect | None = None,
+    ) -> Any:
+        """Calls the module of the last layer, in its contexts."""
+        layer = self.layers[-1]
+        contexts = layer.contexts()
+        if collect is not None:
+            contexts.append(collecting(collect))
+        if torch.is_grad_enabled() is not has_graph:
+            contexts.append(torch.enable_grad() if has_graph else torch.no_grad())
+        if not contexts:
+            return layer.call(structure, given)
+        with ExitStack() as stack:
+            for each in contexts:
+                stack.enter_context(each)
+            return layer.call(structure, given)
+
+    def _refuse_in_place(self) -> NoReturn:
+        name = type(self.layers[-1].module).__name__
+        raise RuntimeError(
+            f"TorchLayer({name}): an in-place operation has changed an input, which"
+            f" other layers, and the script, may still read. Let the module write"
+            f" elsewhere, as by nn.ReLU(inplace=False)"
+        )
 
     def keep_graph(self, outputs: Sequence[torch.Tensor]) -> None:
         """Keeps what the backward needs, without the inputs and outputs themselves.
@@ -187,7 +235,8 @@ class ModuleCall:
             RuntimeError: If a backward has used the graph already.
         """
         # Parameters may have got the arrays of this call back, as with two versions.
-        self.layer.share_parameters()
+        for layer in self.layers:
+            layer.share_parameters()
         if self._half is not None:
             (half, later), self._half = self._half, None
             return _at(indexes, later, half.run())

@@ -10,6 +10,11 @@ pass one tensor to each other share one::
 Each module keeps a graph of its own. So the backward runs layer by layer, as without a
 chain: each has its halves, adds the gradients of its weights, and then releases what it
 kept. Results have the same bits.
+
+To begin a graph and to run it backward takes longer than a small module. So a graph
+goes on with the next modules while all are PyTorch's own, and pass few numbers. The
+gradients of their weights then come together. A backward in two halves keeps the whole
+graph for the second half.
 """
 
 from __future__ import annotations
@@ -28,12 +33,23 @@ from torch_layers.shared_memory import Trained
 
 Array = Any
 
+# Limits of a graph of several modules: elements that one passes to the next, elements
+# of all parameters, and modules. Larger modules hardly gain by sharing a graph, and
+# hooks that poll for messages run between graphs.
+_MOST_PASSED, _MOST_WEIGHTS, _MOST_MODULES = 2**14, 2**18, 8
+
 # Dtypes of what passes from module to module as it is.
 _PASSED = frozenset({torch.float16, torch.float32, torch.float64})
 
 
 class ChainedLayer(CalledLayer, Protocol):
-    """A layer that is called within a chain."""
+    """A layer that is called within a chain.
+
+    Attributes:
+        is_simple: See :attr:`.TorchLayer.is_simple`.
+    """
+
+    is_simple: bool
 
     def begin_call(self) -> Trained:
         """Shares memory, and returns the parameters that have a gradient."""
@@ -74,35 +90,41 @@ class ChainedFunction(TorchFunction):
         """
         has_graph = chainer.config.enable_backprop
         hooks = [*chainer.get_function_hooks().values()]
-        array: Array = x.array
-        tensor = to_tensor(array)
+        tensor = to_tensor(x.array)
         n_last = len(self._layers) - 1
         parameters: list[Sequence[chainer.Parameter]] = []
+        together = _Together()
         for number, layer in enumerate(self._layers):
             enter(self._position + number)
             trained = layer.begin_call()
             parameters.append(trained.parameters)
-            call = self._call = ModuleCall(layer, trained.tensors)
+            begins = not (has_graph and together.takes(layer, trained, tensor))
+            if begins:
+                if number and has_graph:
+                    self._call.keep_graph((tensor,))
+                self._call = ModuleCall(layer, trained.tensors)
+            else:
+                self._call.add(layer, trained.tensors)
             arrays: tuple[Array, ...] = ()
             if hooks:
-                arrays = array, *[param.raw_array for param in trained.parameters]
+                arrays = to_array(tensor), *[p.raw_array for p in trained.parameters]
             for hook in hooks:
                 hook.forward_preprocess(self, arrays)
-            y = call.run(None, (tensor,), (True,), has_graph, self.collect)
+            if begins:
+                # The same memory, as another tensor without a graph.
+                given = (tensor.data,)
+                y = self._call.run(None, given, (True,), has_graph, self.collect)
+            else:
+                y = self._call.go_on(tensor)
             for hook in hooks:
                 hook.forward_postprocess(self, arrays)
             if trained.has_buffers:
                 layer.end_call(trained)
-            if has_graph:
-                self._calls.append(call)
+            if begins and has_graph:
+                self._calls.append(self._call)
             if number == n_last or not _is_passed(y, has_graph):
                 break
-            if has_graph:
-                call.keep_graph((y,))
-            # The same memory, as another tensor without a graph.
-            tensor = y.data
-            if hooks:
-                array = to_array(tensor)
+            tensor = y
         outputs = self._arrays_of(y, has_graph, may_have=True)
         inputs = (*itertools.chain.from_iterable(reversed(parameters)), x)
         return number + 1, self.outputs_of(self._connected(inputs, outputs, True))
@@ -134,10 +156,12 @@ class ChainedFunction(TorchFunction):
         gradients = tensors_of(output_gradients)
         # Where the parameters of a layer begin, and the first index that is not before.
         begin = place = 0
+        position = self._position + sum([len(call.layers) for call in self._calls])
         for number in range(len(self._calls) - 1, -1, -1):
             call = self._call = self._calls[number]
-            # Errors name the layer.
-            self.layer_position = self._position + number
+            # Errors name the layer, or the first one of a graph.
+            position -= len(call.layers)
+            self.layer_position = position
             end, wanted = begin + len(call.parameters), []
             while place < len(indexes) and indexes[place] < end:
                 # The input of the module comes before its parameters.
@@ -178,6 +202,43 @@ class ChainedFunction(TorchFunction):
             hook.backward_postprocess(self, inputs, given)
         for hook in hooks.values():
             hook.backward_preprocess(self, inputs, given)
+
+
+class _Together:
+    """Says which neighbouring layers share a graph."""
+
+    def __init__(self) -> None:
+        self._is_open = False
+        self._n_layers = self._size = 0
+        self._tensors: set[int] = set()
+
+    def takes(self, layer: ChainedLayer, trained: Trained, x: torch.Tensor) -> bool:
+        """Returns whether the graph of the layer before goes on with a layer.
+
+        Otherwise another graph begins with it. A graph has each parameter once, because
+        the gradients of several uses would be added in another order.
+
+        Args:
+            layer (TorchLayer): The layer.
+            trained: Its parameters.
+            x: Its input.
+        """
+        may = layer.is_simple and x.numel() <= _MOST_PASSED
+        tensors = {id(tensor) for tensor in trained.tensors}
+        if (
+            may
+            and self._is_open
+            and self._n_layers < _MOST_MODULES
+            and self._size + trained.size <= _MOST_WEIGHTS
+            and self._tensors.isdisjoint(tensors)
+        ):
+            self._n_layers += 1
+            self._size += trained.size
+            self._tensors |= tensors
+            return True
+        self._is_open = may and trained.size <= _MOST_WEIGHTS
+        self._n_layers, self._size, self._tensors = 1, trained.size, tensors
+        return False
 
 
 def _is_passed(y: Any, has_graph: bool) -> bool:

@@ -74,7 +74,7 @@ class TorchFunction(AveragingFunction):
 
     def has_averages(self) -> bool:
         """Returns whether the module has batch normalization with running averages."""
-        return bool(self._call.layer.norms)
+        return any([layer.norms for layer in self._call.layers])
 
     def apply(self, inputs: tuple[Any, ...]) -> tuple[chainer.Variable, ...]:
         """Computes the outputs; see :meth:`chainer.FunctionNode.apply`.
@@ -148,7 +148,7 @@ class TorchFunction(AveragingFunction):
         # A run does not load what only a prediction of memory needs.
         from torch_layers.shape_call import ShapeCall
 
-        call = self._call = ShapeCall(self._call.layer, self.label)
+        call = self._call = ShapeCall(self._call.layers[0], self.label)
         y = call.run(self._structure, arrays[: len(self._needed)], self._needed)
         return self._arrays_of(y, True, True, call.as_array)
 

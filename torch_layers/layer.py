@@ -24,7 +24,7 @@ from torch_layers.shared_memory import SharedMemory, Trained
 from torch_layers.structures import with_leaves, without_leaves
 
 # Attributes that a copy of a layer makes for itself.
-_OWN = ("module", "norms", "_memory")
+_OWN = ("module", "norms", "_memory", "_parts")
 
 # The layers that share their memory before the state of a module is read or loaded.
 _layers: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet] = (
@@ -94,6 +94,10 @@ class TorchLayer(chainer.Link):
         self.module = module
         self._draws = may_draw(module)
         self.norms = tuple(averaging_modules(module))
+        self._parts = tuple(module.modules())
+        self._is_simple = not (
+            self._draws or self.norms or any([each._buffers for each in self._parts])
+        )
         for each in self.norms:
             prepare(each)
         share_before(module, self)
@@ -102,6 +106,26 @@ class TorchLayer(chainer.Link):
     def normalizes(self) -> bool:
         """Whether the module is a normalization, which float16 models keep float32."""
         return isinstance(self.module, NORMALIZATIONS)
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether the module is one of PyTorch's own without buffers and hooks.
+
+        Its call runs no code of the user, and draws no numbers.
+        """
+        return (
+            self._is_simple
+            and self._autocast is None
+            and not any(
+                [
+                    each._forward_hooks
+                    or each._forward_pre_hooks
+                    or each._backward_hooks
+                    or each._backward_pre_hooks
+                    for each in self._parts
+                ]
+            )
+        )
 
     @property
     def library_threads(self) -> int:

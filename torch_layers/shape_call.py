@@ -40,7 +40,7 @@ class ShapeCall:
     """
 
     def __init__(self, layer: CalledLayer, label: str) -> None:
-        self.layer, self.label = layer, label
+        self.layers, self.label = [layer], label
         # Arrays by the address of the memory of fake tensors. The memory is kept, so
         # that no address is used twice.
         self._arrays: dict[int, ShapeArray] = {}
@@ -61,11 +61,12 @@ class ShapeCall:
         Returns:
             The result of the module, with fake tensors.
         """
+        (layer,) = self.layers
         kinds = [torch.from_numpy(np.empty(0, x.dtype)).dtype for x in arrays]
         with contextlib.ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            own = stack.enter_context(_without_numbers(self.layer.module))
-            for each in self.layer.contexts():
+            own = stack.enter_context(_without_numbers(layer.module))
+            for each in layer.contexts():
                 stack.enter_context(each)
             stack.enter_context(torch.enable_grad())
             leaves = [torch.empty(x.shape, dtype=k) for x, k in zip(arrays, kinds)]
@@ -75,7 +76,7 @@ class ShapeCall:
                 else leaf
                 for leaf, is_needed in zip(leaves, needed)
             ]
-            y = self.layer.call(structure, given)
+            y = layer.call(structure, given)
         self._own = {self._address(tensor) for tensor in own}
         for leaf, array in zip(leaves, arrays):
             self._arrays[self._address(leaf)] = array

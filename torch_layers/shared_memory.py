@@ -76,6 +76,7 @@ class Trained(NamedTuple):
         parameters: The parameters of the link that have a gradient.
         tensors: The parameters of the module that have a gradient.
         frozen: The other parameters of the link.
+        size: Number of their elements, frozen ones included.
         has_buffers: Whether the module has buffers, too.
     """
 
@@ -83,6 +84,7 @@ class Trained(NamedTuple):
     parameters: tuple[chainer.Parameter, ...]
     tensors: tuple[torch.Tensor, ...]
     frozen: tuple[chainer.Parameter, ...]
+    size: int
     has_buffers: bool
 
 
@@ -185,6 +187,7 @@ class SharedMemory:
             tuple([parameter for _, parameter, _, needs in entries if needs]),
             tuple([tensor for _, _, tensor, needs in entries if needs]),
             tuple([parameter for _, parameter, _, needs in entries if not needs]),
+            sum([tensor.numel() for _, _, tensor, _ in entries]),
             bool(self._buffers),
         )
         return self._trained

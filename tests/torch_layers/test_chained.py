@@ -199,6 +199,18 @@ def test_errors_name_the_layer(module, message):
     assert error.value.layer_position == 2
 
 
+class Doubled(nn.Module):
+    """A module with code of a user, which has a graph of its own."""
+
+    def forward(self, x):
+        return 2 * x
+
+
+class Repeated(nn.Module):
+    def forward(self, x):
+        return x.expand(*x.shape[:-1], 300).clone()
+
+
 class Counted(chainer.FunctionHook):
     """A hook that does not need to see each function, such as one that polls."""
 
@@ -216,18 +228,53 @@ class Counted(chainer.FunctionHook):
 
 def test_hooks_that_do_not_mind_are_called_for_each_layer():
     model, hook = (
-        Divisible(*map(TorchLayer, (linear(), nn.Tanh(), nn.Tanh()))),
+        Divisible(*map(TorchLayer, (linear(), Doubled(), nn.Tanh()))),
         Counted(),
     )
     with hook:
         run = Run(model)
     assert run.n_chains() == 1
-    labels = [f"TorchLayer({name})" for name in ("Linear", "Tanh", "Tanh")]
+    labels = [f"TorchLayer({name})" for name in ("Linear", "Doubled", "Tanh")]
     assert [label for label, _ in hook.forwards] == 2 * labels
     assert hook.forwards[0][1] == [X.shape, (6, 6), (6,)]
     labels.reverse()
     assert [label for label, _ in hook.backwards] == 2 * labels
     assert all(shapes == [X.shape] for _, shapes in hook.backwards)
+
+
+def block():
+    return nn.Sequential(linear(), nn.ReLU())
+
+
+def graphs(modules, is_split=False):
+    """Returns a run, and the numbers of modules of the graphs of its backwards."""
+    hook = Counted()
+    with hook:
+        run = Run(Divisible(*map(TorchLayer, modules)), is_split)
+    return run, [label.count(",") + 1 for label, _ in hook.backwards]
+
+
+@pytest.mark.parametrize("is_split", [False, True], ids=["whole", "halves"])
+def test_simple_modules_share_a_graph_that_has_each_weight_once(is_split):
+    twice, last = linear(), linear()
+    modules = [twice, nn.Tanh(), twice, nn.Tanh(), block(), nn.LayerNorm(6), last]
+    together, sizes = graphs(modules, is_split)
+    assert sizes[:2] == [5, 2] and sum(sizes) == 2 * 7 * (1 + is_split)
+    single = Run(Divisible(*map(TorchLayer, modules)), is_split, chains=False)
+    for mine, theirs in zip(together.arrays(), single.arrays()):
+        assert mine is theirs or (mine == theirs).all()
+    assert together.told_paths() == single.told_paths()
+
+
+def test_a_graph_has_few_modules_and_numbers():
+    assert graphs([linear(), *[nn.Tanh() for _ in range(9)]])[1] == 2 * [2, 8]
+    wide = [nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 600), nn.Tanh()]
+    assert graphs(wide)[1] == 2 * [1, 1, 2]
+    hooked = nn.Tanh()
+    hooked.register_forward_hook(lambda module, inputs, output: None)
+    assert graphs([linear(), hooked, nn.Tanh(), nn.Tanh()])[1] == 2 * [2, 1, 1]
+    passed = [nn.Unflatten(2, (6, 1)), Repeated(), nn.Tanh(), nn.Tanh()]
+    assert graphs(passed)[1] == 2 * [1, 1, 1, 1]
 
 
 class Minding(chainer.FunctionHook):
