@@ -205,7 +205,7 @@ class ChainedFunction(TorchFunction):
 
 
 class _Together:
-    """Says which neighbouring layers share a graph."""
+    """Groups neighbouring layers into graphs."""
 
     def __init__(self) -> None:
         self._is_open = False
