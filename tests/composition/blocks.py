@@ -14,6 +14,8 @@ WIDTH = 6
 N_CLASSES, N_WORDS = 4, 9
 #: Height and width of images.
 SIDE = 4
+#: Addend of variances in batch normalization.
+BATCH_NORM_EPS = 0.1
 
 
 class Block(NamedTuple):
@@ -55,7 +57,7 @@ BLOCKS = {
     "pool": Block("pool", "relu and max pooling", "images", is_kinked=True),
     "average": Block("average", "average pooling", "images"),
     "batch normalization": Block(
-        "L.BatchNormalization(6, eps=0.1)",
+        f"L.BatchNormalization(6, eps={BATCH_NORM_EPS})",
         "batch normalization",
         "vectors images",
         sees_microbatches=True,

@@ -10,6 +10,7 @@ has gone through ``d`` layers in each of ``s`` steps, there and back. So the bou
 for values of the magnitude ``M``, the largest one among those of the same kind. That of
 gradients is the one before hooks: a clipped gradient has the errors of the whole one. A
 product of several kinks or small deviations may exceed it: see :func:`differences`.
+Batch normalization of a single sample divides rounding errors by its small deviation.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ OF_WIRE = {
 #: How much more than a change of the initial weights by a unit in the last place a
 #: run may differ, where its bound is exceeded.
 _CONDITION = 64
+#: Least magnitude of values: smaller ones are differences of larger numbers.
+_LEAST = 1e-3
 #: How much layers may enlarge an error of a number on a wire.
 _AMPLIFIED = 32
 
@@ -173,6 +176,7 @@ def _over(
             kind = _kind(what)
             largest = float(np.max(np.abs(other), initial=0.0))
             magnitudes[kind] = max(magnitudes.get(kind, 0.0), largest)
+    floor = _LEAST * models.largest_inverse_deviation(case)
     for what, one, other in pairs:
         by = _distance(one, other)
         _, is_of_entry, number = what.rpartition(" of call ")
@@ -180,14 +184,19 @@ def _over(
             continue
         lossy = of_entries[int(number)] if is_of_entry else of_state
         relative = bound(case) + _AMPLIFIED * lossy
-        least = relative * max(magnitudes.get(_kind(what), 0.0), 1e-3)
+        least = relative * max(magnitudes.get(_kind(what), 0.0), floor)
         allowed = max(least, _CONDITION * moved.get(what, 0.0))
         if not by <= allowed:
             yield Difference(what, by, allowed)
 
 
 def _kind(what: str) -> str:
-    """Returns the part of a name that is the same for values of one magnitude."""
+    """Returns the part of a name that is the same for values of one magnitude.
+
+    A reported mean may cancel out in a minibatch, but not in all of them.
+    """
+    if "step /" in what:
+        return "reports"
     return " ".join(word for word in what.split() if not word.startswith("/"))
 
 

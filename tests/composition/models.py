@@ -11,6 +11,7 @@ import numpy as np
 
 from divisible import Divisible, deferred_init
 from tests.composition.blocks import (
+    BATCH_NORM_EPS,
     BLOCKS,
     N_CLASSES,
     N_WORDS,
@@ -163,6 +164,21 @@ def wide(arrays: Any, dtype: str = "float64") -> Any:
     if arrays is None or arrays.dtype.kind != "f":
         return arrays
     return arrays.astype(dtype)
+
+
+def largest_inverse_deviation(case: Case) -> float:
+    """Returns by how much batch normalization may multiply a rounding error.
+
+    Of numbers that are equal in exact arithmetic, such as those of a single sample,
+    the variance is nothing but ``eps``.
+    """
+    n = min(
+        size // (way.n_microbatches * way.n_replicas)
+        for size in case.life.sizes
+        for way in case.ways
+    )
+    has_one = n < 2 and "batch normalization" in case.model.blocks
+    return BATCH_NORM_EPS**-0.5 if has_one else 1.0
 
 
 def largest_sum(case: Case) -> int:
