@@ -106,11 +106,13 @@ class Distillation:
         with chainer.no_backprop_mode():
             said = F.log_softmax(scores.astype(y.dtype) / self.temperature).array
         xp = chainer.backend.get_array_module(said)
-        # Ignored labels count nothing. A class that the teacher masks by a score of
-        # minus infinity counts nothing either, for any score of the model.
-        is_out = ~xp.expand_dims(counts, 1) | (said == -math.inf)
-        shares = xp.where(is_out, 0, xp.exp(said))
-        apart = xp.where(is_out, 0, said) - F.log_softmax(y / self.temperature)
+        # Ignored labels count nothing. A class without a share counts nothing either,
+        # for any score of the model: the teacher and the model may both mask it by a
+        # score of minus infinity.
+        shares = xp.where(xp.expand_dims(counts, 1), xp.exp(said), 0)
+        is_in = shares != 0
+        apart = xp.where(is_in, said, 0) - F.log_softmax(y / self.temperature)
+        apart = F.where(is_in, apart, xp.zeros_like(shares))
         soft = F.sum(shares * apart) * (self.temperature**2 / max(n_labels, 1))
         return (1 - self.weight) * hard + self.weight * soft, n_labels
 

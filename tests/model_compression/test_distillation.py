@@ -86,6 +86,23 @@ def test_masked_classes_and_ignored_labels_count_nothing():
     assert np.isnan(Distillation(weight=1.0)(y, t, scores)[0].array)
 
 
+@pytest.mark.parametrize("score", [-np.inf, -1000.0])
+def test_a_class_that_both_mask_counts_nothing(score):
+    y, t, scores = batch(7, (4, 3))
+    t %= 2
+    scores[:, 2] = score
+    lossfun = Distillation(weight=0.5)
+    few = chainer.Variable(y[:, :2].copy())
+    expected, _ = lossfun(few, t, scores[:, :2])
+    expected.backward()
+    masked = chainer.Variable(np.where(np.arange(3) == 2, -np.inf, y))
+    loss, _ = lossfun(masked, t, scores)
+    loss.backward()
+    np.testing.assert_allclose(loss.array, expected.array)
+    np.testing.assert_allclose(masked.grad[:, :2], few.grad, atol=1e-12)
+    assert not masked.grad[:, 2].any()
+
+
 def test_without_a_teacher_it_is_the_cross_entropy():
     y, t, _ = batch(2, (5, 4), 0.3)
     loss, n_labels = Distillation(weight=0.9)(y, t)
