@@ -62,7 +62,7 @@ def prepare(module: nn.Module) -> None:
     if any(hook is _before for hook in module._forward_pre_hooks.values()):
         return
     module.register_forward_pre_hook(_before)
-    module.register_forward_hook(_after, always_call=True)
+    module.register_forward_hook(_after, with_kwargs=True, always_call=True)
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def _before(module: nn.Module, args: tuple) -> None:
     module.momentum = 1.0
 
 
-def _after(module: nn.Module, args: tuple, output: Any) -> None:
+def _after(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
     collect = _active.collect
     if collect is None or id(module) not in _active.kept:
         return
@@ -104,7 +104,8 @@ def _after(module: nn.Module, args: tuple, output: Any) -> None:
     module.momentum = momentum
     # There is no output after an error.
     if output is not None:
-        x = args[0]
+        # A call may give its input by name.
+        x, *_ = (*args, *kwargs.values())
         n = x.numel() // x.shape[1]
         collect(average_of(module), Sample(n, mean, variance))
 

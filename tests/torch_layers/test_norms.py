@@ -25,7 +25,7 @@ class Twice(nn.Module):
         self.bn = nn.BatchNorm2d(3, momentum=momentum)
 
     def forward(self, x):
-        return self.bn(torch.relu(self.bn(x)))
+        return self.bn(input=torch.relu(self.bn(x)))
 
 
 def net(momentum):
