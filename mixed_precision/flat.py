@@ -138,6 +138,7 @@ class Group:
 
     def holds(self, parameters: Sequence[chainer.Parameter]) -> bool:
         """Returns whether the parameters are the same; copies their new arrays."""
+        changed = []
         for p, view in zip(parameters, self._weight_views):
             array = p.array
             if array is view:
@@ -148,10 +149,22 @@ class Group:
                 or p.device != self.device
             ):
                 return False
+            changed.append((p, view))
+        if changed:
             with chainer.using_device(self.device):
-                view[...] = array
-            p.array = view
+                self._copy(changed)
         return True
+
+    def _copy(self, changed: Sequence[tuple[chainer.Parameter, Array]]) -> None:
+        may_share = self.device.xp.may_share_memory
+        # Two parameters may have exchanged their arrays, which are parts of the buffer.
+        arrays = [
+            p.array.copy() if may_share(p.array, self._weights) else p.array
+            for p, _ in changed
+        ]
+        for (p, view), array in zip(changed, arrays):
+            view[...] = array
+            p.array = view
 
     def gather(self) -> Gathered:
         """Returns the parameters' gradients; zeros where a parameter has none."""

@@ -1,9 +1,11 @@
 """Parameters stay what they are for everybody else, wherever their arrays come from."""
 
+import chainer.links as L
 import numpy as np
 import pytest
 from chainer import optimizers
 
+from divisible import Divisible
 from mixed_precision import MixedPrecision, to_float16
 from tests.support.mixed_precision import (
     HOOKS,
@@ -37,6 +39,34 @@ def test_weights_changed_by_others_are_taken_over():
             reference.target[2].W.array[...] = 2
         update_both(optimizer, reference, step)
     assert_equal(optimizer, reference)
+
+
+def exchange_rows(model):
+    """Gives each of three weights of a shape the array of the next one."""
+    weights = [model[i].W for i in range(3)]
+    for W, array in zip(weights, [W.array for W in weights[1:] + weights[:1]]):
+        W.array = array
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_weights_that_exchange_their_arrays_are_taken_over(dtype):
+    model = Divisible(*(L.Linear(3, 3, initialW=i + 1) for i in range(3)))
+    if dtype == np.float16:
+        to_float16(model)
+    optimizer = MixedPrecision(optimizers.SGD(lr=1), loss_scale=1).setup(model)
+    for expected in ([1, 2, 3], [2, 3, 1]):
+        for param in model.params():
+            param.grad = np.zeros_like(param.array)
+        optimizer.update()
+        assert [set(layer.W.array.flat) for layer in model] == [{e} for e in expected]
+        exchange_rows(model)
+    # The part of another one, reversed.
+    optimizer.update()
+    model[0].W.array = np.arange(9, dtype=dtype).reshape(3, 3)
+    optimizer.update()
+    model[0].W.array = model[0].W.array[::-1]
+    optimizer.update()
+    np.testing.assert_array_equal(model[0].W.array[:, 0], [6, 3, 0])
 
 
 def test_error_of_the_first_hook_is_not_hidden(monkeypatch):
