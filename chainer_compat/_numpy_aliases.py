@@ -18,6 +18,7 @@ import os
 import platform
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy
@@ -204,9 +205,9 @@ def catalogue() -> dict[str, Any]:
     return {name: value for name, value in names.items() if value is not None}
 
 
-def modules() -> frozenset[str]:
-    """Returns the names of the removed modules, without ``numpy.``."""
-    return frozenset(_MODULES)
+def modules() -> Mapping[str, Any]:
+    """Returns the removed modules by their names, without ``numpy.``."""
+    return _MODULES
 
 
 def enable() -> list[str]:

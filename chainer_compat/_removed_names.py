@@ -14,6 +14,7 @@ Devices are compared with numbers by ``_device_numbers``. Methods of classes, su
 
 import inspect
 import sys
+import threading
 from contextlib import contextmanager
 
 import chainer_compat
@@ -45,15 +46,25 @@ class _Finder:
     @staticmethod
     def find_spec(name, path=None, target=None):
         """Returns the spec of a removed module of NumPy, else None."""
-        if _giving or not name.startswith("numpy."):
+        if not name.startswith("numpy."):
             return None
         from chainer_compat import _numpy_aliases
 
-        if name.partition(".")[2] not in _numpy_aliases.modules():
+        module = _numpy_aliases.modules().get(name.partition(".")[2])
+        if module is None:
             return None
-        with _alone(name):
-            _give_numpy_back(name)
-        return spec_of(name, sys.modules[name])
+        # Another thread that gives names back may wait for Python's import lock, which
+        # this one has.
+        if not _lock.acquire(blocking=False):
+            return spec_of(name, module)
+        try:
+            with _alone(name) as is_alone:
+                if not is_alone:
+                    return None
+                _give_numpy_back(name)
+            return spec_of(name, sys.modules[name])
+        finally:
+            _lock.release()
 
 
 def _watch_numpy(numpy) -> None:
@@ -107,18 +118,26 @@ def _watch_python() -> None:
         _at_first_use(module, give)
 
 
-# The name that is being given back.
+# The name that is being given back, and the lock of the thread that does it.
 _giving = []
+_lock = threading.RLock()
 
 
 @contextmanager
 def _alone(name):
-    """Gives back no other name meanwhile, as this one is looked for among them."""
-    _giving.append(name)
-    try:
-        yield
-    finally:
-        _giving.clear()
+    """Waits for other threads; yields whether this one gives back no name so far.
+
+    While it does, it gives back no other name, as this one is looked for among them.
+    """
+    with _lock:
+        if _giving:
+            yield False
+            return
+        _giving.append(name)
+        try:
+            yield True
+        finally:
+            _giving.clear()
 
 
 def _at_first_use(module, give) -> None:
@@ -127,9 +146,10 @@ def _at_first_use(module, give) -> None:
 
     def look_up(name):
         # Python itself looks up names with underscores.
-        if not name.startswith("__") and not _giving:
-            with _alone(name):
-                give(name)
+        if not name.startswith("__"):
+            with _alone(name) as is_alone:
+                if is_alone:
+                    give(name)
             if name in vars(module):
                 return vars(module)[name]
         if before is not None:

@@ -55,6 +55,52 @@ def test_removed_names_come_back_at_their_first_use(tmp_path):
     assert "collections.Iterable" in told[0] or "fractions.gcd" in told[0]
 
 
+IN_THREADS = """
+    import threading
+    import numpy as np
+    from chainer_compat import _numpy_aliases
+
+    give, has_begun, may_end = (
+        _numpy_aliases.enable, threading.Event(), threading.Event()
+    )
+
+    def slow():
+        has_begun.set()
+        may_end.wait(60)
+        return give()
+
+    _numpy_aliases.enable = slow
+    found = {}
+
+    def use(name):
+        found[name] = getattr(np, name, None)
+
+    def take():
+        import numpy.compat
+        found["compat"] = numpy.compat.long
+
+    threads = [
+        threading.Thread(target=use, args=("float",)),
+        threading.Thread(target=use, args=("int",)),
+        threading.Thread(target=take),
+    ]
+    for thread in threads:
+        thread.start()
+        has_begun.wait(60)
+    for thread in threads[1:]:
+        thread.join(0.2)
+    may_end.set()
+    for thread in threads:
+        thread.join()
+    assert found == {"float": float, "int": int, "compat": int}, found
+    assert not hasattr(np, "no such name")
+"""
+
+
+def test_threads_that_use_removed_names_at_once_wait_for_each_other(tmp_path):
+    done(run(tmp_path, IN_THREADS, environment={"CHAINER_COMPAT": "names"}))
+
+
 def test_the_environment_does_the_same(tmp_path):
     result = run(tmp_path, OLD_NAMES, environment={"CHAINER_COMPAT": "names"})
     assert "this script uses" in done(result).stderr
