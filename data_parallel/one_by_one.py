@@ -172,7 +172,7 @@ class OneByOne:
         under_way.check_all_present()
         self.sent_bytes = under_way.clock.sent_bytes
         self.seconds = under_way.clock.seconds
-        self._strategy.keep(under_way.is_finite)
+        self._strategy.keep(under_way.is_finite, under_way.are_there())
         self.kept.n_means += 1
         return under_way.results()
 

@@ -181,11 +181,17 @@ class OpenResiduals:
         """Stores the rounding errors of some elements."""
         self.after(segment.array)[segment.elements] = lost
 
-    def keep(self) -> None:
-        """Ends the exchange: its rounding errors are used from now on."""
+    def keep(self, are_there: Sequence[bool]) -> None:
+        """Ends the exchange: its rounding errors are used from now on.
+
+        Args:
+            are_there: For each array whether any rank had it. The mean of another one
+                is not used, so that its residual has yet to be added to a gradient.
+        """
         now, then = self._kept.spare, self._kept.by_name
-        for name in self.names:
-            now[name], then[name] = then[name], now[name]
+        for name, is_there in zip(self.names, are_there):
+            if is_there:
+                now[name], then[name] = then[name], now[name]
 
 
 def _read(serializer: Any) -> np.ndarray:

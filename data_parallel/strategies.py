@@ -67,11 +67,12 @@ class Strategy(Protocol):
             ValueError: If the arrays cannot be coded.
         """
 
-    def keep(self, is_finite: Callable[[], bool]) -> None:
+    def keep(self, is_finite: Callable[[], bool], are_there: Sequence[bool]) -> None:
         """Ends an exchange, and keeps its state for the next ones.
 
         Args:
             is_finite: Returns whether all numbers were finite.
+            are_there: For each array whether any rank had it.
         """
 
 
@@ -146,10 +147,10 @@ class TwoRoundings:
 
         return make
 
-    def keep(self, is_finite: Callable[[], bool]) -> None:
+    def keep(self, is_finite: Callable[[], bool], are_there: Sequence[bool]) -> None:
         """Ends an exchange, and keeps its residuals unless a number is not finite."""
         if self._open is not None and is_finite():
-            self._open.keep()
+            self._open.keep(are_there)
 
 
 class Oyama2017:
@@ -202,7 +203,7 @@ class Oyama2017:
 
         return make
 
-    def keep(self, is_finite: Callable[[], bool]) -> None:
+    def keep(self, is_finite: Callable[[], bool], are_there: Sequence[bool]) -> None:
         """Ends an exchange, and keeps its quantiles if all numbers are finite."""
         if not self.quantiles.are_new or is_finite():
             self.quantiles.keep()

@@ -154,13 +154,19 @@ class UnderWay:
         arrays, flags = self._arrays, self._coder.flags
         results = []
         with self._computing():
-            for i in range(len(arrays.specs)):
+            for i, is_there in enumerate(self.are_there()):
                 if flags[i] & NOT_FINITE:
                     arrays.flat[i].fill(np.nan)
-                # An array without elements has no segments, and so no flags.
-                is_there = flags[i] & PRESENT or arrays.are_present[i]
                 results.append(arrays.result(i) if is_there else None)
         return results
+
+    def are_there(self) -> list[bool]:
+        """Returns for each array, at the end, whether any rank has put it."""
+        # An array without elements has no segments, and so no flags.
+        return [
+            bool(flag & PRESENT or is_own)
+            for flag, is_own in zip(self._coder.flags, self._arrays.are_present)
+        ]
 
     def _open(self, opening: Opening) -> Steps:
         yield from opening.exchange()

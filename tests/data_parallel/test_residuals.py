@@ -24,7 +24,7 @@ def test_what_is_lost_counts_from_the_end_of_an_exchange_on():
     lost(first, 0, slice(4, 6), 0)
     first.after(1)[:] = 7
     assert not first.before(0).any()
-    first.keep()
+    first.keep([True, True])
     second = residuals.open(SPECS)
     assert second.before(0).tolist() == [0, 1, 2, 3, 0, 0]
     assert second.before(1).tolist() == [7, 7]
@@ -38,7 +38,7 @@ def test_names_keep_theirs_in_another_order():
     first = residuals.open(SPECS)
     for i in range(2):
         first.after(i)[:] = i + 1
-    first.keep()
+    first.keep([True, True])
     second = residuals.open(SPECS[::-1])
     assert second.before(0).tolist() == [2] * 2
     assert second.before(1).tolist() == [1] * 6

@@ -39,7 +39,7 @@ def test_two_roundings_keep_nothing_without_error_feedback():
     assert (made.residuals, made.quantiles, made.copying) == (None, None, "")
     assert made.origin == NOT_LOADED
     assert isinstance(code_of(made, weights=None), TwoRoundingsCode)
-    made.keep(pytest.fail)
+    made.keep(pytest.fail, [True])
 
 
 @pytest.mark.parametrize("is_finite", [True, False])
@@ -48,7 +48,7 @@ def test_what_is_lost_counts_if_all_numbers_are_finite(is_finite):
     assert made.copying == "error_feedback=True"
     assert isinstance(code_of(made, weights=None), TwoRoundingsCode)
     made.residuals.spare["w"][:] = 3
-    made.keep(lambda: is_finite)
+    made.keep(lambda: is_finite, [True])
     assert made.residuals.by_name["w"].tolist() == [3 * is_finite] * 6
 
 
@@ -80,6 +80,6 @@ def test_quantiles_hold_for_the_next_exchanges():
         if found is not None:
             code.agree(BUCKET, found)
         # Those that are kept need no look at the mean.
-        made.keep(pytest.fail if found is None else lambda: True)
+        made.keep(pytest.fail if found is None else lambda: True, [True])
     # They are taken anew in every second one.
     assert asked == [1, None, 4, None]

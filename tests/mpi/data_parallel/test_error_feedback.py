@@ -2,12 +2,14 @@
 
 import itertools
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from data_parallel import Exchange, simulate_exchange
+from data_parallel.arrays import specs_of
 from divisible.communication.errors import DisagreementError
 from divisible.communication.wire import WIRE
 from tests.support.matrix import matrix
@@ -186,6 +188,30 @@ def refused(comm):
 
 def test_an_exchange_that_is_refused_leaves_them():
     assert_on_ranks(2, refused)
+
+
+def of_no_rank(comm):
+    """An array that no rank has is none: what it has lost is not lost with it."""
+    arrays = [gradients_of(i, comm.size)[comm.rank] for i in range(2)]
+    for exempt in (None, [0]):
+        with Exchange(comm, exchange_dtype="int8", local_size=1, **OPTIONS) as exchange:
+            exchange.mean([array.copy() for array in arrays])
+            kept = [residual_of(exchange, name).copy() for name in "01"]
+            assert kept[0].any() and kept[1].any()
+            exchange.begin(partial(specs_of, arrays, exempt), None, None)
+            exchange.put(0, None)
+            exchange.put(1, arrays[1].copy() if comm.rank == 0 else None)
+            means = exchange.finish()
+            assert [mean is None for mean in means] == [True, False]
+            are_kept = [
+                residual_of(exchange, name).tobytes() == before.tobytes()
+                for name, before in zip("01", kept)
+            ]
+            assert are_kept == [True, False]
+
+
+def test_an_array_that_no_rank_has_leaves_its_own():
+    assert_on_ranks(2, of_no_rank)
 
 
 def saved(exchange):
