@@ -209,6 +209,8 @@ class MultiNodeOptimizer(OptimizerWrapper):
         if lossfun is None:
             has_means = self._take_means()
         else:
+            # Gradients that were averaged before are replaced.
+            self._averaged_step = None
             has_means = self._average_of(lossfun, *args, **kwds)
         if has_means:
             self.actual_optimizer.update(None)

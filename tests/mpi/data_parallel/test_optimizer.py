@@ -92,6 +92,26 @@ def test_a_number_of_samples_that_is_forgotten_is_warned_of(overlap):
     assert_on_ranks(2, forgets_samples, overlap)
 
 
+def averages_ahead(comm):
+    """Means count for one update, and not if those of a loss replace them."""
+    model = make_model()
+    optimizer = replicate(comm, model)
+    own = parts_of([4] * comm.size, comm.rank)
+    batches = [(x[own], t[own]) for x, t in make_batches(2, 4 * comm.size)]
+    for arguments in ((), (model, *batches[1]), None):
+        model.cleargrads()
+        model(*batches[0]).backward()
+        if arguments is not None:
+            optimizer.average_gradients()
+        optimizer.update(*(arguments or ()))
+        assert_alike(comm, model)
+    optimizer.close()
+
+
+def test_gradients_are_averaged_once_for_each_update():
+    assert_on_ranks(2, averages_ahead)
+
+
 def in_few_bits(comm):
     for strategy, exchange_dtype in (("two_roundings", "int8"), ("oyama2017", "fp8")):
         model = make_model()
