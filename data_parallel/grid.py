@@ -11,7 +11,7 @@ from divisible.communication.agreement import agree
 from divisible.communication.busy import free
 from divisible.communication.collectives import all_gather, as_mpi
 from divisible.communication.communicators import announcement, free_dropped, split
-from divisible.communication.errors import TIMEOUT
+from divisible.communication.errors import TIMEOUT, check_timeout
 from divisible.communication.wait_queries import wait_queries
 from divisible.placement import RankGrid, check_placement, placement_by_hosts
 
@@ -86,6 +86,7 @@ class Grid:
         refusal: Exception | None = None
         try:
             n_pipeline = _check(n_pipeline, self.world.size, placement)
+            check_timeout(timeout)
         except (TypeError, ValueError) as error:
             refusal = error
         given = {"n_pipeline": n_pipeline, "placement": placement}

@@ -153,6 +153,8 @@ def error_of(name):
         ([(-2, {})], "ValueError", "n_pipeline is -2"),
         ([(8, {})], "ValueError", "n_pipeline is 8"),
         ([(2.0, {})], "TypeError", "n_pipeline must be an integer, not 2.0"),
+        ([(2, {"timeout": 0})], "ValueError", "timeout must be positive, not 0"),
+        ([(2, {}), (2, {"timeout": -1})], "ValueError", "timeout must be positive"),
         (
             [(2, {"placement": "together"})],
             "ValueError",
