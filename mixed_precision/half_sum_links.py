@@ -5,6 +5,7 @@ Chainer's functions compute the direction whose sums are float32, as in other la
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -159,9 +160,10 @@ def apply(link: chainer.Link, types: LayerTypes, x: Any, n_batch_axes: int = 1) 
     if not is_linear:
         return _Convolution2D(types, link).apply((x, *given))[0]
     leading = x.shape[:n_batch_axes]
-    rows = F.reshape(x, (int(np.prod(leading)), -1))
+    # Without samples there are no sizes that could be found from others.
+    rows = F.reshape(x, (math.prod(leading), math.prod(x.shape[n_batch_axes:])))
     y = _Linear(types).apply((rows, *given))[0]
-    return F.reshape(y, (*leading, -1)) if n_batch_axes > 1 else y
+    return F.reshape(y, (*leading, y.shape[1])) if n_batch_axes > 1 else y
 
 
 def _plus(y: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:

@@ -259,6 +259,19 @@ def test_sums_in_float16_of_a_convolution_are_rounded():
     assert float(y.array.item()) == 2048
 
 
+def test_sums_in_float16_of_no_samples():
+    types = LayerTypes(forward_math="float16", backward_math="float16")
+    links = L.Linear(3, 4), L.Convolution2D(3, 4, 1)
+    to_float16(Divisible(*links), keep={0: types, 1: types})
+    for link, shape in zip(links, [(0, 3), (0, 3, 2, 2)]):
+        gy = np.ones((0, 4, *shape[2:]), np.float16)
+        y, gx, *gradients = run(link, np.ones(shape, np.float16), gy)
+        assert (y.shape, gx.shape) == (gy.shape, shape)
+        assert not any(gradient.any() for gradient in gradients)
+    x = np.ones((2, 0, 3), np.float16)
+    assert links[0](x, n_batch_axes=2).shape == (2, 0, 4)
+
+
 def test_sums_in_float16_are_for_a_cpu():
     model = Divisible(L.Linear(2, 2))
     to_float16(model, keep={0: LayerTypes(forward_math="float16")})
