@@ -8,6 +8,7 @@ A link keeps its parameters, its path and its name; it gets a subclass of its cl
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Iterator
 from typing import Any, Callable
@@ -109,9 +110,14 @@ def check_types(path: str, link: chainer.Link, types: LayerTypes) -> None:
 
 
 def _each(function: Callable[[Any], Any], values: Any) -> Any:
-    """Applies a function to floating-point arrays and variables, also in lists."""
+    """Applies a function to floating-point arrays and variables, also within others."""
     if isinstance(values, (tuple, list)):
-        return type(values)([_each(function, value) for value in values])
+        make = getattr(values, "_make", type(values))
+        return make([_each(function, value) for value in values])
+    if isinstance(values, dict):
+        changed = copy.copy(values)
+        changed.update({name: _each(function, values[name]) for name in values})
+        return changed
     is_array = isinstance(values, (chainer.Variable, *chainer.get_array_types()))
     return function(values) if is_array and values.dtype.kind == "f" else values
 

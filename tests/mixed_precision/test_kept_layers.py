@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from typing import Any, NamedTuple
 
 import chainer
 import chainer.functions as F
@@ -411,6 +412,50 @@ def test_a_serial_script_with_a_chain(tmp_path):
     for name, each in ("model", model), ("optimizer", optimizer):
         chainer.serializers.load_npz(tmp_path / f"{name}.npz", each)
     assert train(model, optimizer, 5) == expected
+
+
+class Pair(NamedTuple):
+    """Values that pass between two layers, by name."""
+
+    h: Any
+    skipped: Any
+
+
+class Enter(chainer.Chain):
+    """Returns a dictionary or a named tuple."""
+
+    def __init__(self, kind):
+        super().__init__(layer=L.Linear(6, 5))
+        self.kind = kind
+
+    def forward(self, x):
+        return self.kind(h=self.layer(x), skipped=x)
+
+
+class Leave(chainer.Chain):
+    """Takes what `Enter` returns, and records its types."""
+
+    def __init__(self):
+        super().__init__(first=L.Linear(5, 4), second=L.Linear(6, 4))
+
+    def forward(self, *found):
+        if isinstance(found[0], dict):
+            found = found[0].values()
+        h, x = found
+        self.seen = h.dtype, x.dtype
+        return self.first(h) + self.second(x)
+
+
+@pytest.mark.parametrize("kind", [dict, Pair])
+@pytest.mark.parametrize("keep", [[0], [1], [0, 1]])
+def test_dictionaries_and_named_tuples(keep, kind):
+    np.random.seed(0)
+    model = to_float16(Divisible(Enter(kind), Leave()), keep=keep)
+    assert type(model[0](X)) is kind
+    y = model(X)
+    expected = np.float32 if 1 in keep else np.float16
+    assert model[1].seen == (expected, expected)
+    assert y.dtype == expected
 
 
 class Reader(chainer.Chain):
