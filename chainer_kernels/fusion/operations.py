@@ -133,7 +133,8 @@ def name_of(function: chainer.FunctionNode) -> str | None:
         >>> from chainer.functions.math.basic_math import PowVarConst
         >>> name_of(PowVarConst(2))
         'math.basic_math:PowVarConst(2)'
-        >>> name_of(PowVarConst(0.3))
+        >>> name_of(PowVarConst(0.3)), name_of(PowVarConst(2.0000001))
+        (None, None)
     """
     package, _, module = type(function).__module__.partition(".functions.")
     if package != "chainer":
@@ -142,7 +143,7 @@ def name_of(function: chainer.FunctionNode) -> str | None:
     if isinstance(function, MultiAdd):
         name = f"{name}({len(function.inputs or ())})"
     elif name not in OPERATIONS and np.isscalar(getattr(function, "value", None)):
-        name = f"{name}({function.value:g})"
+        name = f"{name}({function.value:.17g})"
     return name if name in OPERATIONS else None
 
 

@@ -75,6 +75,11 @@ def test_what_is_not_exact_says_so():
         np.testing.assert_allclose(one, other, rtol=2e-6)
 
 
+def test_an_exponent_that_is_nearly_2_is_not_2():
+    with pytest.raises(NotPointwise):
+        trace([lambda x: x**2.000001], [kernels.arrays((50,), 0)])
+
+
 @pytest.mark.parametrize("name", ["shared", "arithmetic", "powers"])
 def test_gradients_have_gradients(name):
     x = kernels.arrays((30,), 2)
