@@ -113,9 +113,10 @@ class UpdateCopies:
             arrays: Further arrays that the update changes.
             states: Further objects whose attributes it changes, all of them numbers.
         """
-        known = {id(p): p for o in optimizers for p in o.target.params(False)}
-        params = [*known.values()]
-        rules = [p.update_rule for p in params if p.update_rule is not None]
+        known = {id(p): p for o in optimizers for p in o.target.params()}
+        params = [p for p in known.values() if p.is_initialized]
+        # Rules count updates before their parameter has an array.
+        rules = [p.update_rule for p in known.values() if p.update_rule is not None]
         self._optimizers = [(o, o.t) for o in optimizers]
         self._params = [(p, id(p.array), p.grad, p._loss_scale) for p in params]
         self._rules = [(rule, _numbers(rule), _state(rule)) for rule in rules]

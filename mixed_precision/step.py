@@ -113,8 +113,19 @@ class Step:
 
     def _update(self, runs: Sequence[fused.Run], in_float32: bool) -> None:
         self._optimizer.t += 1
+        self._count_without_arrays()
         groups = self._buffers.groups
         for run in runs:
             gradients = self._gathered[groups.index(run.group)]
             fused.update(run, gradients, self._inverse, self._scale, in_float32)
         self._buffers.streamed.update(self._inverse)
+
+    def _count_without_arrays(self) -> None:
+        """Counts the update for parameters that have no array so far, as Chainer does.
+
+        Adam's corrections depend on the count when such a parameter gets its array.
+        """
+        params = self._optimizer.target.params()
+        for rule in {p.update_rule for p in params if not p.is_initialized}:
+            if rule is not None and rule.enabled:
+                rule.t += 1

@@ -62,6 +62,18 @@ def test_an_update_is_taken_back(kind):
         assert bits(optimizer) == after
 
 
+def test_the_count_of_a_parameter_without_an_array_is_taken_back():
+    link = chainer.ChainList(L.Linear(3, 2), L.Linear(None, 2, nobias=True))
+    optimizer, copies = chainer.optimizers.Adam().setup(link), UpdateCopies()
+    link.cleargrads()
+    copies.take([optimizer], **SETTINGS)
+    optimizer.update()
+    with copies.put_back():
+        assert link[1].W.update_rule.t == 0
+        optimizer.update()
+    assert link[1].W.update_rule.t == optimizer.t == 1
+
+
 def test_the_right_update_has_the_settings_of_its_time():
     optimizer, copies = made(chainer.optimizers.MomentumSGD), UpdateCopies()
     decay = chainer.optimizer_hooks.WeightDecay(0.1)

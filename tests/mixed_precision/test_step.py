@@ -129,6 +129,27 @@ class Shared(chainer.Chain):
             self.b = chainer.Chain(inner=self.a)
 
 
+@pytest.mark.parametrize("make_optimizer", [optimizers.Adam, optimizers.SGD])
+def test_a_parameter_that_gets_its_array_later(make_optimizer):
+    """Its update rule counts the updates before, as Chainer's does."""
+    found = []
+    for wrap in (lambda each: each, lambda each: MixedPrecision(each, loss_scale=1)):
+        model = Divisible(L.Linear(3, 2, nobias=True), L.Linear(None, 2, nobias=True))
+        optimizer = wrap(make_optimizer()).setup(model)
+        for step in range(4):
+            model.cleargrads()
+            if step == 2:
+                model[1].W.initialize((2, 2))
+                model[1].W.array[...] = 1
+            for param in model.params(include_uninit=False):
+                param.grad = np.ones_like(param.array)
+            optimizer.update()
+        found.append((model[1].W.array, model[1].W.update_rule.t))
+    (one, n_one), (other, n_other) = found
+    np.testing.assert_array_equal(one, other)
+    assert n_one == n_other == 4
+
+
 def test_shared_parameter_is_updated_once():
     model = to_float16(Shared())
     before = model.a.W.array.astype(np.float32)
