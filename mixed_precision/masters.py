@@ -47,6 +47,10 @@ class Masters:
         self.buffers: FlatBuffers | None = None
         self._waiting: Mapping[str, Any] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a copy has: the masters, which wait for its first update."""
+        return {"buffers": None, "_waiting": self.by_path()}
+
     def by_path(self) -> dict[str, Any]:
         """Returns by path the masters that the next update continues from."""
         in_buffers = {} if self.buffers is None else self.buffers.masters()

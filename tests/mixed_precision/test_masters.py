@@ -1,6 +1,7 @@
 """Masters go into snapshots and come out of them, to the bit."""
 
 import copy
+import pickle
 
 import chainer
 import chainer.links as L
@@ -45,6 +46,28 @@ def test_snapshot_continues_bit_for_bit(tmp_path, make_optimizer):
         resumed_optimizer.t,
         resumed_optimizer.n_skipped,
     )
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))]
+)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_a_copy_continues_bit_for_bit(dtype, copied):
+    found = []
+    for copies in (False, True):
+        model = make_model(dtype)
+        optimizer = MixedPrecision(optimizers.Adam(), loss_scale=1).setup(model)
+        for step in range(4):
+            if copies and step == 2:
+                model, optimizer = copied((model, optimizer))
+            rng = np.random.RandomState(step)
+            for _, param in sorted(model.namedparams()):
+                param.grad = rng.normal(size=param.shape).astype(param.dtype)
+            optimizer.update()
+        arrays = [param.array for _, param in sorted(model.namedparams())]
+        found.append(arrays + [each for _, each in sorted(optimizer.masters().items())])
+    for one, other in zip(*found):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_snapshot_is_keyed_by_path(tmp_path):
