@@ -150,7 +150,7 @@ def _given(script: Script, parts: Parts, found: list[Minibatch]) -> list[Finding
     first = next(each for each in found if each.is_training)
     if first.lossfun:
         parts.chain = parts.chain or parts.model
-        if first.lossfun.rpartition(".")[2] != "softmax_cross_entropy":
+        if not first.is_default:
             parts.arguments.append(f"lossfun={first.lossfun}")
         accuracy = next((each.accfun for each in found if each.accfun), "None")
         if accuracy.rpartition(".")[2] != "accuracy":

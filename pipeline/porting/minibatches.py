@@ -20,6 +20,7 @@ class Minibatch:
         loss: Variable of the loss; empty without one.
         lossfun: Source of the loss function of outputs and targets; empty if the model
             computes its loss.
+        is_default: Whether this function is the default one of a pipeline.
         accuracy: Variable of the accuracy; empty without one.
         accfun: Source of its function.
         others: Further statements, which the pipeline's call replaces.
@@ -32,6 +33,7 @@ class Minibatch:
     targets: list[ast.expr]
     loss: str = ""
     lossfun: str = ""
+    is_default: bool = False
     accuracy: str = ""
     accfun: str = ""
     others: list[ast.stmt] = field(default_factory=list)
@@ -136,6 +138,7 @@ def _computed(
         [target],
         loss=name,
         lossfun=script.source(call.func),
+        is_default=script.is_chainers(call.func, "softmax_cross_entropy"),
         others=[*others, *backward],
         is_training=bool(backward),
     )

@@ -50,6 +50,24 @@ def test_an_update_with_the_model_is_a_step():
     assert made[0] == "layers = from_chain(model.predictor, np.asarray(images[:2]))"
 
 
+def test_a_loss_of_the_script_is_not_chainers_of_the_same_name():
+    source = loop(
+        "x = images[i:i + 9]\n"
+        "y = model(x)\n"
+        "loss = softmax_cross_entropy(y, labels[i:i + 9])\n"
+        "model.cleargrads()\n"
+        "loss.backward()\n"
+        "optimizer.update()\n",
+        model="Net()",
+    )
+    own = "def softmax_cross_entropy(y, t):\n    return 2 * F.hinge(y, t)\n"
+    text = port(source.replace("net = Net()\n", own)).text
+    assert "n_microbatches=4, lossfun=softmax_cross_entropy, accfun=None)" in text
+    chainers = "from chainer.functions import softmax_cross_entropy\n"
+    text = port(source.replace("net = Net()\n", chainers)).text
+    assert "n_microbatches=4, accfun=None)" in text
+
+
 def test_the_example_is_of_the_iterator_that_trains():
     lines, made = body(
         loop(
