@@ -33,8 +33,10 @@ from pipeline.porting.script import Script, is_name
 from pipeline.porting.statements import (
     assigns_only,
     attributes_stored,
+    constants,
     is_text,
     lines_of,
+    names_in,
     names_read,
     names_stored,
     needs,
@@ -122,22 +124,42 @@ class _Split(NamedTuple):
 
 
 def _forward(own: ChainClass) -> ast.FunctionDef | None:
-    for node in own.node.body:
-        is_method = isinstance(node, ast.FunctionDef)
-        if is_method and node.name in ("forward", "__call__"):
-            arguments = node.args
+    """Returns the method that a call of the chain with x and t runs."""
+    # A link's own __call__ replaces the one of Chainer, which calls forward.
+    for method in (own.method("__call__"), own.method("forward")):
+        if method is not None:
+            arguments = method.args
             plain = not (arguments.vararg or arguments.kwarg or arguments.kwonlyargs)
             if plain and len(arguments.args) >= 3:
-                return node
+                return method
     return None
 
 
+def _refuse_flags(own: ChainClass, forward: ast.FunctionDef) -> None:
+    """Refuses arguments that are no arrays: those with a default other than ``None``.
+
+    Raises:
+        _SplitError: If there is one.
+    """
+    defaults = forward.args.defaults
+    for arg, default in zip(forward.args.args[::-1], defaults[::-1]):
+        if isinstance(default, ast.Constant) and default.value is not None:
+            raise _SplitError(
+                f"{own.node.name}.{forward.name} takes {arg.arg}="
+                f"{own.script.source(default)}, which is no array: let it read"
+                f" chainer.config.train or an attribute"
+            )
+
+
 def _split(own: ChainClass, forward: ast.FunctionDef) -> _Split:
+    _refuse_flags(own, forward)
     self, *inputs, target = [arg.arg for arg in forward.args.args]
     script = own.script
     body = [each for each in forward.body if not is_text(each)]
     last = next((n for n, each in enumerate(body) if reads(each, target)), len(body))
-    first, rest = body[:last], [each for each in body[last:] if not reports(each)]
+    begun = constants(body[:last])
+    first = [each for each in body[:last] if each not in begun]
+    rest = [*begun, *(each for each in body[last:] if not reports(each))]
     fault = ""
     if not rest or not _ends(rest[-1]):
         fault = "it does not end with return"
@@ -300,13 +322,18 @@ def _inner(split: _Split) -> str:
 def _local(split: _Split) -> list[Edit]:
     """Returns the edits by which the loss reports nothing and sets no attributes."""
     script, edits = split.own.script, []
+    known = set(split.arguments).union(*map(names_in, split.rest))
     for statement in split.rest:
         for node in ast.walk(statement):
             if isinstance(node, ast.stmt) and reports(node):
                 edits.append(removal(script, node))
             is_own = isinstance(node, ast.Attribute) and node.attr in split.kept
             if is_own and is_name(node.value, split.arguments[0]):
-                edits.append(replacement(script, node, node.attr))
+                # A variable of this name may have another value.
+                local = node.attr
+                while local in known:
+                    local += "_"
+                edits.append(replacement(script, node, local))
     return with_pass(script, edits) if edits else []
 
 

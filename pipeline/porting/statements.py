@@ -101,6 +101,28 @@ def names_stored(statements: list[ast.stmt]) -> set[str]:
     }
 
 
+def names_in(node: ast.AST) -> set[str]:
+    """Returns the variables that code reads or stores."""
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def constants(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Returns the statements by which sums begin, such as ``loss = 0``.
+
+    No other of the statements has their variables.
+    """
+    found = []
+    for each in statements:
+        others = [other for other in statements if other is not each]
+        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant):
+            is_plain = all(isinstance(target, ast.Name) for target in each.targets)
+            if is_plain and names_in(each).isdisjoint(
+                set().union(*map(names_in, others))
+            ):
+                found.append(each)
+    return found
+
+
 def surely_stored(statements: list[ast.stmt]) -> set[str]:
     """Returns the variables that statements store on each path."""
     found: set[str] = set()
@@ -120,9 +142,14 @@ def names_read(statements: list[ast.stmt]) -> list[str]:
     stored: set[str] = set()
     for each in statements:
         for node in ast.walk(each):
-            is_read = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-            if is_read and node.id not in stored:
-                found.setdefault(node.id)
+            # The syntax tree has the variable of ``loss += y`` as one that is stored.
+            is_changed = isinstance(node, ast.AugAssign)
+            name = node.target if is_changed else node
+            is_read = isinstance(name, ast.Name) and (
+                is_changed or isinstance(name.ctx, ast.Load)
+            )
+            if is_read and name.id not in stored:
+                found.setdefault(name.id)
         stored |= names_stored([each])
     return list(found)
 

@@ -73,12 +73,46 @@ class _F:
             "if x is None:\n            return 0\n        return t - x",
             "it returns before",
         ),
+        ("y = self.l1(x)\n        return F.hinge(y, t)", "takes train=True"),
     ],
 )
 def test_a_loss_that_cannot_be_split_is_refused(body, words):
-    faults = obstacles(net(body))
+    source = net(body)
+    if "takes train" in words:
+        source = source.replace("self, x, t)", "self, x, t, train=True)")
+    faults = obstacles(source)
     assert [words in text for _, text, _ in faults] == [True], faults
     assert faults[0][2] == "howto/other_losses"
+
+
+def loss_of(body):
+    """Returns the lines of the loss that a port writes."""
+    lines = added(net(body))
+    return lines[lines.index("def loss_of_net(y, t):") + 1 :][:4]
+
+
+def test_a_sum_begins_within_the_loss():
+    assert loss_of(
+        "loss = 0\n        y = self.l1(x)\n        loss += F.hinge(y, t)\n"
+        "        return loss"
+    )[:3] == ["loss = 0", "loss += F.hinge(y, t)", "return loss"]
+
+
+def test_an_attribute_is_no_variable_of_its_name():
+    assert loss_of(
+        "y = self.l1(x)\n        loss = F.hinge(y, t)\n"
+        "        self.loss = loss.array\n        return loss"
+    )[:3] == ["loss = F.hinge(y, t)", "loss_ = loss.array", "return loss"]
+
+
+def test_a_call_of_a_chain_is_its_own_call_and_not_forward():
+    source = net(KEPT.replace("self.l2(F.relu(self.l1(x)))", "self.forward(x, 1)"))
+    helper = "    def forward(self, x, train):\n        return self.l1(x)\n\n"
+    source = source.replace("forward(self, x, t)", "__call__(self, x, t)")
+    source = source.replace("    def __call__", f"{helper}    def __call__")
+    lines = added(source)
+    assert "def loss_of_net(y, t):" in lines
+    assert "def output(self, x):" in lines
 
 
 def test_a_class_that_is_not_seen_is_refused():
