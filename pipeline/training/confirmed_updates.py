@@ -47,6 +47,8 @@ class ConfirmedUpdates(Extension):
 
     def __init__(self, pipeline: Any) -> None:
         self._pipeline = pipeline
+        # The exception that was being handled when the training started.
+        self._handled: BaseException | None = None
 
     def trigger(self, trainer: Trainer) -> bool:
         """Returns ``False``, as other extensions' triggers confirm the updates."""
@@ -54,6 +56,7 @@ class ConfirmedUpdates(Extension):
 
     def initialize(self, trainer: Trainer) -> None:
         """Changes the triggers of extensions; called when the trainer starts."""
+        self._handled = sys.exc_info()[1]
         for entry in trainer._extensions.values():
             if not (isinstance(entry.extension, _KNOWN) or _is_ours(entry.extension)):
                 entry.trigger = _Confirming(entry.trigger, self._pipeline)
@@ -61,7 +64,7 @@ class ConfirmedUpdates(Extension):
     def finalize(self) -> None:
         """Confirms the last update; called when the training ends."""
         # After an error, other ranks may not update any more.
-        if sys.exc_info()[0] is None:
+        if sys.exc_info()[1] is self._handled:
             self._pipeline.confirm_update()
 
 
