@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Callable
 
 import chainer
@@ -129,7 +130,10 @@ def _check_shape(microbatch: int, shape: Sequence[int], t: Any) -> None:
 
 def unwrap(function: Callable) -> tuple[Callable, Mapping[str, Any]]:
     """Returns the function in a ``functools.partial``, and its keyword arguments."""
-    return getattr(function, "func", function), getattr(function, "keywords", {})
+    if isinstance(function, partial):
+        return function.func, function.keywords
+    # A loss of the user's own may have an attribute ``func``, too.
+    return function, {}
 
 
 def label_left_out(function: Callable) -> int | None:

@@ -6,7 +6,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 
-from pipeline.stages.labels import check_labels, highest_label, label_left_out
+from pipeline.stages.labels import check_labels, highest_label, label_left_out, unwrap
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,23 @@ def test_negative_labels_are_refused():
 )
 def test_the_label_that_a_mean_leaves_out(function, label):
     assert label_left_out(function) == label
+
+
+class OwnLoss:
+    """A loss of the user's own, which calls a function that it keeps."""
+
+    def __init__(self):
+        self.func = F.softmax_cross_entropy
+        self.keywords = {"ignore_label": 5}
+
+    def __call__(self, y, t):
+        return self.func(y, t, ignore_label=0)
+
+
+def test_a_loss_with_an_attribute_func_is_no_partial():
+    loss = OwnLoss()
+    assert unwrap(loss) == (loss, {})
+    assert label_left_out(loss) is None
 
 
 def scores(*shape):
