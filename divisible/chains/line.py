@@ -28,8 +28,9 @@ from divisible.chains.calls import INPUT, Call, Recording, Value
 from divisible.layer_list import Layer
 from divisible.skips import pop, stash
 
-#: Functions for which the order of inputs does not matter.
-_COMMUTATIVE = ("Add", "Mul", "Maximum", "Minimum")
+#: Functions for which the order of inputs does not matter. Where two inputs are equal,
+#: a maximum gives its gradient to the first one.
+_COMMUTATIVE = ("Add", "Mul")
 
 
 class Take:

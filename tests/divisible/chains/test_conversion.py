@@ -146,6 +146,25 @@ def test_two_branches_become_a_line():
     assert model[0] is chain.stem
 
 
+@pytest.mark.parametrize("function", [F.maximum, F.minimum])
+def test_of_equal_inputs_the_same_one_learns(function):
+    def forward(self, x):
+        # The value that is read first was computed first.
+        first = self.first(x)
+        return function(first, self.second(x))
+
+    links = {name: L.Linear(6, 6, initialW=0.1) for name in ("first", "second")}
+    chain, x = Written(forward, **links), np.ones((2, 6), np.float32)
+    chain.cleargrads()
+    F.sum(chain(x)).backward()
+    expected = [link.W.grad.copy() for link in links.values()]
+    assert expected[0].any() and not expected[1].any()
+    chain.cleargrads()
+    F.sum(from_chain(chain, x)(x)).backward()
+    for link, gradient in zip(links.values(), expected):
+        np.testing.assert_array_equal(link.W.grad, gradient)
+
+
 def test_the_chain_is_as_it_was():
     def forward(self, x):
         self.seen = x
