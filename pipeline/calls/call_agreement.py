@@ -115,6 +115,7 @@ class CallAgreement:
         n_replicas (int): Number of replicas.
 
     Attributes:
+        pipeline (int): Number of the pipeline, the same on all ranks.
         call (str): Name of the last call.
         has_failed (bool): Whether a call has failed on this rank, or is still running.
         is_within (bool): Whether a call is running.
@@ -140,7 +141,7 @@ class CallAgreement:
         self._where = f", in replica {replica}" if n_replicas > 1 else ""
         self._everywhere = ", in all replicas" if n_replicas > 1 else ""
         self._timeout = timeout
-        self._pipeline = int(name[:8], 16)
+        self.pipeline = int(name[:8], 16)
         self._wait_queries = wait_queries(comm)
         self._n_calls = 0
         self.call = ""
@@ -176,7 +177,7 @@ class CallAgreement:
             self.call = call
             text = call + self._where
             self._wait_queries.call = self._n_calls, text
-            own_flight_record.begin_call(self._pipeline, self._n_calls, text)
+            own_flight_record.begin_call(self.pipeline, self._n_calls, text)
             yield
             own_flight_record.write(CALL, END, text)
             if call in _STEPS:

@@ -13,6 +13,7 @@
     trials       changes that are reversed if steps do not become shorter
     moving       moves layers, with all that belongs to them, by messages
     checking     refuses bad input before anything moves
+    other_pipelines  refuses pipelines that have the old layers
     state        the arrays of a layer, by the keys of snapshots
     messages     arrays by key, from rank to rank
 

@@ -32,7 +32,7 @@ from divisible.schedules.events import MOVE
 from divisible.schedules.rank_program import Span
 from divisible.streaming.mapped import MappedArray
 from pipeline.pipeline import Pipeline
-from pipeline.rebalancing import checking, state
+from pipeline.rebalancing import checking, other_pipelines, state
 from pipeline.rebalancing.messages import (
     Parcel,
     exchange,
@@ -132,7 +132,8 @@ def rebalance(
     float32 master weights, and which parameters are frozen. Its random numbers depend
     on its position, not on its stage. So training goes on as if the layers had not
     moved, bit for bit. States that layers carry from one evaluation to the next
-    (`divisible.carry_state`) are dropped.
+    (`divisible.carry_state`) are dropped. Other pipelines over the same layers refuse
+    their calls from then on.
 
     Either all layers move or none does. ``build`` must make everything that a layer has
     besides parameters and persistent values. An example is a number or a link hook that
@@ -181,6 +182,7 @@ def rebalance(
         return Moved((), 0, 0.0)
     fetched = _fetch(pipeline, task)
     before = state.optimizer_states(task.optimizers)
+    stale = other_pipelines.with_layers_that_leave(pipeline, fetched.stages)
     pipeline.internals.ranks.calls.refusal = (
         "layers were moved in part only: make a new model, new optimizers and a new"
         " Pipeline, and load a snapshot"
@@ -193,7 +195,9 @@ def rebalance(
     state.load_optimizers(pipeline, optimizer, before, fetched.arrays)
     pipeline.internals.ranks.calls.refusal = None
     _mark(pipeline, layers, start)
-    seconds = pipeline.internals.gather(time.perf_counter() - start, "rebalance")
+    mine = time.perf_counter() - start, stale
+    seconds, said = zip(*pipeline.internals.gather(mine, "rebalance"))
+    other_pipelines.exclude(pipeline, said)
     return Moved(layers, fetched.n_bytes, max(seconds))
 
 

@@ -10,6 +10,7 @@ They are made at the start, and once more when layers have moved to other ranks:
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import chainer
@@ -17,7 +18,7 @@ import chainer
 from chainer_kernels.prepared_weights import scope_for
 from divisible.communication import late_numbers
 from divisible.schedules.rank_program import Record
-from pipeline.calls.call_agreement import ACCUMULATES, CALLS
+from pipeline.calls.call_agreement import ACCUMULATES, CALLS, CallAgreement
 from pipeline.calls.ranks import Ranks
 from pipeline.calls.tie_exchange import TieExchange
 from pipeline.hooks.update_agreement import UpdateAgreement
@@ -36,6 +37,8 @@ from pipeline.step.overlap import Overlap
 from pipeline.step.runner import Runner
 from pipeline.step.step_end import StepEnd
 
+# The layouts of all pipelines of this process, which may have the same layers.
+_living: weakref.WeakSet[Layout] = weakref.WeakSet()
 # A loss scale that is too large is noticed by the infinities that it causes.
 _QUIET = {"over": "ignore", "invalid": "ignore"}
 
@@ -100,6 +103,7 @@ class Layout:
         self._early_end: StepEnd | None = None
         self.stages: dict[int, Stage] = {}
         self._stage_list: list[Stage] = []
+        _living.add(self)
 
     def lay_out(self, start: Start) -> None:
         """Makes stages, exchanges and runner for the layers.
@@ -134,6 +138,17 @@ class Layout:
         self._has_begun = False
         self.current.prepare(self.runner)
         self._early_updates = EarlyUpdates.of(self._stage_list, self.ties, ranks)
+
+    @property
+    def calls(self) -> CallAgreement:
+        """The calls of the pipeline."""
+        return self._ranks.calls
+
+    def others(self) -> Iterator[Layout]:
+        """Yields the layouts of other pipelines of this process that are not closed."""
+        for each in [*_living]:
+            if each is not self and not each._ranks.are_closed:
+                yield each
 
     @property
     def are_unsized(self) -> bool:

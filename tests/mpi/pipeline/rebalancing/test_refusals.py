@@ -109,6 +109,32 @@ def in_a_step(comm):
         run.step()
 
 
+def by_other_pipelines(comm):
+    """A pipeline of layers that have moved is refused, and others are not."""
+    layers = [*build()]
+    run, alone = Run(comm, model=Divisible(*layers)), Run(comm)
+    stage = Divisible(*layers).divide(*run.stage.layer_range)
+    others = [
+        Pipeline(each, comm, n_microbatches=2, timeout=20)
+        for each in (stage, run.stage)
+    ]
+    run.step()
+    alone.step()
+    before = run.pipe.predict(X)
+    for other in others:
+        assert np.array_equal(other.predict(X), before)
+    rebalance(run.pipe, run.optimizer, (0, 2, 5), build)
+    run.step()
+    for other in others:
+        for call in (other.step, other.evaluate):
+            with pytest.raises(ValueError, match="have moved to other ranks"):
+                call(X, T)
+        other.close()
+    alone.step()
+    with run.pipe, Pipeline(run.stage, comm, n_microbatches=2, timeout=20) as anew:
+        assert np.array_equal(anew.predict(X), run.pipe.predict(X))
+
+
 def within_a_step(comm):
     run = Run(comm)
     run.step()
@@ -193,6 +219,7 @@ def with_settings(comm):
         bad_arguments,
         on_one_rank_only,
         in_a_step,
+        by_other_pipelines,
         within_a_step,
         without_room,
         with_hooks,
