@@ -29,7 +29,7 @@ from divisible.planning.layer_memory import LayerMemory, ModelMemory
 from divisible.planning.optimizer_state import check_optimizer, state_bytes
 from divisible.planning.retained_arrays import BufferSet
 from divisible.planning.shape_arrays import ShapeArray
-from divisible.planning.shape_tracing import layer_copy, shapes_only
+from divisible.planning.shape_tracing import layer_copy, link_copy, shapes_only
 
 
 def trace_memory(
@@ -165,6 +165,8 @@ class _Tracer:
 
     def loss(self, lossfun: Callable, targets: Sequence[Any]) -> LayerMemory | None:
         """Traces the loss; ``None`` if its shapes are unknown."""
+        if isinstance(lossfun, chainer.Link):
+            lossfun = link_copy(lossfun)
         values = [in_loss_dtype(from_tensor(x)) for x in self._held.inputs]
         try:
             y, _ = value_and_count(lossfun(*values, *targets))

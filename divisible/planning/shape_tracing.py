@@ -17,7 +17,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import chainer
 
@@ -25,6 +25,8 @@ from divisible.deferred.layers import DeferredLayers
 from divisible.deferred.scope import deferred_init
 from divisible.model import Divisible
 from divisible.planning.shape_rules import shapes_of
+
+_Link = TypeVar("_Link", bound=chainer.Link)
 
 
 class _Rules(chainer.FunctionHook):
@@ -67,21 +69,25 @@ def shapes_only() -> Iterator[None]:
 def layer_copy(model: Divisible, position: int) -> Divisible:
     """Returns a copy of one layer that shares its parameters' arrays.
 
-    The copy has other arrays of its own, because the layer's code may change them.
-
     Args:
         model: The undivided model.
         position: Position of the layer.
     """
-    layer = model.view(position, position + 1)
-    memo: dict[int, Any] = {}
-    for link in layer.links():
-        for param in link.params(False):
-            memo.update((id(array), array) for array in _arrays(param))
-    copied = copy.deepcopy(layer, memo)
+    copied = link_copy(model.view(position, position + 1))
     # A call of the copy needs no layer that is made.
     copied._deferred = DeferredLayers()
     return copied
+
+
+def link_copy(link: _Link) -> _Link:
+    """Returns a copy of a link that shares its parameters' arrays.
+
+    The copy has other arrays of its own, because the link's code may change them.
+    """
+    memo: dict[int, Any] = {}
+    for param in link.params(False):
+        memo.update((id(array), array) for array in _arrays(param))
+    return copy.deepcopy(link, memo)
 
 
 def _arrays(param: chainer.Parameter) -> Iterator[Any]:

@@ -155,6 +155,29 @@ def test_no_layer_computes_and_nothing_is_made(monkeypatch):
     assert not model[2].W.is_initialized
 
 
+class OwnLoss(chainer.Chain):
+    """A loss with a layer that gets its size at its first call."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.last = L.Linear(None, 3)
+
+    def forward(self, y, t):
+        self.y = self.last(y)
+        return F.softmax_cross_entropy(self.y, t)
+
+
+def test_a_loss_stays_as_it_was():
+    loss = OwnLoss()
+    x, t = np.ones((8, 5), np.float32), np.zeros(8, np.int32)
+    memory = trace_memory(Divisible(L.Linear(5, 4)), x, t, loss)
+    assert not memory.unknown and memory.loss.n_parameters == 3 * 4 + 3
+    assert not loss.last.W.is_initialized and not hasattr(loss, "y")
+    memory = trace_memory(Divisible(L.Linear(5, 4)), x, t, loss)
+    assert memory.loss.n_parameters == 3 * 4 + 3
+
+
 def test_running_averages_and_carried_states_stay():
     norm, lstm = L.BatchNormalization(4), L.LSTM(4, 4)
     before = norm.avg_mean.copy(), np.random.get_state()[1].copy()
