@@ -169,8 +169,8 @@ class RunStatus:
         now = time.perf_counter()
         self._before, self._last = self._last, {} if result is None else result
         self._epoch, self._share = epoch, share
-        if self._pipeline.n_steps % self._every == 0:
-            record = self._pipeline.internals.record
+        record = self._pipeline.internals.record
+        if record is not None and self._pipeline.n_steps % self._every == 0:
             self._marked.append((self._pipeline.n_steps, record))
         self._n_samples += sum(self._ranks.calls.agreed.n_samples)
         if now >= self._next_sample:

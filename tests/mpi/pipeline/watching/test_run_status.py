@@ -44,6 +44,9 @@ def train_with_a_slow_rank(comm, out):
     x, t = np.ones((8, 4), np.float32), np.zeros(8, np.int32)
     deadline = time.monotonic() + 60 * LOAD
     with RunStatus(pipe, out, line=False) as status:
+        # No message was sent yet.
+        status.note(epoch=0)
+    with RunStatus(pipe, out, line=False) as status:
         n_slow, found = 0, []
         while not found:
             assert time.monotonic() < deadline
