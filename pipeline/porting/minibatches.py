@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pipeline.porting.parts import Parts
 from pipeline.porting.script import Script, is_name, walk_scope
+from pipeline.porting.statements import names_in, names_stored
 
 
 @dataclass
@@ -125,9 +126,12 @@ def _computed(
         if _uses_elsewhere(script, [*before, *after], output.id, arguments):
             return None
         inputs, others = _assigned_call(made[0])[1].args, made
-        near = [*before[before.index(made[0]) :], *after]
+        before = before[before.index(made[0]) + 1 :]
+        # The step calls the model where the loss was computed.
+        if any(names_stored(before) & names_in(each) for each in inputs):
+            return None
     elif _is_plain_call(output) and _is_chain(script, parts, output.func):
-        inputs, others, near = output.args, [], [*before, *after]
+        inputs, others = output.args, []
     else:
         return None
     if not backward and not script.imported(call.func).endswith(_LOSSES):
@@ -142,8 +146,8 @@ def _computed(
         others=[*others, *backward],
         is_training=bool(backward),
     )
-    _add_accuracy(script, each, near, arguments)
-    return each
+    is_found = _add_accuracy(script, each, before, after, arguments)
+    return each if is_found else None
 
 
 #: Ends of the names of functions of Chainer that are losses.
@@ -151,14 +155,38 @@ _LOSSES = ("_entropy", "_error", "_loss", "hinge", "_nll", "_likelihood")
 
 
 def _add_accuracy(
-    script: Script, each: Minibatch, statements: list[ast.stmt], arguments: list[str]
-) -> None:
-    """Finds the accuracy of the same output and target as the loss."""
-    for statement in statements:
-        if _is_accuracy(script, statement, arguments):
-            each.accuracy, call = _assigned_call(statement)
-            each.accfun = script.source(call.func)
-            each.others.append(statement)
+    script: Script,
+    each: Minibatch,
+    before: list[ast.stmt],
+    after: list[ast.stmt],
+    arguments: list[str],
+) -> bool:
+    """Finds the accuracy of the same output and target as the loss.
+
+    Args:
+        script: The script.
+        each: The minibatch, changed.
+        before: Statements before the loss that have this output.
+        after: Statements behind the loss that have it.
+        arguments: Source of the output and of the target.
+
+    Returns:
+        Whether the step may compute it: between it and the loss, no statement uses it,
+        or changes the target.
+    """
+    for place, statement in enumerate([*before, *after]):
+        if not _is_accuracy(script, statement, arguments):
+            continue
+        each.accuracy, call = _assigned_call(statement)
+        each.accfun = script.source(call.func)
+        each.others.append(statement)
+        behind = place - len(before)
+        between = before[place + 1 :] if behind < 0 else after[:behind]
+        if not names_stored(between).isdisjoint(names_in(call)):
+            return False
+        if any(each.accuracy in names_in(other) for other in between):
+            return False
+    return True
 
 
 def _assigned_call(statement: ast.stmt) -> tuple[str, ast.Call | None]:

@@ -285,6 +285,22 @@ def test_arguments_by_keyword_are_no_minibatch():
             "no forward and backward",
         ),
         (
+            "y = model(a[i:])\na = load()\nloss = F.mean_squared_error(y, b[i:])\n"
+            "loss.backward()\noptimizer.update()",
+            "no forward and backward",
+        ),
+        (
+            "y = model(a[i:])\nloss = F.softmax_cross_entropy(y, t)\nt = load()\n"
+            "acc = F.accuracy(y, t)\nloss.backward()\noptimizer.update()",
+            "no forward and backward",
+        ),
+        (
+            "y = model(a[i:])\nacc = F.accuracy(y, b[i:])\nprint(acc.array)\n"
+            "loss = F.softmax_cross_entropy(y, b[i:])\nloss.backward()\n"
+            "optimizer.update()",
+            "no forward and backward",
+        ),
+        (
             "y = model(a[i:])\ny = F.tanh(y)\nloss = F.mean_squared_error(y, b[i:])\n"
             "loss.backward()\noptimizer.update()",
             "no forward and backward",
