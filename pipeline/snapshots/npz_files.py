@@ -26,7 +26,7 @@ from divisible.files import written_aside
 from divisible.number_lists import as_list
 from divisible.streaming.mapped import mapped_array
 from pipeline.snapshots.arrays import Arrays, opened, position, write_arrays
-from pipeline.snapshots.errors import Differences, Ledger, SnapshotError, compare
+from pipeline.snapshots.errors import Differences, Ledger, MismatchError, compare
 from pipeline.snapshots.files import Snapshot
 from pipeline.snapshots.layers import as_saved, registered_keys, spectral_hooks
 from pipeline.snapshots.serializers import (
@@ -147,12 +147,15 @@ def import_npz(
     with opened(path) as file:
         prefix = model_prefix(file, prefix, path)
         arrays = Arrays({os.fspath(path): file}).below(prefix)
+        state = None
+        if optimizer is not None:
+            state = _state_of_optimizer(file, prefix, path)
         found = compare([_expected(stages, arrays)], os.fspath(path), strict)
         for stage in stages:
             with as_saved(stage, arrays):
                 stage.serialize(FileReader(arrays))
-        if optimizer is not None:
-            load_optimizer_of_trainer(optimizer, file, prefix, path)
+        if state is not None:
+            _load_optimizer(optimizer, state, path)
     if found:
         warnings.warn(f"{os.fspath(path)} is loaded in part: {found}", stacklevel=2)
     return found
@@ -218,44 +221,43 @@ def model_prefix(keys: Iterable[str], wanted: str | None, path: Any) -> str:
         path: Path of the file, for errors.
 
     Raises:
-        SnapshotError: If there are several models, or not the one wanted.
+        MismatchError: If there are several models, or not the one wanted.
     """
     found = model_prefixes(keys)
     if wanted is not None:
         wanted = wanted and wanted.rstrip("/") + "/"
         if wanted not in found:
-            raise SnapshotError(
+            raise MismatchError(
                 f"{os.fspath(path)} has no layers below {wanted!r}; it has some below"
                 f" {', '.join(map(repr, found)) or 'nothing'}"
             )
         return wanted
     if len(found) > 1:
-        raise SnapshotError(
+        raise MismatchError(
             f"{os.fspath(path)} has several lists of layers, below"
             f" {', '.join(map(repr, found))}: say which by prefix="
         )
     return found[0] if found else ""
 
 
-def load_optimizer_of_trainer(
-    optimizer: Any, arrays: Mapping[str, np.ndarray], prefix: str, path: Any
-) -> None:
-    """Loads the state of an optimizer from a trainer's snapshot.
+def _state_of_optimizer(
+    arrays: Mapping[str, np.ndarray], prefix: str, path: Any
+) -> _Renamed:
+    """Returns the state of an optimizer in a trainer's snapshot.
 
     Args:
-        optimizer: Optimizer, set up with the layers whose state to read.
         arrays: Arrays of the file.
         prefix: Beginning of the model's keys; see :func:`model_prefix`.
         path: Path of the file, for errors.
 
     Raises:
-        SnapshotError: If the file has no state of this optimizer, or only a part of it.
+        MismatchError: If the file has no optimizer of this model.
     """
     match = _OF_UPDATER.fullmatch(prefix)
     above = f"updater/optimizer:{match[1]}/" if match else None
     keys = [key for key in arrays if above is not None and key.startswith(above)]
     if not keys:
-        raise SnapshotError(
+        raise MismatchError(
             f"{os.fspath(path)} has no optimizer of the model below {prefix!r}: only"
             f" the snapshots of trainers have one"
         )
@@ -264,24 +266,37 @@ def load_optimizer_of_trainer(
     for key in keys:
         name = key[len(above) :]
         found[name[len(below) :] if name.startswith(below) else name] = key
-    mine = Arrays({os.fspath(path): _Renamed(arrays, found)})
+    return _Renamed(arrays, found, above)
+
+
+def _load_optimizer(optimizer: Any, state: _Renamed, path: Any) -> None:
+    """Loads the state of an optimizer, set up with the layers whose state to read.
+
+    Raises:
+        MismatchError: If the state is of another optimizer, or in part.
+    """
+    mine = Arrays({os.fspath(path): state})
     optimizer.serialize(RuleReader(mine).noting())
     missing = sorted(mine.ledger.missing)
     if missing or mine.ledger.unlike:
-        words = [f"{above}{key} is missing" for key in missing]
-        raise SnapshotError(
+        words = [f"{state.above}{key} is missing" for key in missing]
+        raise MismatchError(
             f"{os.fspath(path)} has another optimizer's state:"
             f" {'; '.join([*words, *mine.ledger.unlike])}"
         )
 
 
 class _Renamed(Mapping):
-    """Arrays by other keys; each is read when it is needed."""
+    """Arrays by other keys; each is read when it is needed.
+
+    Attributes:
+        above: Beginning of their keys in the file.
+    """
 
     def __init__(
-        self, arrays: Mapping[str, np.ndarray], keys: Mapping[str, str]
+        self, arrays: Mapping[str, np.ndarray], keys: Mapping[str, str], above: str
     ) -> None:
-        self._arrays, self._keys = arrays, keys
+        self._arrays, self._keys, self.above = arrays, keys, above
 
     def __getitem__(self, key: str) -> np.ndarray:
         return self._arrays[self._keys[key]]
