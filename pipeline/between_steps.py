@@ -102,12 +102,15 @@ class BetweenSteps(PipelineState):
 
         Example:
             >>> import chainer
+            >>> import numpy as np
             >>> from mpi4py import MPI
             >>> from divisible import Divisible
             >>> from pipeline import Pipeline
             >>> stage = Divisible(chainer.links.Linear(4, 3))
             >>> pipe = Pipeline(stage, MPI.COMM_SELF, n_microbatches=2)
-            >>> x, t = pipe.my_part([[1, 2]], [0])
+            >>> x, t = np.ones((6, 4), np.float32), np.zeros(6, np.int32)
+            >>> [part.shape for part in pipe.my_part(x, t)]
+            [(6, 4), (6,)]
         """
         parts = tuple(part_of(self._ranks.grid, each) for each in arrays)
         return parts[0] if len(parts) == 1 else parts

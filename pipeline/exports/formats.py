@@ -160,7 +160,7 @@ def _safetensors(source: Source, path: str) -> str:
 
 def _same_arrays(source: Source, again: Mapping[str, np.ndarray]) -> str:
     same = {*source.arrays} == {*again} and all(
-        np.array_equal(array, again[key].reshape(array.shape))
+        _is_same(array, again[key].reshape(array.shape))
         for key, array in source.arrays.items()
         if not array.dtype.hasobject
     )
@@ -170,6 +170,14 @@ def _same_arrays(source: Source, again: Mapping[str, np.ndarray]) -> str:
             " Write to another disk"
         )
     return f"{len(source.arrays)} arrays, equal to the snapshot's"
+
+
+def _is_same(array: np.ndarray, other: np.ndarray) -> bool:
+    if np.array_equal(array, other):
+        return True
+    # NaN, as after a training that diverged, is not equal to itself.
+    bits = (each.reshape(-1).view(np.uint8) for each in (array, other))
+    return array.dtype == other.dtype and np.array_equal(*bits)
 
 
 def _torch(source: Source, path: str) -> str:

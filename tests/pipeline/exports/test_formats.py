@@ -116,6 +116,17 @@ def test_a_state_without_a_value(tmp_path):
         export(tmp_path / "s", tmp_path / "m.safetensors", "safetensors")
 
 
+@pytest.mark.parametrize("name", ["npz", "safetensors"])
+def test_a_model_that_diverged(name, tmp_path):
+    needs(name)
+    model = Divisible(L.Linear(3, 2))
+    model[0].W.array[0] = np.nan
+    with Pipeline(model, MPI.COMM_SELF, n_microbatches=1) as pipe:
+        save_snapshot(tmp_path / "s", pipe, pipe.setup(chainer.optimizers.SGD()))
+    said = export(tmp_path / "s", tmp_path / "m", name)
+    assert said == "2 arrays, equal to the snapshot's"
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.filterwarnings("ignore")
 def test_a_full_disk_is_said(name, trained, tmp_path, monkeypatch):
