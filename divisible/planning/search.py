@@ -44,6 +44,10 @@ _IMPROVED, _NEAR = 5, 1.1
 _EFFORT = 2 * 10**6
 
 
+class NoConfigurationError(ValueError):
+    """None of the plans to try can run, however much memory there is."""
+
+
 @names_keywords
 def best_plan(
     profile: Profile | Sequence[Profile],
@@ -175,7 +179,7 @@ def best_plan(
     workload = Workload(profiles, machine, batch, wire, overlap_minibatches, narrowing)
     fitting, refused = _cut(workload, space.rounds(), progress)
     if not fitting and not refused:
-        raise ValueError(f"no configuration of {space} can run")
+        raise NoConfigurationError(f"no configuration of {space} can run")
     if not fitting:
         least = max(refused, key=_thrift)
         raise MemoryLimitError(

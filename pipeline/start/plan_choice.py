@@ -40,6 +40,7 @@ from divisible.minibatch import as_arrays
 from divisible.planning.cut_plan import WAYS
 from divisible.planning.message_plan import message_lines
 from divisible.planning.retained_arrays import FULL
+from divisible.planning.search import NoConfigurationError
 from divisible.planning.units import count, format_seconds
 from divisible.schedules.automatic import AUTO as AUTO_SCHEDULE
 from divisible.schedules.catalogue import TRIED_BY_DEFAULT
@@ -315,6 +316,9 @@ def _best_plans(
                 progress=lambda *_: goes_on(),
                 **_constraints(wish.given),
             )
+        except NoConfigurationError:
+            # Such as fewer samples in a replica than microbatches that are given.
+            continue
         except MemoryLimitError as error:
             lacking = lacking or error
         else:

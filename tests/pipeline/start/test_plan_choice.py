@@ -104,6 +104,21 @@ def test_a_host_that_is_too_small(monkeypatch):
         chosen(small, large, x=x, t=T[:4])
 
 
+@pytest.mark.parametrize(
+    "given, n_pipeline",
+    [
+        # Four replicas would have 8 samples each, and 2 have 16.
+        (FEW._replace(n_microbatches=16), 2),
+        # There are 4 layers, too few for 2 stages on each of 4 ranks.
+        (Given(4, "interleaved", "never"), 2),
+    ],
+)
+def test_numbers_of_replicas_that_cannot_be_are_left_out(given, n_pipeline):
+    plan = chosen(Machine(4), given=given, replicas=[1, 2, 4]).plan
+    assert plan.n_ranks == 4
+    assert plan.n_ranks // plan.replicas >= n_pipeline
+
+
 def test_no_plan_uses_all_ranks():
     with pytest.raises(ValueError, match="no plan uses all of 8 ranks for 4 layers"):
         chosen(Machine(8))
