@@ -132,6 +132,9 @@ def _computed(
             return None
     elif _is_plain_call(output) and _is_chain(script, parts, output.func):
         inputs, others = output.args, []
+        # Another call behind the update has other weights.
+        ends = (n for n, s in enumerate(after) if parts.optimizer in names_in(s))
+        after = after[: next(ends, len(after))]
     else:
         return None
     if not backward and not script.imported(call.func).endswith(_LOSSES):

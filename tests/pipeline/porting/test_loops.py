@@ -177,6 +177,26 @@ def test_a_model_with_a_loss_of_its_own_is_evaluated_too():
     ]
 
 
+def test_an_accuracy_behind_the_update_is_of_the_new_weights():
+    lines, made = body(
+        loop(
+            "loss = F.mean_squared_error(model(a[i:]), b[i:])\n"
+            "model.cleargrads()\n"
+            "loss.backward()\n"
+            "optimizer.update()\n"
+            "acc = F.accuracy(model(a[i:]), b[i:])\n",
+            model="net",
+        )
+    )
+    assert lines == [
+        "result = pipe.step(a[i:], b[i:])",
+        "loss = result['loss']",
+        "optimizer.update()",
+        "acc = F.accuracy(as_variable(pipe.predict(a[i:])), b[i:])",
+    ]
+    assert "accfun=None" in made[1]
+
+
 @pytest.mark.parametrize(
     "before, inside, x, found",
     [
