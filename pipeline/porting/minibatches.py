@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, field
 
 from pipeline.porting.parts import Parts
-from pipeline.porting.script import Script, is_name, walk_scope
+from pipeline.porting.script import Script, argument, is_name, walk_scope
 from pipeline.porting.statements import names_in, names_stored
 
 
@@ -66,7 +66,7 @@ def _goes_backward(script: Script, parts: Parts, statement: ast.stmt) -> bool:
     if call is None or not is_name(call.func, parts.model) or len(call.args) < 2:
         return False
     _, after = _around(script, statement)
-    return any(_calls(s, name, "backward") for s in _until_stored(after, name))
+    return any(_is_backward(s, name) for s in _until_stored(after, name))
 
 
 def _updated(parts: Parts, statement: ast.stmt) -> Minibatch | None:
@@ -103,7 +103,7 @@ def _computed(
         return None
     before, after = _around(script, statement)
     same = _until_stored(after, name)
-    backward = [s for s in same if _calls(s, name, "backward")]
+    backward = [s for s in same if _is_backward(s, name)]
     if is_name(call.func, parts.model) and len(call.args) > 1 and is_loss:
         *inputs, target = call.args
         return Minibatch(
@@ -219,13 +219,15 @@ def _is_chain(script: Script, parts: Parts, func: ast.expr) -> bool:
     return is_child or source in (parts.chain, parts.model)
 
 
-def _calls(statement: ast.stmt, name: str, method: str) -> bool:
+def _is_backward(statement: ast.stmt, name: str) -> bool:
+    """Returns whether a statement is the backward of a loss, without a loss scale."""
     call = statement.value if isinstance(statement, ast.Expr) else None
     return (
         isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
-        and call.func.attr == method
+        and call.func.attr == "backward"
         and is_name(call.func.value, name)
+        and argument(call, "loss_scale", 2) is None
     )
 
 

@@ -305,6 +305,11 @@ def test_arguments_by_keyword_are_no_minibatch():
             "no forward and backward",
         ),
         (
+            "y = model(a[i:])\nloss = F.mean_squared_error(y, b[i:])\n"
+            "loss.backward(loss_scale=128.0)\noptimizer.update()",
+            "no forward and backward",
+        ),
+        (
             "y = model(a[i:])\na = load()\nloss = F.mean_squared_error(y, b[i:])\n"
             "loss.backward()\noptimizer.update()",
             "no forward and backward",
