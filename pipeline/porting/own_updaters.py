@@ -30,7 +30,6 @@ def own_updater(
     script: Script,
     parts: Parts,
     own: ast.ClassDef,
-    call: ast.Call,
     converter: str | None,
 ) -> tuple[list[Finding], str | None]:
     """Returns findings about an updater of the script, and the source of a converter.
@@ -39,8 +38,7 @@ def own_updater(
         script: The script.
         parts: Its parts.
         own: Class of the updater.
-        call: Call that makes it.
-        converter: Source of the converter that the call gives.
+        converter: Source of the converter that makes its minibatches, if it is given.
     """
     methods = {n.name: n for n in own.body if isinstance(n, ast.FunctionDef)}
     core = methods.pop("update_core", None)
@@ -92,11 +90,8 @@ def own_updater(
     name = script.unused("convert")
     if any("self.converter" in script.source(each) for each in left) and not converter:
         parts.imports.add("chainer.dataset.concat_examples")
-    edit = insertion(
-        script,
-        _outermost(script, call),
-        _function(script, name, batch, left, arrays, converter),
-    )
+    function = _function(script, name, batch, left, arrays, converter)
+    edit = insertion(script, own, function)
     made = Finding(
         left[0].lineno if left else own.lineno,
         f"the arrays that {own.name} makes of a batch are made by a converter",
@@ -126,10 +121,6 @@ def _function(
     result = f"return {', '.join(names)}\n"
     body = textwrap.indent(lines + result, "    ")
     return f"def {name}({batch}, device=None):\n{body}\n\n"
-
-
-def _outermost(script: Script, call: ast.Call) -> ast.stmt:
-    return script.path(call)[0]
 
 
 def _refusal(own: ast.ClassDef, what: list[str]) -> Finding:
@@ -210,6 +201,8 @@ def _is_plain(statement: ast.stmt) -> bool:
         isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
         and call.func.attr in _PLAIN
+        # A pipeline has no loss scale unless its optimizer has one.
+        and (call.func.attr != "backward" or argument(call, "loss_scale", 2) is None)
     )
 
 

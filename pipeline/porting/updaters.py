@@ -111,9 +111,7 @@ def _updater(script: Script, parts: Parts, call: ast.Call) -> list[Finding]:
     more, converter = [], given.get("converter")
     converter = converter and script.source(converter)
     if is_own:
-        found, converter = own_updater(
-            script, parts, own[call.func.id], call, converter
-        )
+        found, converter = own_updater(script, parts, own[call.func.id], converter)
         findings += found
         given = {key: given[key] for key in given if key in _KEPT}
     if converter:

@@ -44,6 +44,9 @@ def test_an_update_by_the_models_loss_is_one_of_a_pipeline(arrays, updater, more
             "x, t = make(batch)",
             "return x, t",
         ]
+        # The example of the inputs calls it.
+        (layers,) = (n for n, line in enumerate(lines) if "from_chain(model" in line)
+        assert "convert(" in lines[layers] and position < layers
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,12 @@ def test_an_update_by_the_models_loss_is_one_of_a_pipeline(arrays, updater, more
         (
             PLAIN.format(arrays="x, t = make(batch)") + "\n        self.count += 1",
             "line 20",
+        ),
+        (
+            PLAIN.format(arrays="x, t = make(batch)").replace(
+                "backward()", "backward(loss_scale=8)"
+            ),
+            "line 18",
         ),
         ("def update(self):\n        pass", "update"),
         (
