@@ -36,6 +36,7 @@ from pipeline.porting.statements import (
     constants,
     is_text,
     lines_of,
+    makes_number,
     names_in,
     names_read,
     names_stored,
@@ -157,7 +158,7 @@ def _split(own: ChainClass, forward: ast.FunctionDef) -> _Split:
     script = own.script
     body = [each for each in forward.body if not is_text(each)]
     last = next((n for n, each in enumerate(body) if reads(each, target)), len(body))
-    begun = constants(body[:last])
+    begun = constants(body[:last], [self, *inputs, target])
     first = [each for each in body[:last] if each not in begun]
     rest = [*begun, *(each for each in body[last:] if not reports(each))]
     fault = ""
@@ -177,6 +178,9 @@ def _split(own: ChainClass, forward: ast.FunctionDef) -> _Split:
     unsure = [name for name in outputs if name not in {*inputs, *surely_stored(first)}]
     if unsure and not fault:
         fault = f"some paths do not make {unsure[0]}"
+    for each in first:
+        if makes_number(each) and not names_stored([each]).isdisjoint(outputs):
+            fault = fault or f"line {each.lineno} makes no array"
     if fault:
         raise _SplitError(
             f"{own.node.name}.{forward.name} computes output and loss at once, and"

@@ -106,21 +106,45 @@ def names_in(node: ast.AST) -> set[str]:
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
-def constants(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Returns the statements by which sums begin, such as ``loss = 0``.
+def constants(statements: Sequence[ast.stmt], own: Sequence[str]) -> list[ast.stmt]:
+    """Returns the statements whose values depend on no other of them.
 
-    No other of the statements has their variables.
+    Such are the beginnings of sums, as ``loss = 0``, and the weights of classes. No
+    other of the statements has their variables.
+
+    Args:
+        statements: Statements of a function.
+        own: Arguments of the function.
     """
     found = []
     for each in statements:
         others = [other for other in statements if other is not each]
-        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant):
-            is_plain = all(isinstance(target, ast.Name) for target in each.targets)
-            if is_plain and names_in(each).isdisjoint(
-                set().union(*map(names_in, others))
-            ):
+        names = set().union(own, *map(names_in, others))
+        is_plain = isinstance(each, ast.Assign) and all(
+            isinstance(target, ast.Name) for target in each.targets
+        )
+        if is_plain and names_stored([each]).isdisjoint(names):
+            stored = {*own, *names_stored(statements)}
+            if names_in(each.value).isdisjoint(stored):
                 found.append(each)
     return found
+
+
+def makes_number(statement: ast.stmt) -> bool:
+    """Returns whether a statement assigns a number, or a shape, and no array.
+
+    Example:
+        >>> [makes_number(s) for s in ast.parse('n = len(x); m = x.shape[0]').body]
+        [True, True]
+    """
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    while isinstance(value, ast.Subscript):
+        value = value.value
+    if isinstance(value, ast.Attribute):
+        return value.attr in ("shape", "size", "ndim", "dtype")
+    is_call = isinstance(value, ast.Call) and isinstance(value.func, ast.Name)
+    is_number = is_call and value.func.id in ("len", "int", "float", "bool")
+    return is_number or isinstance(value, ast.Constant)
 
 
 def surely_stored(statements: list[ast.stmt]) -> set[str]:

@@ -74,6 +74,14 @@ class _F:
             "it returns before",
         ),
         ("y = self.l1(x)\n        return F.hinge(y, t)", "takes train=True"),
+        (
+            "y = self.l1(x)\n        n = len(x)\n        return F.hinge(y, t) / n",
+            "makes no array",
+        ),
+        (
+            "y = self.l1(x)\n        n = y.shape[1]\n        return F.hinge(y, t) / n",
+            "makes no array",
+        ),
     ],
 )
 def test_a_loss_that_cannot_be_split_is_refused(body, words):
@@ -96,6 +104,16 @@ def test_a_sum_begins_within_the_loss():
         "loss = 0\n        y = self.l1(x)\n        loss += F.hinge(y, t)\n"
         "        return loss"
     )[:3] == ["loss = 0", "loss += F.hinge(y, t)", "return loss"]
+
+
+def test_what_depends_on_nothing_is_made_within_the_loss():
+    assert loss_of(
+        "w = np.array([1, 2], 'f')\n        y = self.l1(x)\n"
+        "        return F.softmax_cross_entropy(y, t, class_weight=w)"
+    )[:2] == [
+        "w = np.array([1, 2], 'f')",
+        "return F.softmax_cross_entropy(y, t, class_weight=w)",
+    ]
 
 
 def test_an_attribute_is_no_variable_of_its_name():
