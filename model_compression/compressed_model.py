@@ -369,8 +369,12 @@ class CompressedModel:
         self._pruner.prepare(model)
 
     def serialize_sizes(self, serializer: Any) -> None:
-        """Reads or writes the numbers of channels, before the arrays that have them."""
-        self._pruner.serialize_sizes(serializer)
+        """Reads or writes the numbers of channels, before the arrays that have them.
+
+        Raises:
+            ValueError: If the snapshot has others, and no pipeline has resized layers.
+        """
+        self._pruner.serialize_sizes(serializer, self._pipeline is not None)
 
     def serialize(self, serializer: Any) -> None:
         """Reads or writes the state of pruning and quantization."""

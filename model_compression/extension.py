@@ -164,7 +164,8 @@ class Compress(Extension):
         """Reads or writes how far each rule is, and which elements are pruned.
 
         Raises:
-            ValueError: If the state was written under another plan.
+            ValueError: If the state was written under another plan, or when a model
+                that no pipeline trains had another number of channels.
             RuntimeError: If the model was changed in part.
         """
         self._model.check_whole()
@@ -246,6 +247,10 @@ class Compress(Extension):
         masters, and states of optimizers and masks are removed too. The model, its
         stages and its optimizers stay the same objects, and training continues as with
         channels of zeros, up to the order of additions.
+
+        Save the smaller model by :func:`pipeline.save_snapshot`, on one rank as well:
+        :func:`pipeline.load_snapshot` and ``PipelineUpdater``'s trainers give layers
+        the sizes of a snapshot, which ``chainer.serializers.load_npz`` does not.
 
         There are some differences. Dropout that reads fewer channels draws other
         numbers; in a script without a pipeline, so does all later code that uses the

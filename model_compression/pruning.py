@@ -13,12 +13,7 @@ from model_compression.channels import Channels, channels_of, means_that_shift
 from model_compression.layer_lines import Note, Place, notes
 from model_compression.masks import Masks
 from model_compression.rules import Prune
-from model_compression.scores import (
-    lowest,
-    score,
-    spread,
-    sums,
-)
+from model_compression.scores import lowest, score, spread, sums
 from model_compression.selection import Weighted, check_rows, weights_of
 from model_compression.shrinking import (
     Assignment,
@@ -26,6 +21,7 @@ from model_compression.shrinking import (
     joined,
     make_room,
     n_channels,
+    other_size,
     parts_left,
     taking_away,
     taking_from_masters,
@@ -389,11 +385,13 @@ class Pruner:
         self._masks.serialize_states(serializer["masks"])
         self._unread.serialize_states(serializer["unread"])
 
-    def serialize_sizes(self, serializer: Any) -> None:
-        """Reads or writes the numbers of channels of layers on all ranks."""
+    def serialize_sizes(self, serializer: Any, may_differ: bool) -> None:
+        """Reads or writes the numbers of channels on all ranks; may refuse others."""
         weights = sorted(self.channels)
         sizes = np.array([self._shapes[weight][0] for weight in weights])
         for weight, n in zip(weights, serializer("n_channels", sizes)):
-            if n != self._shapes[weight][0]:
+            if n != (present := self._shapes[weight][0]):
+                if not may_differ:
+                    raise other_size(weight, n, present)
                 left = parts_left(self.channels[weight], np.arange(n))
                 self._note_sizes(joined([left]))

@@ -234,6 +234,21 @@ def taking_from_masters(
     return found
 
 
+def other_size(weight: str, n: int, present: int) -> ValueError:
+    """Returns the error of a snapshot with another number of channels than the model.
+
+    Args:
+        weight: Path of the weight that outputs the channels.
+        n: Number of channels in the snapshot.
+        present: Number of channels in the model.
+    """
+    return ValueError(
+        f"the snapshot has {n} channels of {weight}, and the model has {present}: use"
+        f" save_snapshot and load_snapshot of pipeline, which give layers their sizes,"
+        f" on one rank as well"
+    )
+
+
 def n_channels(channels: Channels, shapes: Mapping[str, Sequence[int]]) -> int | None:
     """Returns the number of channels, by the shapes of some parameters.
 

@@ -217,6 +217,24 @@ def test_channels_stay_until_their_rule_is_over():
     assert compress.shrink() == {"/0": 3}
 
 
+@pytest.mark.parametrize("degree", [0.5, 0.9])
+def test_a_file_of_fewer_channels_is_refused(degree, tmp_path):
+    """NumPy would make eight copies of a single channel."""
+    plan = CompressionPlan([Prune("l2", layers="/0", to=degree, granularity="channel")])
+
+    def make():
+        model = Divisible(L.Linear(6, 8), F.relu, L.Linear(8, 3))
+        optimizer = chainer.optimizers.SGD().setup(model)
+        return Compress(plan, optimizer, shrink=True)
+
+    compress = make()
+    compress.advance(1, 0.0)
+    chainer.serializers.save_npz(tmp_path / "compress.npz", compress)
+    chainer.serializers.load_npz(tmp_path / "compress.npz", compress)
+    with pytest.raises(ValueError, match="channels of /0/W, and the model has 8: use"):
+        chainer.serializers.load_npz(tmp_path / "compress.npz", make())
+
+
 def test_channels_that_may_come_back_stay():
     plan = CompressionPlan([Prune("l2", layers="/0", to=0.5, granularity="channel")])
     model = build()
