@@ -165,10 +165,7 @@ def _over(
     case: Case, found: Record, expected: Record, moved: dict[str, float]
 ) -> list[Difference]:
     of_entries, of_state = roundings(case)
-    magnitudes = {
-        f"gradients of call {number}": largest
-        for number, largest in expected.rounded.items()
-    }
+    magnitudes = {"gradients": expected.rounded}
     is_exact = _unit(case) == ROUNDOFF["float64"] and not of_state
     pairs = list(_pairs(found, expected, is_exact))
     for what, _, other in pairs:
@@ -193,11 +190,11 @@ def _over(
 def _kind(what: str) -> str:
     """Returns the part of a name that is the same for values of one magnitude.
 
-    A reported mean may cancel out in a minibatch, but not in all of them.
+    It has no number of a call: a mean may cancel out in one minibatch, and where a
+    sample is classified surely, loss and gradients are differences of larger numbers.
     """
-    if "step /" in what:
-        return "reports"
-    return " ".join(word for word in what.split() if not word.startswith("/"))
+    name, _, _ = what.partition(" of call ")
+    return " ".join(word for word in name.split() if not word.startswith("/"))
 
 
 def _distance(one: Any, other: Any) -> float:

@@ -27,8 +27,7 @@ class Record:
         entries: One for each call, in order.
         state: Arrays by name.
         skipped: Numbers of minibatches whose update a loss scale has skipped.
-        rounded: By number of an entry, the largest number that was rounded on the way
-            to its values, if it is larger than they are.
+        rounded: The largest gradient before hooks.
         diverges_at: Number of the first entry for which there were numbers that the
             dtype of the model may lack; infinite if there were none.
     """
@@ -37,7 +36,7 @@ class Record:
         self.entries: list[Entry] = []
         self.state: dict[str, Any] = {}
         self.skipped: list[int] = []
-        self.rounded: dict[int, float] = {}
+        self.rounded = 0.0
         self.diverges_at = math.inf
 
     def add(self, name: str, values: dict[str, Any]) -> None:

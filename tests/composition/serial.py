@@ -64,8 +64,6 @@ class Serial:
         self._is_cut = models.sees_microbatches(case.model)
         self._cuts = self.way.cuts
         self._n_steps = 0
-        # Largest gradient, before hooks.
-        self._largest = 0.0
         # Gradients of the minibatch before, where updates apply them late.
         self._late: dict[str, Any] | None = None
 
@@ -200,10 +198,8 @@ class Serial:
         self._n_begun = self._n_steps
         is_whole = not is_part and self._takes_gradients()
         # Hooks clip gradients that were rounded before.
-        found = max(float(np.abs(g).max(initial=0)) for g in self._gradients())
-        # Error feedback adds errors of the gradients before.
-        self._largest = max(found, self._largest * self._has_feedback)
-        record.rounded[len(record.entries) + 1] = self._largest
+        largest = max(float(np.abs(g).max(initial=0)) for g in self._gradients())
+        record.rounded = max(record.rounded, largest)
         if is_whole and number not in self._skipped:
             self.optimizer.update()
         if self._compress is not None and not is_part:
@@ -218,10 +214,6 @@ class Serial:
                 if param.grad is not None
             },
         )
-
-    @property
-    def _has_feedback(self) -> bool:
-        return bool(dict(self.way.exchange).get("error_feedback"))
 
     def _gradients(self) -> Iterator[Any]:
         for param in self.model.params():
