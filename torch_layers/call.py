@@ -118,8 +118,20 @@ class ModuleCall:
                 else leaf
                 for leaf, is_needed in zip(leaves, needed)
             ]
+        (layer,) = self.layers
+        contexts = layer.contexts()
+        if collect is not None:
+            contexts.append(collecting(collect))
+        if torch.is_grad_enabled() is not has_graph:
+            contexts.append(torch.enable_grad() if has_graph else torch.no_grad())
         n_hooks = RemovableHandle.next_id
-        y = self._call_last(structure, given, has_graph, collect)
+        if contexts:
+            with ExitStack() as stack:
+                for each in contexts:
+                    stack.enter_context(each)
+                y = layer.call(structure, given)
+        else:
+            y = layer.call(structure, given)
         # PyTorch refuses this itself where an input has a gradient.
         if any([leaf._version for leaf in leaves]):
             self._refuse_in_place()
@@ -132,7 +144,7 @@ class ModuleCall:
         """Adds the next layer, whose module :meth:`go_on` calls.
 
         Args:
-            layer (TorchLayer): The layer, which collects no statistics.
+            layer (TorchLayer): The layer, which is simple.
             parameters: The parameters of its module that have a gradient, none of which
                 the call has already.
         """
@@ -151,33 +163,16 @@ class ModuleCall:
         Raises:
             RuntimeError: If the module has changed its input in place.
         """
-        version, n_hooks = x._version, RemovableHandle.next_id
-        y = self._call_last(None, (x,), True)
+        version, module = x._version, self.layers[-1].module
+        # A simple module computes the same in training and evaluation.
+        if torch.is_grad_enabled():
+            y = module(x)
+        else:
+            with torch.enable_grad():
+                y = module(x)
         if x._version != version:
             self._refuse_in_place()
-        self._has_hooks |= RemovableHandle.next_id != n_hooks
         return y
-
-    def _call_last(
-        self,
-        structure: Any,
-        given: Sequence[torch.Tensor],
-        has_graph: bool,
-        collect: Collect | None = None,
-    ) -> Any:
-        """Calls the module of the last layer, in its contexts."""
-        layer = self.layers[-1]
-        contexts = layer.contexts()
-        if collect is not None:
-            contexts.append(collecting(collect))
-        if torch.is_grad_enabled() is not has_graph:
-            contexts.append(torch.enable_grad() if has_graph else torch.no_grad())
-        if not contexts:
-            return layer.call(structure, given)
-        with ExitStack() as stack:
-            for each in contexts:
-                stack.enter_context(each)
-            return layer.call(structure, given)
 
     def _refuse_in_place(self) -> NoReturn:
         name = type(self.layers[-1].module).__name__

@@ -111,21 +111,20 @@ class TorchLayer(chainer.Link):
     def is_simple(self) -> bool:
         """Whether the module is one of PyTorch's own without buffers and hooks.
 
-        Its call runs no code of the user, and draws no numbers.
+        Its call runs no code of the user, draws no numbers, and computes the same in
+        training and evaluation.
         """
-        return (
-            self._is_simple
-            and self._autocast is None
-            and not any(
-                [
-                    each._forward_hooks
-                    or each._forward_pre_hooks
-                    or each._backward_hooks
-                    or each._backward_pre_hooks
-                    for each in self._parts
-                ]
-            )
-        )
+        if not self._is_simple or self._autocast is not None:
+            return False
+        for each in self._parts:
+            if (
+                each._forward_hooks
+                or each._forward_pre_hooks
+                or each._backward_hooks
+                or each._backward_pre_hooks
+            ):
+                return False
+        return True
 
     @property
     def library_threads(self) -> int:

@@ -17,7 +17,8 @@ def test_a_run_goes_on_with_one_warning(tmp_path):
         for _ in range(3):
             with faulty(tmp_path, Fault("ENOSPC", 0, True)), files.writing(tmp_path):
                 append_line(tmp_path / "log", "{}")
-    (warning,) = caught
+    # Objects of earlier tests may warn when they are freed.
+    (warning,) = [each for each in caught if "the log" in str(each.message)]
     for words in (f"the log cannot be written to {tmp_path}", "No space left", "free"):
         assert words in str(warning.message)
     assert str(warning.message).endswith("Buy a disk.")

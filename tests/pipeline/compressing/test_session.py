@@ -185,7 +185,8 @@ def test_channels_go_within_the_time(tmp_path):
     options += ["--methods", "l2", "--rounds", "1"]
     result = compress(*options)
     assert result.exit_code == 0, result.output
-    (found,) = journal(tmp_path)["rounds"]
+    # A round that loses too much is followed by a smaller one.
+    found, *_ = journal(tmp_path)["rounds"]
     assert found["goal"] is None and found["time"] == 0.5
     rules = {rule["layers"][0]: rule for rule in found["plan"]}
     # The outputs are classes.
