@@ -163,7 +163,8 @@ class ModuleCall:
         Raises:
             RuntimeError: If the module has changed its input in place.
         """
-        version, module = x._version, self.layers[-1].module
+        version, n_hooks = x._version, RemovableHandle.next_id
+        module = self.layers[-1].module
         # A simple module computes the same in training and evaluation.
         if torch.is_grad_enabled():
             y = module(x)
@@ -172,6 +173,8 @@ class ModuleCall:
                 y = module(x)
         if x._version != version:
             self._refuse_in_place()
+        # Hooks of all modules, which a simple one calls as well, may register others.
+        self._has_hooks |= RemovableHandle.next_id != n_hooks
         return y
 
     def _refuse_in_place(self) -> NoReturn:

@@ -271,6 +271,22 @@ def test_simple_modules_share_a_graph_that_has_each_weight_once(is_split):
     assert together.told_paths() == single.told_paths()
 
 
+def test_hooks_of_all_modules_are_called_once_in_a_shared_graph():
+    calls = []
+
+    def observe(module, inputs, output):
+        if type(module) is nn.Linear:
+            output.register_hook(lambda gradient: calls.append(id(module)))
+
+    handle = torch.nn.modules.module.register_module_forward_hook(observe)
+    try:
+        modules = [nn.Tanh(), linear(), nn.Tanh(), linear()]
+        Run(Divisible(*map(TorchLayer, modules)), is_split=True, x=X[:, 0])
+    finally:
+        handle.remove()
+    assert calls == 2 * [id(modules[3]), id(modules[1])]
+
+
 def test_a_graph_has_few_modules_and_numbers():
     assert graphs([linear(), *[nn.Tanh() for _ in range(9)]])[1] == 2 * [2, 8]
     wide = [nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 600), nn.Tanh()]
