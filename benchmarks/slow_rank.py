@@ -77,7 +77,8 @@ def main() -> None:
     optimizer = pipe.setup(chainer.optimizers.SGD(0.1))
     (stage,) = pipe.stages.values()
     x, t = np.ones((8, 4), np.float32), np.zeros(8, np.int32)
-    out = comm.bcast(tempfile.mkdtemp())
+    own = tempfile.TemporaryDirectory()
+    out = comm.bcast(own.name)
 
     with RunStatus(pipe, out, line=False) as status:
 
@@ -101,7 +102,9 @@ def main() -> None:
             right = [words for words in slow() if words.startswith(f"rank {SLOW} ")]
         found = f"named after {n} minibatches: {right[0]}" if right else "not named"
         result.write(f"rank {SLOW}, {arguments.slowed:g} times as slow: {found}")
+    # Waits for all ranks, which then write no more into the folder.
     pipe.close()
+    own.cleanup()
     result.save()
 
 
