@@ -100,11 +100,16 @@ def by_eights(positions, channels, eights):
     Neighbouring positions of a tile are neighbours in memory so. In rows of a power of
     two they would share a few places of the cache.
     """
-    n_positions = positions.size // channels
-    for p in range(n_positions):
-        for c in range(channels // SIDE):
-            start = p * channels + c * SIDE
-            tile_sums.copy(positions, start, eights, (c * n_positions + p) * SIDE)
+    n_positions, n_tiles = positions.size // channels, channels // SIDE
+    for start in range(0, n_positions, _ROWS):
+        end = min(start + _ROWS, n_positions)
+        # Two tiles fill a line of the cache, which is read once so.
+        for first in range(0, n_tiles, 2):
+            for p in range(start, end):
+                for c in range(first, min(first + 2, n_tiles)):
+                    place = p * channels + c * SIDE
+                    target = (c * n_positions + p) * SIDE
+                    tile_sums.copy(positions, place, eights, target)
 
 
 @loop("void(f4[::1], i8, i8, i8[::1], i8[::1], i8[::1], f4[::1])")
@@ -181,7 +186,11 @@ def add(W, n_inputs, n_taps, outs, ins, taps, tiles):
     row = n_inputs * n_taps
     for k in range(outs.size):
         first = k * SIDE * SIDE
-        place = outs[k] * SIDE * row + ins[k] * SIDE * n_taps + taps[k]
-        for o in range(SIDE):
-            for i in range(SIDE):
-                W[place + o * row + i * n_taps] += tiles[first + i * SIDE + o]
+        place = outs[k] * SIDE * row + ins[k] * SIDE * n_taps
+        if n_taps == 1:
+            tile_sums.add_turned(tiles, first, SIDE, W, place, row)
+        else:
+            place += taps[k]
+            for o in range(SIDE):
+                for i in range(SIDE):
+                    W[place + o * row + i * n_taps] += tiles[first + i * SIDE + o]
