@@ -38,7 +38,7 @@ class State(NamedTuple):
     Attributes:
         seconds: Seconds of second forwards.
         graph: Bytes held by each microbatch.
-        peak: Bytes that are there at the peak of a backward.
+        peak: Bytes of a microbatch while one of its layers runs backward.
         begun: First block of the run that ends at the edge; -1 for a plain block.
         front: The front of the state before.
         place: Place of that state in its front.
@@ -69,6 +69,8 @@ class Memory(NamedTuple):
         outputs: Number of messages that come back for the outputs.
         copies: Copies of the parameters, besides those in ``fixed`` of the edges.
         buffers: Bytes for the exchange between replicas.
+        frees: 1 if a layer runs backward when the layers behind have freed what they
+            hold; 0 if it may run while other microbatches hold all of it.
         limit: Bytes that the stage may use.
     """
 
@@ -77,6 +79,7 @@ class Memory(NamedTuple):
     outputs: float
     copies: float
     buffers: float
+    frees: float
     limit: float
 
 
@@ -97,13 +100,25 @@ class Stage(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A run of blocks: its first one, and sums over its blocks as in `LayerArrays`."""
+    """A run of blocks, and sums over its blocks as in `LayerArrays`.
+
+    Attributes:
+        first: Its first block.
+        end: The edge behind its last block.
+        forward: Seconds.
+        again: Bytes held while it is computed again.
+        ended: Bytes of skip connections that end in it.
+        workspace: The largest workspace of its blocks.
+        inner: The largest workspace of its blocks but the last one.
+    """
 
     first: int
+    end: int
     forward: float
     again: float
     ended: float
     workspace: float
+    inner: float
 
 
 class Addition(NamedTuple):
@@ -112,15 +127,20 @@ class Addition(NamedTuple):
     Attributes:
         seconds: Seconds of second forwards.
         graph: Bytes held by each microbatch if more blocks follow.
+        peak: Bytes that are there while its backward runs, in that case. Together with
+            what blocks before hold, if layers behind are freed.
         last_graph: Bytes held by each microbatch if the stage ends here.
-        peak: Bytes that are there while its backward runs.
+        last_held: The part of them that the layers hold, without their output.
+        last_peak: Bytes that are there while its backward runs, in that case.
         begun: First block of the run; -1 for a plain block.
     """
 
     seconds: float
     graph: float
-    last_graph: float
     peak: float
+    last_graph: float
+    last_held: float
+    last_peak: float
     begun: int
 
 
@@ -175,10 +195,10 @@ def _cheapest_runs(blocks, edges, memory, start, stop, most):
     fronts.sizes[_PLAIN, start] = 1
     for end in range(start + 1, n):
         stage = stage_between(edges, memory, start, end)
-        block = plain_block(blocks, edges, end)
+        block = plain_block(blocks, edges, end, memory.frees)
         for kind in range(2):
             extend((kind, end - 1), (_PLAIN, end), block, stage, memory, fronts, best)
-        run = Run(end, 0.0, 0.0, 0.0, 0.0)
+        run = Run(end, end, 0.0, 0.0, 0.0, 0.0, 0.0)
         while run.first > start:
             run = longer(run, blocks)
             if stage.always + run.again + run.workspace > memory.limit:
@@ -186,7 +206,7 @@ def _cheapest_runs(blocks, edges, memory, start, stop, most):
             for kind in range(2):
                 before = kind, run.first
                 if fronts.sizes[before]:
-                    added = run_behind(kind, run, blocks, edges, start, end)
+                    added = run_behind(kind, run, blocks, edges, start, memory.frees)
                     extend(before, (_RUN, end), added, stage, memory, fronts, best)
     return best, fronts.states
 
@@ -217,42 +237,52 @@ def fits(stage, memory, graph, peak):
 
 
 @numba.njit
-def plain_block(blocks, edges, end):
+def plain_block(blocks, edges, end, frees):
     """Returns the `Addition` of the plain block before an edge."""
     block = blocks[end - 1]
-    at_end = block.held + edges[end].boundary
-    return Addition(0.0, block.held, at_end, block.workspace, -1)
+    at_end, peak = (
+        block.held + edges[end].boundary,
+        frees * block.held + block.workspace,
+    )
+    return Addition(0.0, block.held, peak, at_end, block.held, peak, -1)
 
 
 @numba.njit
 def longer(run, blocks):
     """Returns a run that begins one block earlier."""
     block = blocks[run.first - 1]
+    is_last = run.first == run.end
     return Run(
         run.first - 1,
+        run.end,
         run.forward + block.forward,
         run.again + block.again,
         run.ended + block.ended,
         max(run.workspace, block.workspace),
+        0.0 if is_last else max(run.inner, block.workspace),
     )
 
 
 @numba.njit
-def run_behind(kind, run, blocks, edges, start, end):
+def run_behind(kind, run, blocks, edges, start, frees):
     """Returns the `Addition` of a run behind the plain block or run before it."""
-    last = blocks[end - 1]
+    last = blocks[run.end - 1]
     # A run holds its input, also where the plain block before does not.
-    late = 0.0
+    late = before = 0.0
     if run.first == start:
         passing = edges[start].passing
     else:
         passing = blocks[run.first - 1].passing
         if kind == _PLAIN:
             late = blocks[run.first - 1].unheld
+            before = frees * late + blocks[run.first - 1].workspace
     begun = max(last.passing - passing + run.ended, 0.0)
     stays = last.output + min(last.passing, begun)
-    peak = run.again + run.workspace
-    return Addition(run.forward, late + stays, late, peak, run.first)
+    again = frees * late + run.again
+    # The output of the run is held until its last block has run backward.
+    peak = max(before, again + run.inner, again + frees * stays + last.workspace)
+    last_peak = max(before, again + run.workspace)
+    return Addition(run.forward, late + stays, peak, late, late, last_peak, run.first)
 
 
 @numba.njit
@@ -269,23 +299,25 @@ def extend(before, behind, added, stage, memory, fronts, best):
         best: The best state for each edge, changed.
     """
     states, front = fronts.states[before], fronts.states[behind]
-    size, end = fronts.sizes[behind], behind[1]
+    size, end, frees = fronts.sizes[behind], behind[1], memory.frees
     for place in range(fronts.sizes[before]):
         old = states[place]
         new = State(
             old.seconds + added.seconds,
             old.graph + added.graph,
-            max(old.peak, added.peak),
+            max(old.peak, frees * old.graph + added.peak),
             added.begun,
             before[0],
             place,
         )
         # The stage may end here, or more blocks follow.
-        if new.seconds < best[end].seconds and fits(
-            stage, memory, old.graph + added.last_graph, stage.output + new.peak
-        ):
-            write(best, end, new)
-        if fits(stage, memory, new.graph, new.peak):
+        if new.seconds < best[end].seconds:
+            peak = max(old.peak, frees * old.graph + added.last_peak)
+            excess = peak - frees * (old.graph + added.last_held)
+            graph = old.graph + added.last_graph
+            if fits(stage, memory, graph, stage.output + excess):
+                write(best, end, new)
+        if fits(stage, memory, new.graph, new.peak - frees * new.graph):
             size = enter(front, size, new, memory)
     fronts.sizes[behind] = size
 
@@ -347,7 +379,7 @@ def most_bytes(state, memory):
     most = 0.0
     for moment in memory.moments:
         most = max(most, moment.graphs)
-    return most * state.graph + state.peak
+    return (most - memory.frees) * state.graph + state.peak
 
 
 @numba.njit

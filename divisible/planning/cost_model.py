@@ -11,12 +11,17 @@
 A stage holds its parameters, their gradients and the optimizer's state. With two weight
 versions it holds more copies (`divisible.schedules.weight_versions`). For each
 microbatch in flight it holds the input, and while there is a graph, what the layers
-hold. Pending weight gradients hold arrays. The layer that needs most has a workspace.
+hold. Pending weight gradients hold arrays. A layer that runs has a workspace, while the
+layers behind it do not hold their activations yet, or no more.
 There is a message from either side, room for messages before they come, and the buffers
 for gradients that replicas exchange::
 
-    bytes = fixed + workspace + (1 + posted) * input + (1 + posted) * output + buffers
+    bytes = fixed + excess + (1 + posted) * input + (1 + posted) * output + buffers
             + max over moments (in_flight * input + graphs * graph + pending * pending)
+    excess = max over layers (workspace - activations of the layers behind)
+
+Where weight gradients are pending, they are computed while other microbatches hold all
+activations. There the whole workspace of the layer that needs most counts.
 
 `divisible.schedules.held` derives from the actions of the schedule how many
 microbatches are held at which moment. A stage may hold most activations at one moment,
@@ -223,7 +228,8 @@ class CostModel:
         ranks = np.array(schedule.stage_ranks)
         # Only one stage of a rank computes at a time.
         memory = np.zeros(schedule.n_ranks)
-        np.maximum.at(memory, ranks, passing_bytes(sums))
+        passing = passing_bytes(sums, self.moments.has_pending)
+        np.maximum.at(memory, ranks, passing)
         memory += self.exchange_bytes
         fixed = sums.fixed_bytes + self.copies * sums.parameter_bytes
         np.add.at(memory, ranks, fixed + self.posted.bytes(sums))

@@ -93,7 +93,7 @@ def _solve(
         none = np.zeros_like(table.at_least)
         cost = StageCost(none, none, none, table.at_least)
     memory = StageMemory(
-        *table[:4], layers.passing, layers.ended_skips, layers.workspace, limits
+        *table[:4], layers.passing, layers.ended_skips, table.reaches, limits
     )
     value, parents = program()(
         StageCost(*map(np.ascontiguousarray, cost)),

@@ -115,8 +115,10 @@ def sweep(
         stop: Number of the block behind the last one of the largest stage.
     """
     messages = (1.0 + float(numbers[stage]) for numbers in model.posted)
-    copies = float(model.copies[stage])
-    memory = Memory(room.moments[stage], *messages, copies, room.buffers, float(limit))
+    copies, frees = float(model.copies[stage]), 1.0 - model.moments.has_pending[stage]
+    memory = Memory(
+        room.moments[stage], *messages, copies, room.buffers, frees, float(limit)
+    )
     most = _ALL_STATES if stop - start <= _FEW_LAYERS else _MOST_STATES
     return Sweep(*program()(room.blocks, room.edges, memory, start, stop, most))
 

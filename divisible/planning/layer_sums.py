@@ -33,6 +33,8 @@ class StageSums(NamedTuple):
         pending_bytes: Bytes held between I and W.
         prepared_bytes: Bytes of weights in the order of the kernels.
         workspace_bytes: Bytes that the greediest layer allocates and frees again.
+        excess_bytes: Bytes by which a stage exceeds ``graph_bytes`` while a layer runs,
+            in a forward or in a backward that leaves no weight gradients pending.
         input_bytes: Bytes of the inputs: the output of the layer before, and the values
             of skip connections that end in the stage.
         output_bytes: Bytes of the outputs to the next stage and over skip connections.
@@ -55,6 +57,7 @@ class StageSums(NamedTuple):
     pending_bytes: np.ndarray
     prepared_bytes: np.ndarray
     workspace_bytes: np.ndarray
+    excess_bytes: np.ndarray
     input_bytes: np.ndarray
     output_bytes: np.ndarray
     leaving_bytes: np.ndarray
@@ -71,7 +74,8 @@ class LayerSums:
 
     Attributes:
         forward, backward_input, backward_weight: Seconds of the layers before each
-            position. All attributes are of shape (n_layers + 1,), except ``workspace``.
+            position. All attributes are of shape (n_layers + 1,), except ``workspace``
+            and ``reach``.
         parameters, fixed, activations, pending, prepared: Bytes of the layers before
             each position.
         gradients: Elements that replicas exchange, of the layers before each position.
@@ -87,6 +91,8 @@ class LayerSums:
             ``activations``, ``own_input`` and ``boundary`` that are saved where they
             wait in bfloat16.
         workspace: Bytes that a layer needs while it runs, of shape (n_layers,).
+        reach: These bytes, and the activations up to and with the layer, of that shape.
+            The activations behind it are not there yet, or no more.
     """
 
     def __init__(self, column: Callable[[str], np.ndarray], input_bytes: int) -> None:
@@ -116,6 +122,7 @@ class LayerSums:
         self.own_input_saved = share * self.own_output
         self.boundary_saved = share * self.boundary
         self.workspace = column("workspace_bytes")
+        self.reach = self.activations[1:] + self.workspace
 
     def stages(self, cuts: Sequence[int]) -> StageSums:
         """Adds up the layers of each stage.
@@ -147,6 +154,7 @@ class LayerSums:
             pending_bytes=np.diff(self.pending[cuts]),
             prepared_bytes=np.diff(self.prepared[cuts]),
             workspace_bytes=np.maximum.reduceat(self.workspace, start),
+            excess_bytes=np.maximum.reduceat(self.reach, start) - self.activations[end],
             input_bytes=self.own_input[start] + skips,
             output_bytes=self.crossing[end],
             leaving_bytes=self.own_output[end]
@@ -222,9 +230,19 @@ def held_bytes(sums: StageSums, moments: Moments, posted: Posted) -> np.ndarray:
     held = held + pending * sums.pending_bytes
     held = held - waiting * sums.input_saved - waiting_graphs * sums.graph_saved
     held = held.max(axis=0) + sums.fixed_bytes + posted.bytes(sums)
-    return held + passing_bytes(sums)
+    return held + passing_bytes(sums, moments.has_pending)
 
 
-def passing_bytes(sums: StageSums) -> np.ndarray:
-    """Returns the bytes of a stage while it computes: workspace and messages."""
-    return sums.workspace_bytes + sums.input_bytes + sums.leaving_bytes
+def passing_bytes(sums: StageSums, has_pending: np.ndarray) -> np.ndarray:
+    """Returns the bytes that a stage needs above what it holds, while it computes.
+
+    These are messages, and the workspace of a layer. A forward or a backward does not
+    hold the activations of the layers behind that one. A pending W runs while other
+    microbatches hold theirs.
+
+    Args:
+        sums: Sums over the layers of the stages.
+        has_pending: Whether the stages have pending W.
+    """
+    workspace = np.where(has_pending, sums.workspace_bytes, sums.excess_bytes)
+    return workspace + sums.input_bytes + sums.leaving_bytes

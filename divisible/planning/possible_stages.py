@@ -22,16 +22,18 @@ from divisible.schedules.held import Moments
 class MemoryTable(NamedTuple):
     """The memory of every possible stage.
 
-    At each moment stage ``s`` of the layers ``i`` to ``j - 1`` holds, besides its
-    workspace, ``ends[s, j] - starts[s, i]`` bytes. It also holds the skip connections
-    that end in it, for ``inputs[s]`` microbatches, and those that leave it, for
-    ``outputs[s]``.
+    At each moment stage ``s`` of the layers ``i`` to ``j - 1`` needs ``ends[s, j] -
+    starts[s, i]`` bytes, and the largest ``reaches[s]`` of its layers. It also holds
+    the skip connections that end in it, for ``inputs[s]`` microbatches, and those that
+    leave it, for ``outputs[s]``.
 
     Attributes:
         ends: Bytes up to each end, of shape (n_moments, n_stages, n_layers + 1).
         starts: Bytes up to each start, of the same shape.
         inputs: Numbers of microbatches, of shape (n_moments, n_stages).
         outputs: Numbers of microbatches, of shape (n_stages,).
+        reaches: Bytes up to each layer while it computes, of shape (n_stages,
+            n_layers).
         at_least: Bytes that a stage needs at least, as differences, independent of its
             ends; shape (n_stages, n_layers + 1).
     """
@@ -40,6 +42,7 @@ class MemoryTable(NamedTuple):
     starts: np.ndarray
     inputs: np.ndarray
     outputs: np.ndarray
+    reaches: np.ndarray
     at_least: np.ndarray
 
 
@@ -58,11 +61,15 @@ def memory_table(model: CostModel) -> MemoryTable:
     before = (in_flight + messages[0][:, None]) * layers.own_input
     before = before - waiting * layers.own_input_saved
     behind = behind + messages[1][:, None] * layers.own_output
+    # While a layer runs, the activations behind it are not there: see `passing_bytes`.
+    has_pending = model.moments.has_pending[:, None]
+    behind = behind - np.where(has_pending, 0.0, layers.activations)
     return MemoryTable(
         ends=grows + behind + buffers,
         starts=grows - before,
         inputs=model.moments.in_flight + messages[0],
         outputs=messages[1],
+        reaches=np.where(has_pending, layers.workspace, layers.reach),
         at_least=grows[0],
     )
 

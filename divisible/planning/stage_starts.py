@@ -38,7 +38,8 @@ class StageMemory(NamedTuple):
         outputs: Numbers of microbatches, of shape (n_stages,).
         passing: Bytes of skip connections over each position, of shape (n_layers + 1,).
         ended_skips: Bytes of the skip connections that have ended, of the same shape.
-        workspace: Bytes of each layer while it computes, of shape (n_layers,).
+        reaches: Bytes up to each layer while it computes, of shape (n_stages,
+            n_layers).
         limits: Bytes that each stage may use, of shape (n_stages,).
     """
 
@@ -48,7 +49,7 @@ class StageMemory(NamedTuple):
     outputs: np.ndarray
     passing: np.ndarray
     ended_skips: np.ndarray
-    workspace: np.ndarray
+    reaches: np.ndarray
     limits: np.ndarray
 
 
@@ -71,7 +72,7 @@ class Blocks(NamedTuple):
 
     Attributes:
         size: Number of starts of a block.
-        peaks: The largest workspace in each block.
+        peaks: The largest reach in each block.
         least: The least cost of the layers before a start, in each block.
         least_up_to: The least cost in a block and those before it.
     """
@@ -102,11 +103,11 @@ def _stage_starts(cost, memory, aim, block_size):
         shape (n_stages, n_layers + 1), -1 where there is none.
     """
     n_stages, n = cost.ends.shape[0], cost.ends.shape[1] - 1
-    peaks = -in_blocks(-memory.workspace, n, block_size)
     starts = np.full((n_stages, n + 1), -1, np.int32)
     before = np.full(n + 1, np.inf)
     before[0] = 0.0 if aim.squares else -np.inf
     for s in range(n_stages):
+        peaks = -in_blocks(-memory.reaches[s], n, block_size)
         least = in_blocks(before, n, block_size)
         blocks = Blocks(block_size, peaks, least, least_so_far(least))
         now = np.full(n + 1, np.inf)
@@ -155,7 +156,7 @@ def best_start(s, j, before, cost, memory, aim, blocks):
     outputs = memory.outputs[s]
     held_end, end, limit = memory.ends[:, s, j], cost.ends[s, j], memory.limits[s]
     passing, ended_skips = memory.passing, memory.ended_skips
-    workspace, peaks = memory.workspace, blocks.peaks
+    reaches, peaks = memory.reaches[s], blocks.peaks
     least, least_up_to = blocks.least, blocks.least_up_to
     lacking, squares, cap = aim
     best, start, peak = np.inf, -1, 0.0
@@ -171,7 +172,7 @@ def best_start(s, j, before, cost, memory, aim, blocks):
             peak = max(peak, peaks[block])
             continue
         for i in range(last, max(block * size, s) - 1, -1):
-            peak = max(peak, workspace[i])
+            peak = max(peak, reaches[i])
             if before[i] >= best:
                 continue
             ended = ended_skips[j] - ended_skips[i]
@@ -200,7 +201,7 @@ def joined(before, own, squares):
 
 @numba.njit(inline="always")
 def most_held(ends, starts, inputs, skips, i):
-    """Returns the bytes of a stage besides its workspace, at its worst moment.
+    """Returns the bytes of a stage besides the reach of a layer, at its worst moment.
 
     Args:
         ends: Bytes up to its end, by moment.

@@ -81,6 +81,11 @@ class Moments(NamedTuple):
     waiting: np.ndarray
     waiting_graphs: np.ndarray
 
+    @property
+    def has_pending(self) -> np.ndarray:
+        """Whether each stage has pending W at some moment, of shape (n_stages,)."""
+        return (self.pending > 0).any(axis=0)
+
 
 def report(schedule: Table) -> Report:
     """Counts the microbatches that a schedule holds at its peak.

@@ -20,13 +20,13 @@ from divisible.planning.cheapest_runs import (
 from divisible.planning.recomputed_layers import LayerArrays
 
 
-def memory(limit=0.0):
+def memory(limit=0.0, frees=0.0):
     """Two moments: most microbatches in flight, most pending weight gradients."""
     counts = {"in_flight": [4.0, 1.0], "graphs": [3.0, 1.0], "pending": [0.0, 5.0]}
     columns = {name: np.array(column) for name, column in counts.items()}
     columns = records(columns)
     numbers = {"inputs": 1.0, "outputs": 1.0, "copies": 0.0}
-    return Memory(columns, **numbers, buffers=0.0, limit=limit)
+    return Memory(columns, **numbers, buffers=0.0, frees=frees, limit=limit)
 
 
 def state(seconds, graph, peak):
@@ -77,22 +77,30 @@ def test_a_stage_fits_at_its_worst_moment(graph, worst):
     assert not fits(stage, memory(whole - 1), float(graph), 50.0)
 
 
-def test_a_run_holds_its_input_and_what_outlives_it():
+@pytest.mark.parametrize("frees", [0.0, 1.0])
+def test_a_run_holds_its_input_and_what_outlives_it(frees):
     random, n = np.random.RandomState(0), 6
     arrays = LayerArrays(*random.randint(1, 100, (8, n)).astype(float))
     blocks = records(arrays._asdict())
     edges = records({"passing": np.append(0.0, arrays.passing)})
     for end in range(1, n + 1):
-        run = Run(end, 0.0, 0.0, 0.0, 0.0)
+        run = Run(end, end, 0.0, 0.0, 0.0, 0.0, 0.0)
         while run.first > 0:
             run = longer(run, blocks)
             part = slice(run.first, end)
             stays = arrays.outlives(run.first, end)
             for front in range(2):
-                added = run_behind(front, run, blocks, edges, 0, end)
+                added = run_behind(front, run, blocks, edges, 0, frees)
                 is_after_plain = front == 0 and run.first > 0
                 late = arrays.unheld[run.first - 1] if is_after_plain else 0.0
                 assert added.seconds == pytest.approx(arrays.forward[part].sum())
                 assert (added.graph, added.last_graph) == (late + stays, late)
-                peak = arrays.again[part].sum() + arrays.workspace[part].max()
-                assert added.peak == peak and added.begun == run.first
+                assert added.last_held == late and added.begun == run.first
+                again = arrays.again[part].sum()
+                spaces = again + frees * late + arrays.workspace[part]
+                before = arrays.workspace[run.first - 1] + frees * late
+                others = [before] if is_after_plain else []
+                assert added.last_peak == max([*spaces, *others])
+                # Where more layers follow, its output is held while the last one runs.
+                spaces[-1] += frees * stays
+                assert added.peak == max([*spaces, *others])

@@ -136,7 +136,15 @@ def costs_of(profile, cuts, options):
         passing = layers[-1].passing_bytes if j < n else 0
         begun = passing - crossing + sum(c.skip_bytes for c in layers)
         outgoing += min(passing, max(begun, 0)) - passing
-        memory += max(c.workspace_bytes for c in layers) + incoming + outgoing
+        memory += incoming + outgoing
+        if any(pending for _, _, pending in moments[s]):
+            memory += max(c.workspace_bytes for c in layers)
+        else:
+            # Layers behind the one that runs hold nothing, and the loss nothing either.
+            behind = [sum(c.activation_bytes for c in layers[k:]) for k in range(1, j)]
+            behind = [b + sum(c.activation_bytes for c in loss) for b in behind]
+            behind[j - i - 1 :] = [0]
+            memory += max(c.workspace_bytes - b for c, b in zip(layers, behind))
         waiting = sum(c.pending_bytes for c in layers)
         memory += max(
             in_flight * incoming + graphs * (held + loose) + pending * waiting
