@@ -191,43 +191,22 @@ def plan_command(
         return
     if measured is not None:
         given, ranks = _on_measured(measured, given, ranks, stages)
-    alone = [option for name, option in _OF_SHAPES.items() if given.pop(name)]
-    if alone:
-        raise click.UsageError(f"{' and '.join(alone)}: only with --shapes")
-    if not profiles:
-        raise click.UsageError("give a PROFILE, or a model as --shapes")
-    if (ranks is None) == (stages is None):
-        raise click.UsageError("give either --ranks or --stages")
-    given["network"] = Network(**given.pop("links"))
-    given = {name: value for name, value in given.items() if value}
+    given = _with_profiles(profiles, ranks, stages, given)
     schedules = given.get("schedules", ())
     of_files = [each for each in schedules if isinstance(each, Schedule)]
-    if given["replicas"] == 1:
-        alone = [option for name, option in _OF_REPLICAS.items() if name in given]
-        if alone:
-            raise click.UsageError(f"{' and '.join(alone)}: only with --replicas")
     if stages is not None:
         if plot is not None and not (of_files or "microbatches" in given):
             raise click.UsageError(
                 "--plot with --stages needs --microbatches: how many a minibatch has"
             )
         plan = _cut(profiles, stages, given)
-    elif given.pop("method") != "optimal":
-        raise click.UsageError("--method goes with --stages")
     elif of_files:
         raise click.UsageError(
             "--schedule with a file goes with --stages: --ranks tries several numbers"
             " of microbatches, and a file has one"
         )
     else:
-        with console.show_progress("trying combinations") as progress:
-            given["replicas"] = (1, given["replicas"])
-            given["overlap_minibatches"] = not given.pop("waits", False)
-            machine = Machine(
-                ranks,
-                **{name: given.pop(name) for name in _OF_A_MACHINE if name in given},
-            )
-            plan = best_plan(profiles, machine, progress=progress, **given)
+        plan = _choose(profiles, ranks, given)
     # Saved before it is printed: "| head" closes the pipe, which ends the command.
     plan.save(output)
     _print_plan(plan, shows_all)
@@ -277,6 +256,40 @@ def _on_measured(measured: Machine, given, ranks, stages) -> tuple:
             f"the file of --machine has {measured.ranks} ranks, fewer than {wanted}"
         )
     return found, ranks
+
+
+def _with_profiles(profiles, ranks, stages, given) -> dict:
+    """Returns the options that were given, and refuses those that do not go together.
+
+    The speeds of links become a network.
+    """
+    alone = [option for name, option in _OF_SHAPES.items() if given.pop(name)]
+    if alone:
+        raise click.UsageError(f"{' and '.join(alone)}: only with --shapes")
+    if not profiles:
+        raise click.UsageError("give a PROFILE, or a model as --shapes")
+    if (ranks is None) == (stages is None):
+        raise click.UsageError("give either --ranks or --stages")
+    found = {name: value for name, value in given.items() if value}
+    found["network"] = Network(**found.pop("links", {}))
+    if found["replicas"] == 1:
+        alone = [option for name, option in _OF_REPLICAS.items() if name in found]
+        if alone:
+            raise click.UsageError(f"{' and '.join(alone)}: only with --replicas")
+    if stages is None and found.pop("method") != "optimal":
+        raise click.UsageError("--method goes with --stages")
+    return found
+
+
+def _choose(profiles, ranks, given) -> Plan:
+    """Returns the best plan, by options named like best_plan's arguments."""
+    given["replicas"] = (1, given["replicas"])
+    given["overlap_minibatches"] = not given.pop("waits", False)
+    of_machine = {name: given.pop(name) for name in _OF_A_MACHINE if name in given}
+    with console.show_progress("trying combinations") as progress:
+        return best_plan(
+            profiles, Machine(ranks, **of_machine), progress=progress, **given
+        )
 
 
 def _cut(profiles, stages, given) -> Plan:
