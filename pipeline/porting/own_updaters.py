@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from typing import NamedTuple
 
 from pipeline.porting.edits import insertion
 from pipeline.porting.findings import Finding, obstacle
@@ -45,52 +46,25 @@ def own_updater(
     methods.pop("__init__", None)
     if core is None or methods:
         return [_refusal(own, sorted(methods) or ["no update_core"])], converter
-    body = list(core.body)
-    if _is_text(body[0]):
-        body = body[1:]
-    batch, arrays, left = None, None, []
-    aliases, done = {}, set()
-    for statement in body:
-        if _is_plain(statement):
-            name = statement.value.func.attr
-            if name in done and name in ("backward", "update"):
-                return [_refusal(own, [f"line {statement.lineno}"])], converter
-            done.add(name)
-        if _is_alias(statement):
-            aliases[statement.targets[0].id] = script.source(statement.value)
-        elif batch is None and (name := _batch(statement)):
-            batch = name
-        elif arrays is None and (found := _loss(script, statement, aliases)):
-            arrays = found
-        elif arrays is None and batch is not None and not _is_plain(statement):
-            left.append(statement)
-        elif not _is_plain(statement):
-            return [_refusal(own, [f"line {statement.lineno}"])], converter
-    if arrays and len(arrays) == 1 and not arrays[0].startswith("*"):
-        return [_refusal(own, ["a loss of one array"])], converter
-    if batch is None or arrays is None:
-        return [_refusal(own, ["no batch" if batch is None else "no loss"])], converter
+    try:
+        update = _update_of(script, core)
+    except _DoesMore as error:
+        return [_refusal(own, [error.what])], converter
+    left = update.left
     line = Finding(
         own.lineno,
         f"{own.name} updates by the model's loss, as PipelineUpdater does",
         page="howto/trainer",
     )
-    is_common = len(left) == 1 and _converts(script, left[0], batch, arrays)
-    if is_common:
+    if len(left) == 1 and _converts(script, update):
         is_given = "self.converter" in script.source(left[0])
         return [line], converter if is_given else None
-    uses_self = any(
-        isinstance(node, ast.Name) and node.id in ("self", *aliases)
-        for statement in left
-        for node in ast.walk(statement)
-        if not _is_known(script, script.parent(node))
-    )
-    if uses_self:
+    if _uses_self(script, update):
         return [_refusal(own, [f"line {left[0].lineno}, which uses self"])], converter
     name = script.unused("convert")
     if any("self.converter" in script.source(each) for each in left) and not converter:
         parts.imports.add("chainer.dataset.concat_examples")
-    function = _function(script, name, batch, left, arrays, converter)
+    function = _function(script, name, update, converter)
     edit = insertion(script, own, function)
     made = Finding(
         left[0].lineno if left else own.lineno,
@@ -101,26 +75,89 @@ def own_updater(
     return [line, made], name
 
 
-def _function(
-    script: Script,
-    name: str,
-    batch: str,
-    left: list[ast.stmt],
-    arrays: list[str],
-    converter: str | None,
-) -> str:
+class _DoesMore(Exception):
+    """An updater does more than an update by the model's loss.
+
+    Args:
+        what: The part that is more, or its line.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+
+class _Update(NamedTuple):
+    """An ``update_core`` that updates by the model's loss.
+
+    Attributes:
+        batch: The variable of the batch.
+        left: The statements between batch and loss.
+        arrays: Sources of the arguments of the loss.
+        aliases: Sources of variables that name the iterator, optimizer or model.
+    """
+
+    batch: str
+    left: list[ast.stmt]
+    arrays: list[str]
+    aliases: dict[str, str]
+
+
+def _update_of(script: Script, core: ast.FunctionDef) -> _Update:
+    """Reads an ``update_core``, statement by statement.
+
+    Raises:
+        _DoesMore: If it does more, or less, than an update by the model's loss.
+    """
+    body = core.body[1:] if _is_text(core.body[0]) else core.body
+    batch, arrays, left = None, None, []
+    aliases, done = {}, set()
+    for statement in body:
+        if _is_plain(statement):
+            name = statement.value.func.attr
+            if name in done and name in ("backward", "update"):
+                raise _DoesMore(f"line {statement.lineno}")
+            done.add(name)
+        if _is_alias(statement):
+            aliases[statement.targets[0].id] = script.source(statement.value)
+        elif batch is None and (name := _batch(statement)):
+            batch = name
+        elif arrays is None and (found := _loss(script, statement, aliases)):
+            arrays = found
+        elif arrays is None and batch is not None and not _is_plain(statement):
+            left.append(statement)
+        elif not _is_plain(statement):
+            raise _DoesMore(f"line {statement.lineno}")
+    if arrays and len(arrays) == 1 and not arrays[0].startswith("*"):
+        raise _DoesMore("a loss of one array")
+    if batch is None or arrays is None:
+        raise _DoesMore("no batch" if batch is None else "no loss")
+    return _Update(batch, left, arrays, aliases)
+
+
+def _uses_self(script: Script, update: _Update) -> bool:
+    """Returns whether statements between batch and loss need the updater."""
+    return any(
+        isinstance(node, ast.Name) and node.id in ("self", *update.aliases)
+        for statement in update.left
+        for node in ast.walk(statement)
+        if not _is_known(script, script.parent(node))
+    )
+
+
+def _function(script: Script, name: str, update: _Update, converter: str | None) -> str:
     """Returns the source of a converter."""
     lines = ""
-    for each in left:
+    for each in update.left:
         start, end = script.lines(each.lineno, each.end_lineno)
         lines += textwrap.dedent(script.between(start, end))
     if lines:
         lines = lines.replace("self.device", "device")
         lines = lines.replace("self.converter", converter or "concat_examples")
-    names = [array.lstrip("*") for array in arrays]
+    names = [array.lstrip("*") for array in update.arrays]
     result = f"return {', '.join(names)}\n"
     body = textwrap.indent(lines + result, "    ")
-    return f"def {name}({batch}, device=None):\n{body}\n\n"
+    return f"def {name}({update.batch}, device=None):\n{body}\n\n"
 
 
 def _refusal(own: ast.ClassDef, what: list[str]) -> Finding:
@@ -206,10 +243,9 @@ def _is_plain(statement: ast.stmt) -> bool:
     )
 
 
-def _converts(
-    script: Script, statement: ast.stmt, batch: str, arrays: list[str]
-) -> bool:
-    """Returns whether a statement is ``x, t = converter(batch, device)``."""
+def _converts(script: Script, update: _Update) -> bool:
+    """Returns whether the statement that is left is ``x, t = converter(batch)``."""
+    (statement,) = update.left
     if not isinstance(statement, ast.Assign) or not isinstance(
         statement.value, ast.Call
     ):
@@ -219,8 +255,8 @@ def _converts(
     is_own = script.source(call.func) == "self.converter"
     is_chainers = script.is_chainers(call.func, "concat_examples")
     first = argument(call, "batch", 0)
-    given = first is not None and script.source(first) == batch
-    same = names == [array.lstrip("*") for array in arrays]
+    given = first is not None and script.source(first) == update.batch
+    same = names == [array.lstrip("*") for array in update.arrays]
     return (is_own or is_chainers) and given and same and len(call.args) <= 2
 
 
