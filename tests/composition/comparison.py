@@ -8,9 +8,11 @@ has gone through ``d`` layers in each of ``s`` steps, there and back. So the bou
     2 d s sqrt(n) u M
 
 for values of the magnitude ``M``, the largest one among those of the same kind. That of
-gradients is the one before hooks: a clipped gradient has the errors of the whole one. A
-product of several kinks or small deviations may exceed it: see :func:`differences`.
-Batch normalization of a single sample divides rounding errors by its small deviation.
+gradients is the one before hooks: a clipped gradient has the errors of the whole one,
+and so has the state of an optimizer that adds it up. A mean that a layer reports has
+the errors of the numbers that cancel out in it. A product of several kinks or small
+deviations may exceed it: see :func:`differences`. Batch normalization of a single
+sample divides rounding errors by its small deviation.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ OF_WIRE = {
 _CONDITION = 64
 #: Least magnitude of values: smaller ones are differences of larger numbers.
 _LEAST = 1e-3
+#: Kinds of means that layers report.
+_REPORTED = ("step", "evaluate")
 #: How much layers may enlarge an error of a number on a wire.
 _AMPLIFIED = 32
 
@@ -166,6 +170,7 @@ def _over(
 ) -> list[Difference]:
     of_entries, of_state = roundings(case)
     magnitudes = {"gradients": expected.rounded}
+    magnitudes.update(dict.fromkeys(_REPORTED, expected.reported))
     is_exact = _unit(case) == ROUNDOFF["float64"] and not of_state
     pairs = list(_pairs(found, expected, is_exact))
     for what, _, other in pairs:
@@ -173,6 +178,10 @@ def _over(
             kind = _kind(what)
             largest = float(np.max(np.abs(other), initial=0.0))
             magnitudes[kind] = max(magnitudes.get(kind, 0.0), largest)
+    clipped = expected.rounded / expected.hooked if expected.hooked else 1.0
+    for kind in magnitudes:
+        if _is_of_optimizer(kind):
+            magnitudes[kind] *= max(1.0, clipped)
     floor = _LEAST * models.largest_inverse_deviation(case)
     for what, one, other in pairs:
         by = _distance(one, other)
@@ -195,6 +204,12 @@ def _kind(what: str) -> str:
     """
     name, _, _ = what.partition(" of call ")
     return " ".join(word for word in name.split() if not word.startswith("/"))
+
+
+def _is_of_optimizer(kind: str) -> bool:
+    """Returns whether values are states of parameters that an optimizer keeps."""
+    name, *rest = kind.split()
+    return rest == ["of"] and name not in ("avg_mean", "avg_var")
 
 
 def _distance(one: Any, other: Any) -> float:

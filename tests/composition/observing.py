@@ -7,6 +7,8 @@ from typing import Any
 import chainer
 import numpy as np
 
+from tests.composition.own_layers import Reporting
+
 #: By dtype, the numbers that a training which diverges may exceed: beyond is infinity,
 #: and what is computed of it is no number.
 LARGEST_NUMBERS = {"float16": 65504.0}
@@ -29,6 +31,25 @@ class Largest(chainer.FunctionHook):
         for x in in_data:
             if x is not None and x.dtype.kind == "f":
                 self.largest = max(self.largest, float(np.abs(x).max(initial=0.0)))
+
+
+class Reported(chainer.LinkHook):
+    """Finds the largest number of which layers report a mean.
+
+    Attributes:
+        largest: Its absolute value.
+    """
+
+    name = "Reported"
+
+    def __init__(self) -> None:
+        self.largest = 0.0
+
+    def forward_preprocess(self, args: Any) -> None:
+        """Looks at the input of a layer."""
+        if isinstance(args.link, Reporting):
+            (x,) = map(chainer.as_array, args.args)
+            self.largest = max(self.largest, float(np.abs(x).max(initial=0.0)))
 
 
 class Normalized(chainer.FunctionHook):

@@ -28,6 +28,8 @@ class Record:
         state: Arrays by name.
         skipped: Numbers of minibatches whose update a loss scale has skipped.
         rounded: The largest gradient before hooks.
+        hooked: The largest gradient behind them.
+        reported: The largest number of which layers have reported a mean.
         diverges_at: Number of the first entry for which there were numbers that the
             dtype of the model may lack; infinite if there were none.
     """
@@ -36,7 +38,7 @@ class Record:
         self.entries: list[Entry] = []
         self.state: dict[str, Any] = {}
         self.skipped: list[int] = []
-        self.rounded = 0.0
+        self.rounded = self.hooked = self.reported = 0.0
         self.diverges_at = math.inf
 
     def add(self, name: str, values: dict[str, Any]) -> None:

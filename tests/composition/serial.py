@@ -7,7 +7,7 @@ documentation says a serial script has to. Every other model sees whole minibatc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import chainer
@@ -22,7 +22,12 @@ from divisible.random_streams import named_stream
 from tests.composition import models
 from tests.composition.cases import Case, Event, Way
 from tests.composition.losses import LOSSES
-from tests.composition.observing import LARGEST_NUMBERS, Largest, Normalized
+from tests.composition.observing import (
+    LARGEST_NUMBERS,
+    Largest,
+    Normalized,
+    Reported,
+)
 from tests.composition.record import Record
 from tests.composition.updating import (
     add_hooks,
@@ -114,14 +119,15 @@ class Serial:
 
     @contextmanager
     def _watched(self, record: Record) -> Iterator[None]:
-        """Notes in the record whether numbers appear that the dtype may lack."""
-        limit = LARGEST_NUMBERS.get(self.case.model.dtype)
+        """Notes in the record what numbers appear, and whether the dtype has them."""
+        with Reported() as reported:
+            limit = LARGEST_NUMBERS.get(self.case.model.dtype)
+            first = len(record.entries)
+            with nullcontext() if limit is None else Largest() as numbers:
+                yield
+        record.reported = max(record.reported, reported.largest)
         if limit is None:
-            yield
             return
-        first = len(record.entries)
-        with Largest() as numbers:
-            yield
         # The ranks' numbers have rounding errors.
         if numbers.largest > limit / 2:
             record.diverges_at = min(record.diverges_at, first)
@@ -198,10 +204,10 @@ class Serial:
         self._n_begun = self._n_steps
         is_whole = not is_part and self._takes_gradients()
         # Hooks clip gradients that were rounded before.
-        largest = max(float(np.abs(g).max(initial=0)) for g in self._gradients())
-        record.rounded = max(record.rounded, largest)
+        record.rounded = max(record.rounded, self._largest_gradient())
         if is_whole and number not in self._skipped:
             self.optimizer.update()
+        record.hooked = max(record.hooked, self._largest_gradient())
         if self._compress is not None and not is_part:
             self._compress.advance(number + 1, (number + 1) / 10)
         self._n_steps += 1
@@ -215,10 +221,9 @@ class Serial:
             },
         )
 
-    def _gradients(self) -> Iterator[Any]:
-        for param in self.model.params():
-            if param.grad is not None:
-                yield param.grad
+    def _largest_gradient(self) -> float:
+        found = (param.grad for param in self.model.params())
+        return max(float(np.abs(g).max(initial=0)) for g in found if g is not None)
 
     def _takes_gradients(self) -> bool:
         """Returns whether there are gradients to apply: perhaps those before."""
