@@ -141,8 +141,27 @@ class BlockRows:
             gy: (N, *sizes, O), C contiguous.
             geometry: The convolution's.
         """
-        plan, runs = _of_outputs(self, geometry, len(x), x.shape[1:-1])
         sums = np.zeros((self.n_tiles, SIDE, SIDE), np.float32)
+        self.add_tiles(x, gy, geometry, _flat(sums))
+        return sums
+
+    def tiles_in(self, W: np.ndarray) -> np.ndarray:
+        """Returns the part of an array of weights that has room for all tiles, flat."""
+        return W.reshape(-1)[: self.n_tiles * SIDE * SIDE]
+
+    def bring_in_order(self, W: np.ndarray) -> None:
+        """Writes weights of which the tiles are in :meth:`tiles_in` of the same array.
+
+        Args:
+            W: (O, C, *kernel), C contiguous; written.
+        """
+        self.write(self.tiles_in(W).copy(), W)
+
+    def add_tiles(
+        self, x: np.ndarray, gy: np.ndarray, geometry: Geometry, sums: np.ndarray
+    ) -> None:
+        """Adds the gradient of the tiles to sums, flat; see :meth:`weights`."""
+        plan, runs = _of_outputs(self, geometry, len(x), x.shape[1:-1])
         x, gy = _by_eights(plan.padded(x)), _by_eights(gy)
         for run in runs:
             threads.run_ranges(
@@ -154,11 +173,10 @@ class BlockRows:
                 gy,
                 run.targets,
                 run.columns,
-                sums.reshape(-1),
+                sums,
                 run.tiles,
                 size=len(run.rows) * SIDE,
             )
-        return sums
 
     def runs(
         self, plan: BlockPlan, images: tuple[int, int, int], is_turned: bool

@@ -8,7 +8,7 @@ later.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy
@@ -120,11 +120,12 @@ class InOtherOrder(Protocol):
     def add(self, out: Array, is_first: bool) -> None:
         """Adds to an array in the other order, or overwrites it."""
 
-    @staticmethod
-    def bring_in_order(out: Array) -> None:
-        """Brings a sum of such shares into the order of the gradient.
+    @property
+    def bring_in_order(self) -> Callable[[Array], None]:
+        """The function that brings a sum of shares into the order of the gradient.
 
-        Whoever adds up the shares keeps this function, and so no arrays of a share.
+        Shares of which it is the same have the same order. Whoever adds up the shares
+        keeps the function, and so no arrays of a share.
         """
 
 

@@ -11,7 +11,7 @@ Each is the gradient of the others, so gradients of gradients are these function
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import chainer
@@ -64,6 +64,11 @@ class BlockLayer(NamedTuple):
         """Returns the gradient of the tiles, (tiles, inputs, outputs)."""
         x, gy = self._positions(x), self._positions(gy)
         return self.rows.weights(x, gy, self.geometry)
+
+    def add_weights(self, x: Array, gy: Array, sums: Array) -> None:
+        """Adds the gradient of the tiles to sums, flat."""
+        x, gy = self._positions(x), self._positions(gy)
+        self.rows.add_tiles(x, gy, self.geometry, sums)
 
     def whole(self, tiles: Array) -> Array:
         """Returns a gradient of W of which these are the tiles."""
@@ -186,6 +191,32 @@ class BlockProductGradWeight(FunctionNode):
         return tuple(found)
 
 
+class TileSums(NamedTuple):
+    """The gradient of a layer's weights, whose microbatches are added up as tiles.
+
+    Attributes:
+        share: The same in the order of the weights.
+    """
+
+    share: BlockWeights
+
+    def add(self, out: Array, is_first: bool) -> None:
+        """Adds to the tiles at the beginning of an array, or overwrites them."""
+        layer, x, gy = self.share
+        sums = layer.rows.tiles_in(out)
+        if is_first:
+            sums.fill(0)
+        layer.add_weights(x, gy, sums)
+
+    @property
+    def bring_in_order(self) -> Callable[[Array], None]:
+        """A function that takes the tiles to their places, and writes zeros elsewhere.
+
+        It is the same for all shares with the same tiles.
+        """
+        return self.share.layer.rows.bring_in_order
+
+
 class BlockWeights(NamedTuple):
     """The gradient of a layer's weights, which is added at its tiles only.
 
@@ -198,6 +229,11 @@ class BlockWeights(NamedTuple):
     layer: BlockLayer
     x: Array
     gy: Array
+
+    @property
+    def turned(self) -> TileSums:
+        """The same as tiles, which are taken to their places but once."""
+        return TileSums(self)
 
     def write(self, out: Array) -> None:
         """Overwrites an array."""

@@ -49,10 +49,11 @@ class _Gradient:
 
     def accumulate(self, contribution: Contribution, scratch: Scratch) -> None:
         """Adds one contribution. The first one overwrites the array."""
-        is_first = not self.n_parts
-        if is_first or self.bring_in_order is not None:
+        is_first, order = not self.n_parts, self.bring_in_order
+        if is_first or order is not None:
             turned = getattr(contribution, "turned", None)
-            if turned is not None:
+            # Two uses of a parameter may have two orders.
+            if turned is not None and (is_first or turned.bring_in_order == order):
                 turned.add(self.array, is_first)
                 self.bring_in_order = turned.bring_in_order
                 self.n_parts += 1

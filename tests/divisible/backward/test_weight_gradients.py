@@ -10,6 +10,8 @@ import pytest
 from chainer import functions as F
 from chainer import links as L
 
+from chainer_kernels.block_rows import LINEAR, BlockRows
+from chainer_kernels.functions.block_products import BlockLayer, BlockWeights
 from chainer_kernels.functions.weight_gradients import ConvolutionWeights
 from chainer_kernels.geometry import Geometry
 from divisible.backward import weight_gradients
@@ -340,3 +342,31 @@ def test_gradients_of_convolutions_are_turned_back_once(order, taken):
             gradients.finish(0.5)
             found = link.W.grad * 2
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["aa", "ab", "ba", "awa", "waa", "aba", "a"])
+def test_gradients_of_blocks_are_added_up_as_tiles(order):
+    """Two uses of a weight may skip other blocks, or none."""
+    random, shape = np.random.RandomState(0), (16, 24)
+    layers = {
+        name: BlockLayer(BlockRows(random.rand(2, 3, 1) < share), LINEAR, shape)
+        for name, share in (("a", 0.7), ("b", 0.4))
+    }
+    link = L.Linear(24, 16)
+    gradients = WeightGradients(link.params)
+    for _ in range(2):
+        gradients.begin()
+        expected = np.zeros(shape)
+        for kind in order:
+            if kind == "w":
+                gradients.add(link.W, ones(*shape))
+                expected += 1
+                continue
+            x, gy = (random.randn(100, n).astype("f") for n in (24, 16))
+            layer = layers[kind]
+            gradients.accumulate(link.W, BlockWeights(layer, x, gy))
+            live = layer.rows.live[:, :, 0].repeat(8, axis=0).repeat(8, axis=1)
+            expected += live * (gy.T.astype(float) @ x)
+        gradients.finish()
+        np.testing.assert_allclose(link.W.grad, expected, 1e-4, 1e-4)
+        assert not link.W.grad[expected == 0].any()
