@@ -82,13 +82,7 @@ class Step(Layout):
             elif optimizer is not None:
                 check_optimizers(optimizer)
             alike = self.updates.numbers(self.n_steps)
-            unconfirmed = None
-            if self.confirming is not None:
-                unconfirmed = self.confirming.begin(
-                    self.updates, self.current, self.runner, self._stage_list
-                )
-            elif self.updates.clips and not self.overlap.feature:
-                self.overlap.wait_for("GradientClipping")
+            unconfirmed = self._begin_unconfirmed()
             program = self.current.training
             inputs, counts = self._cutting.cut(program.n_microbatches, x, t)
             compared = scale
@@ -170,6 +164,16 @@ class Step(Layout):
                 n_samples = calls.agreed.n_samples
                 self._carried.tell(self._stage_list, n_samples, ranks.replica)
             return results.LateOutputs(ranks, outputs, axis, self._device)
+
+    def _begin_unconfirmed(self) -> UnconfirmedForwards | None:
+        """Returns the first forwards, if the last update is not confirmed yet."""
+        if self.confirming is not None:
+            return self.confirming.begin(
+                self.updates, self.current, self.runner, self._stage_list
+            )
+        if self.updates.clips and not self.overlap.feature:
+            self.overlap.wait_for("GradientClipping")
+        return None
 
     def _read_loss_scale(self) -> float:
         """Reads the loss scale of this moment, and gives it to the loss."""
