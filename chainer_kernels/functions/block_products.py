@@ -195,7 +195,7 @@ class TileSums(NamedTuple):
     """The gradient of a layer's weights, whose microbatches are added up as tiles.
 
     Attributes:
-        share: The same in the order of the weights.
+        share: The gradient in the order of the weights.
     """
 
     share: BlockWeights
@@ -232,7 +232,7 @@ class BlockWeights(NamedTuple):
 
     @property
     def turned(self) -> TileSums:
-        """The same as tiles, which are taken to their places but once."""
+        """The gradient as tiles, which are taken to their places but once."""
         return TileSums(self)
 
     def write(self, out: Array) -> None:
