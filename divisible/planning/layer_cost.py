@@ -65,8 +65,9 @@ class LayerCost:
         boundary_output_bytes: Additional bytes held if a stage ends here: outputs that
             are not among the `activation_bytes`.
         pending_bytes: Bytes held between I and W.
-        workspace_bytes: Bytes that its forward or backward allocates and frees again,
-            at its peak.
+        workspace_bytes: Bytes that it needs while it runs, at its peak, besides those
+            held: what it allocates and frees again, and in a backward the gradients of
+            its outputs and inputs.
         n_parameters: Elements of the parameters; 0 for as many as float32 has in
             ``parameter_bytes``.
         streamable_bytes: The part of ``parameter_bytes`` that can be on disk, by

@@ -109,14 +109,21 @@ class Phases:
         return {name: statistics.median(values) for name, values in timed.items()}
 
     def workspace(self, device: Any) -> int:
-        """Returns the most bytes that a phase allocates and frees again."""
+        """Returns the most bytes that a phase needs besides what the layer holds.
+
+        In a backward these are the gradients that come in and go out, too: they are
+        there while the layer runs, between those of its neighbours.
+        """
         most = 0
         with memory_tracer(device) as tracer:
             for name in _NAMES:
                 before = tracer.now()
                 getattr(self, name)()
-                peak = tracer.peak()
-                most = max(most, peak - max(before, tracer.now()))
+                if name == "backward_input":
+                    given = sum(g.nbytes for g in self._gradients if g is not None)
+                    most = max(most, tracer.peak() - (before - given))
+                else:
+                    most = max(most, tracer.peak() - max(before, tracer.now()))
         return most
 
 

@@ -430,6 +430,13 @@ def test_the_workspace_of_a_convolution():
     assert x.nbytes < costs.layers[0].workspace_bytes < 9 * x.nbytes
 
 
+def test_the_workspace_of_a_backward_has_gradients_of_outputs_and_inputs():
+    """Neighbours in a chain hold neither: they come and go with the layer."""
+    x = ones(64, 1000)
+    costs = profile(Divisible(L.Linear(1000, 1000), F.tanh), x, repeat=1)
+    assert 2 * x.nbytes <= costs.layers[1].workspace_bytes < 2.1 * x.nbytes
+
+
 class Layouts(chainer.FunctionNode):
     """Returns its input, and notes how outputs and their gradients lie in memory."""
 
