@@ -14,33 +14,38 @@ Sums of float16 are rounded once in each step.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import chainer
 import numpy as np
 
-from divisible import Divisible
+
+class _WithParams(Protocol):
+    """A stage or a link."""
+
+    def params(self) -> Iterable[chainer.Parameter]:
+        """Returns parameters, some of them several times."""
 
 
 class Accumulated:
     """Copies of gradients that a step adds to.
 
     Args:
-        layers: Stages of this rank.
+        stages: Stages of this rank, the last one with its loss.
 
     Example:
         >>> import chainer.links as L
-        >>> stage = Divisible(L.Linear(2, 1))
-        >>> stage[0].W.grad = np.ones((1, 2), np.float32)
-        >>> before = Accumulated([stage])
+        >>> layer = L.Linear(2, 1)
+        >>> layer.W.grad = np.ones((1, 2), np.float32)
+        >>> before = Accumulated([layer])
         >>> before.add()
-        >>> stage[0].W.grad
+        >>> layer.W.grad
         array([[2., 2.]], dtype=float32)
     """
 
-    def __init__(self, layers: Iterable[Divisible]) -> None:
+    def __init__(self, stages: Iterable[_WithParams]) -> None:
         # A rank may use a parameter in several stages.
-        params = {id(param): param for stage in layers for param in stage.params()}
+        params = {id(param): param for stage in stages for param in stage.params()}
         self._before: list[tuple[chainer.Parameter, Any]] = []
         for param in params.values():
             if param.grad is not None:
@@ -86,4 +91,5 @@ def begin_accumulating(pipeline: Any) -> Accumulated:
             "step(accumulate=True) adds to the gradients of the step before, and there"
             " is none: call step() without it first"
         )
-    return Accumulated(pipeline.stages.values())
+    # These stages have the parameters of the loss as well.
+    return Accumulated(pipeline.internals.step.stages.values())

@@ -5,6 +5,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from data_parallel import Grid
 from divisible import Divisible, Plan
@@ -76,6 +77,29 @@ def accumulates(comm, schedule, is_half, overlap):
 )
 def test_as_a_serial_script_without_cleargrads(n, schedule, is_half, overlap):
     assert_on_ranks(n, accumulates, schedule, is_half, overlap)
+
+
+class LearnedLoss(chainer.Chain):
+    """A loss with parameters."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.last = L.Linear(4, 4, initialW=np.eye(4, dtype=np.float32))
+
+    def forward(self, y, t):
+        return F.softmax_cross_entropy(self.last(y), t)
+
+
+def test_gradients_of_a_loss_accumulate():
+    model, serial, loss, own = build(), build(), LearnedLoss(), LearnedLoss()
+    own.cleargrads()
+    with Pipeline(model, MPI.COMM_SELF, n_microbatches=2, lossfun=loss) as pipe:
+        for number, (x, t) in enumerate(PARTS[:3]):
+            pipe.step(x, t, accumulate=number > 0)
+            own(serial(x), t).backward()
+    for path, param in own.namedparams():
+        assert_close(dict(loss.namedparams())[path].grad, param.grad, 1e-5, 1e-6, path)
 
 
 def is_refused(comm):
