@@ -145,9 +145,12 @@ def iterators_of_rank(
     if not pipeline.is_first:
         iterators["main"] = RemoteIterator()
     elif not isinstance(iterators.get("main"), chainer.dataset.Iterator):
+        # The value is often the data set itself, whose text is as long as all samples.
+        given = iterators.get("main")
         raise TypeError(
             f"rank {pipeline.rank} has the first stage and reads the data: it"
-            f" needs an iterator, not {iterators.get('main')!r}"
+            f" needs an iterator, such as chainer.iterators.SerialIterator(dataset,"
+            f" batch_size), not {'None' if given is None else type(given).__name__}"
         )
     for each in iterators.values():
         _give_own_generator(each)
