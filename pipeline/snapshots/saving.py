@@ -171,8 +171,10 @@ def save(
             entries = on_all_ranks(pipeline, "save", what, writing.write_files)
             written = pipeline.internals.gather(entries, "save")
             on_first(pipeline, "save", what, writing.finish, written)
-        except SnapshotError as error:
+        except BaseException as error:
             draft.discard()
+            if not isinstance(error, SnapshotError):
+                raise
             report(error)
         else:
             draft.warn()

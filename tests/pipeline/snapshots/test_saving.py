@@ -1,9 +1,10 @@
-"""How many modules a save passes."""
+"""How many modules a save passes, and what a refused one leaves on disk."""
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+import pytest
 from mpi4py import MPI
 
 from divisible import Divisible
@@ -26,3 +27,18 @@ def test_a_save_passes_few_modules(tmp_path):
         passed = walk(save_snapshot, tmp_path / str(number), pipe, optimizer)
     assert len(passed.modules) <= MOST_MODULES, passed
     assert passed.calls <= MOST_CALLS, passed
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_pipeline_that_saves_no_more_leaves_no_files(tmp_path, has_failed):
+    model = Divisible(L.Linear(4, 4), L.Linear(4, 3))
+    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    pipe = Pipeline(model, MPI.COMM_SELF, n_microbatches=2)
+    if has_failed:
+        with pytest.raises(TypeError):
+            pipe.step(X)
+    else:
+        pipe.close()
+    with pytest.raises(RuntimeError, match="make a new"):
+        save_snapshot(tmp_path / "1", pipe, optimizer)
+    assert [*tmp_path.glob("1*")] == []
