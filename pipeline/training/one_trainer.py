@@ -211,14 +211,23 @@ class StopTogether(TriggerAround):
         ranks = updater.pipeline.internals.ranks
         stops = fires if self.is_alike else bool(ranks.agree(fires))
         if stops and not self._has_begun and ranks.is_chief:
-            say(
-                trainer,
-                f"nothing is left to do: the training is complete at iteration"
-                f" {updater.iteration}, epoch {updater.epoch}; a later stop_trigger of"
-                f" the trainer goes on",
-            )
+            say(trainer, _why_not_begun(updater))
         self._has_begun = True
         return stops
+
+
+def _why_not_begun(updater: Any) -> str:
+    """Returns the reason why a trainer stops before its first minibatch."""
+    if updater.stop_code > 0:
+        return (
+            f"nothing is trained: request_stop({updater.stop_code}) of this updater has"
+            f" ended an earlier training; a new updater goes on"
+        )
+    return (
+        f"nothing is left to do: the training is complete at iteration"
+        f" {updater.iteration}, epoch {updater.epoch}; a later stop_trigger of the"
+        f" trainer goes on"
+    )
 
 
 # Extensions that write a file with a fixed name, the same on all ranks.
