@@ -164,6 +164,9 @@ class Copies:
         """
         pipeline = self._pipeline
         pipeline.internals.ranks.calls.check_usable()
+        if pipeline.internals.step.confirming is not None:
+            # An update that is corrected may give optimizers other arrays.
+            pipeline.confirm_update()
         self.open()
         self.wait()
         if not self._number and self._home.is_first:

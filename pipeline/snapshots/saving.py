@@ -150,6 +150,9 @@ def save(
     except ValueError as error:
         raise SnapshotError(str(error)) from None
     pipeline.internals.ranks.calls.check_usable()
+    if pipeline.internals.step.confirming is not None:
+        # An update that is corrected may give optimizers other arrays.
+        pipeline.confirm_update()
     path, values = Path(path), dict(values or {})
     folder, pattern = among or (path.parent, "*")
     series = Series(Path(folder), pattern, n_retains)

@@ -209,13 +209,17 @@ def test_snapshots_in_between_have_the_right_state(tmp_path):
 
 
 def _save_and_load(comm, directory):
-    """A run goes on from a snapshot that was saved after an update that was wrong."""
+    """A run goes on from snapshots that were saved after updates that were wrong.
+
+    The first update makes the arrays of the optimizer, and makes others if it is wrong.
+    """
     losses = {}
     for overlap in (True, False):
         losses[overlap] = []
-        run = clipped_run(comm, [2, 5], overlap)
+        rule = chainer.optimizers.Adam(0.01)
+        run = clipped_run(comm, [0, 2, 5], overlap, rule=rule)
         for i, (pipe, optimizer, x, t) in enumerate(run):
-            if i == 3:
+            if i in (1, 3):
                 where = f"{directory}/{overlap}"
                 save_snapshot(where, pipe, optimizer)
                 load_snapshot(where, pipe, optimizer)
