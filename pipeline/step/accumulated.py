@@ -91,5 +91,7 @@ def begin_accumulating(pipeline: Any) -> Accumulated:
             "step(accumulate=True) adds to the gradients of the step before, and there"
             " is none: call step() without it first"
         )
+    # An update that is corrected changes gradients once more.
+    pipeline.confirm_update()
     # These stages have the parameters of the loss as well.
     return Accumulated(pipeline.internals.step.stages.values())

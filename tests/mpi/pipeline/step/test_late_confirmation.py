@@ -250,6 +250,23 @@ def _update_twice(comm):
         assert thread.submit(run, True).result() == expected
 
 
+def test_gradients_after_an_update_are_added_to_those_of_the_right_one():
+    assert_on_ranks(2, _accumulate_after_updates)
+
+
+def _accumulate_after_updates(comm):
+    """A clipping changes gradients, to which the next step adds."""
+    found = []
+    for overlap in (True, False):
+        for i, step in enumerate(clipped_run(comm, [0, 2, 5], overlap)):
+            pipe, optimizer, x, t = step
+            result = pipe.step(x, t, accumulate=i > 0)
+        pipe.confirm_update()
+        found.append((dict(result), bits(pipe, optimizer)))
+        pipe.close()
+    assert found[0] == found[1]
+
+
 def test_an_optimizer_goes_on_without_the_pipeline_and_with_another():
     assert_on_ranks(2, _change_pipelines)
 
