@@ -128,6 +128,8 @@ class PipelineEvaluator(Evaluator):
                 on every rank.
         """
         if self.eval_hook:
+            # The hook may read or change parameters.
+            self.pipeline.confirm_update()
             self.eval_hook(self)
         self.pipeline.internals.step.reset_states(of_training=False)
         iterator = self._iterators["main"]

@@ -21,7 +21,13 @@ from mixed_precision import (
     MomentumSGD16,
     to_float16,
 )
-from pipeline import ActionError, Pipeline, load_snapshot, save_snapshot
+from pipeline import (
+    ActionError,
+    Pipeline,
+    PipelineEvaluator,
+    load_snapshot,
+    save_snapshot,
+)
 from tests.mpi.pipeline.step.test_overlap_bits import LARGE, OPTIMIZERS, masked_loss
 from tests.support.equivalence import make_batches
 from tests.support.mpiexec import assert_on_ranks
@@ -265,6 +271,32 @@ def _accumulate_after_updates(comm):
         found.append((dict(result), bits(pipe, optimizer)))
         pipe.close()
     assert found[0] == found[1]
+
+
+def test_hooks_of_evaluators_find_the_right_update():
+    assert_on_ranks(2, _evaluate_with_a_hook)
+
+
+def _evaluate_with_a_hook(comm):
+    found = []
+    for overlap in (True, False):
+        seen = []
+        for pipe, optimizer, x, t in clipped_run(comm, [1, 4], overlap):
+            seen.append(_evaluated(pipe, optimizer))
+            pipe.step(x, t)
+        pipe.close()
+        found.append(seen)
+    assert found[0] == found[1]
+
+
+def _evaluated(pipe, optimizer):
+    """Returns the results of an evaluator, and the bits that its hook has found."""
+    seen, samples = [], [(np.ones(8, np.float32), np.int32(0))] * 4
+    iterator = chainer.iterators.SerialIterator(samples, 4, repeat=False)
+    evaluator = PipelineEvaluator(
+        iterator, pipe, eval_hook=lambda _: seen.append(bits(pipe, optimizer))
+    )
+    return evaluator(), seen
 
 
 def test_an_optimizer_goes_on_without_the_pipeline_and_with_another():
