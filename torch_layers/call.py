@@ -106,18 +106,15 @@ class ModuleCall:
             The result of the module.
 
         Raises:
-            RuntimeError: If the module has changed an input in place.
+            RuntimeError: If the module has changed an input in place, or in
+                ``torch.inference_mode``.
         """
-        given = leaves
-        if has_graph:
-            # The graph keeps the leaf, and so its memory, needed or not; but not the
-            # memory of a view.
-            given = [
-                leaf.requires_grad_().view_as(leaf)
-                if is_needed and is_continuous(leaf)
-                else leaf
-                for leaf, is_needed in zip(leaves, needed)
-            ]
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                f"{self.label}: tensors that are made in torch.inference_mode() cannot"
+                f" be trained. Leave it out: pipe.evaluate, pipe.predict and"
+                f" chainer.no_backprop_mode() keep no graph either"
+            )
         (layer,) = self.layers
         contexts = layer.contexts()
         if collect is not None:
@@ -129,9 +126,9 @@ class ModuleCall:
             with ExitStack() as stack:
                 for each in contexts:
                     stack.enter_context(each)
-                y = layer.call(structure, given)
+                y = layer.call(structure, _given(leaves, needed, has_graph))
         else:
-            y = layer.call(structure, given)
+            y = layer.call(structure, _given(leaves, needed, has_graph))
         # PyTorch refuses this itself where an input has a gradient.
         if any([leaf._version for leaf in leaves]):
             self._refuse_in_place()
@@ -246,12 +243,15 @@ class ModuleCall:
             )
         leaves, self._leaves = self._leaves, ()
         n_leaves, tensors = len(leaves), (*leaves, *self.parameters)
-        known = [i for i, leaf in enumerate(leaves) if leaf.requires_grad]
-        known += range(n_leaves, len(tensors))
-        now = [i for i in indexes if i >= n_leaves or i in known]
+        asked = [i for i, leaf in enumerate(leaves) if leaf.requires_grad]
+        asked += range(n_leaves, len(tensors))
+        # A module may have frozen parameters in its forward.
+        known = dict.fromkeys(i for i in asked if tensors[i].requires_grad)
+        now = [i for i in indexes if i in known]
         targets = [tensors[i] for i in now]
-        if len(now) < len(known) and max(now, default=-1) < n_leaves:
-            later = [i for i in known if i not in now]
+        is_half = max(indexes, default=-1) < n_leaves and not {*asked} <= {*indexes}
+        if is_half:
+            later = sorted(known.keys() - now)
             weights = [tensors[i] for i in later]
             found, half = first_half(graph, targets, weights, output_gradients)
             self._half = half, later
@@ -268,6 +268,22 @@ def is_continuous(tensor: torch.Tensor) -> bool:
         (True, False)
     """
     return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _given(
+    leaves: Sequence[torch.Tensor], needed: Sequence[bool], has_graph: bool
+) -> Sequence[torch.Tensor]:
+    """Returns the tensors that a module gets for the leaves of a call."""
+    if not has_graph:
+        return leaves
+    # The graph keeps the leaf, and so its memory, needed or not; but not the memory of
+    # a view.
+    return [
+        leaf.requires_grad_().view_as(leaf)
+        if is_needed and is_continuous(leaf)
+        else leaf
+        for leaf, is_needed in zip(leaves, needed)
+    ]
 
 
 @functools.cache

@@ -6,6 +6,7 @@ import types
 
 import chainer
 import chainer.functions as F
+import chainer.links as L
 import numpy as np
 import pytest
 
@@ -334,6 +335,62 @@ def test_frozen_parameters_get_no_gradient_and_no_decay():
     step()
     step()
     assert (module[0].weight != before["0.weight"]).any()
+
+
+@pytest.mark.parametrize("n_layers", [1, 3])
+def test_gradients_in_a_script_that_has_switched_them_off_for_pytorch(n_layers):
+    """Chainer decides whether there is a backward, up to the input of the layers."""
+    torch.manual_seed(0)
+    model = Divisible(*(TorchLayer(nn.Linear(6, 6)) for _ in range(n_layers)))
+    x, found = chainer.Variable(X), []
+    for is_enabled in (True, False):
+        model.cleargrads()
+        x.cleargrad()
+        with torch.set_grad_enabled(is_enabled):
+            pipe = Pipeline(model.divide(), MPI.COMM_SELF, n_microbatches=1)
+            with pipe:
+                pipe.step(X, np.arange(len(X), dtype=np.int32))
+            found.append([param.grad.tobytes() for _, param in model.namedparams()])
+            F.sum(model(x)).backward()
+            found[-1].append(x.grad.tobytes())
+    assert found[0] == found[1]
+
+
+def test_a_call_in_inference_mode_is_refused():
+    layer = TorchLayer(nn.Linear(6, 3))
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="inference_mode"):
+        layer(X)
+    assert layer(X).shape == (5, 3)
+
+
+class Freezing(nn.Module):
+    """Freezes a part of itself in its first forward, as some schemes of training do."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        self.first.requires_grad_(False)
+        return self.last(self.first(x))
+
+
+@pytest.mark.parametrize("freezes_all", [False, True])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
+def test_parameters_that_a_forward_freezes_get_no_gradient(schedule, freezes_all):
+    torch.manual_seed(0)
+    module = Freezing()
+    if freezes_all:
+        module.last.requires_grad_(False)
+    model = Divisible(L.Linear(6, 6), TorchLayer(module)).divide()
+    with Pipeline(model, MPI.COMM_SELF, n_microbatches=2, schedule=schedule) as pipe:
+        for _ in range(2):
+            pipe.step(X, np.zeros(len(X), np.int32))
+            names = {
+                path for path, param in model.namedparams() if param.grad is not None
+            }
+            expected = {"/0/W", "/0/b", "/1/last.weight", "/1/last.bias"}
+            assert names == {n for n in expected if not (freezes_all and "last" in n)}
 
 
 @pytest.mark.parametrize(
