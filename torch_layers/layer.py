@@ -85,7 +85,7 @@ class TorchLayer(chainer.Link):
                 f" them in a module"
             )
         self._autocast = autocast
-        # Names of the parameters that are frozen, since their tensors are.
+        # Names of the parameters whose tensors were frozen when last seen.
         self._frozen: set[str] = set()
         self._memory = SharedMemory(self, module)
         self._begin(module)
@@ -221,22 +221,33 @@ class TorchLayer(chainer.Link):
             self._memory.check_buffers()
 
     def _follow(self, trained: Trained) -> None:
-        """Enables the updates of parameters that have a gradient, and no others."""
-        for param in trained.parameters:
-            if param.name in self._frozen:
-                self._freeze(param, False)
-        for param in trained.frozen:
-            if param.update_rule is not None:
-                self._freeze(param, True)
+        """Disables updates while tensors are frozen, weight decay included.
 
-    def _freeze(self, param: chainer.Parameter, is_frozen: bool) -> None:
-        """Disables or enables the updates of a parameter, weight decay included."""
-        if is_frozen and param.update_rule.enabled:
-            param.update_rule.enabled = False
-            self._frozen.add(param.name)
-        elif not is_frozen:
-            param.update_rule.enabled = True
-            self._frozen.discard(param.name)
+        A rule that is disabled so has a mark, which snapshots save with it. A rule that
+        was disabled otherwise stays so.
+        """
+        for shared, param, _, trains in trained.entries:
+            rule = param.update_rule
+            if not trains:
+                self._frozen.add(shared.name)
+                if rule is not None and rule.enabled:
+                    rule.enabled, rule.rests_with_tensor = False, True
+            elif shared.name in self._frozen:
+                self._frozen.discard(shared.name)
+                if getattr(rule, "rests_with_tensor", False):
+                    rule.enabled, rule.rests_with_tensor = True, False
+
+    def rules_loaded(self) -> None:
+        """Freezes the tensors that were frozen when a state was saved.
+
+        Call it when update rules have been loaded, or have moved to this rank. Tensors
+        that are enabled after that are updated again.
+        """
+        for shared, param, tensor, trains in self._memory.trained().entries:
+            if trains and getattr(param.update_rule, "rests_with_tensor", False):
+                tensor.requires_grad_(False)
+            if not tensor.requires_grad:
+                self._frozen.add(shared.name)
 
     def share(self) -> None:
         """Shares memory again with the module, if either side has got other memory.

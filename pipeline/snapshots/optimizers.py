@@ -171,14 +171,15 @@ def load_optimizer(
     """Loads the arrays of :func:`optimizer_arrays`, for the same layers or others.
 
     Differences are recorded in the ledger of the arrays. An optimizer of another class
-    starts without a state, with its present hyperparameters. A dry run leaves it as it
-    is.
+    starts without a state, with its present hyperparameters. A dry run changes nothing.
     """
     if arrays.is_dry_run:
         with dry_run(arrays, _readers(optimizer, names)):
-            _load(optimizer, arrays, names)
-    else:
-        _load(optimizer, arrays, names)
+            return _load(optimizer, arrays, names)
+    _load(optimizer, arrays, names)
+    for link in optimizer.target.links():
+        if hasattr(link, "rules_loaded"):
+            link.rules_loaded()
 
 
 def load_replicas(
@@ -192,10 +193,9 @@ def load_replicas(
         replicas: Arrays of each saved replica.
         names: See :func:`optimizer_arrays`.
     """
-    if not hasattr(optimizer, "load_replicas"):
-        return
-    readers = [RuleReader(arrays, names=names).noting() for arrays in replicas]
-    optimizer.load_replicas(readers)
+    if hasattr(optimizer, "load_replicas"):
+        readers = [RuleReader(arrays, names=names).noting() for arrays in replicas]
+        optimizer.load_replicas(readers)
 
 
 def _readers(optimizer: Any, names: Mapping[str, str]) -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 from divisible import Divisible, RandomKey, keyed_random_state  # noqa: E402
 from divisible.backward.backprop import backward_input  # noqa: E402
 from divisible.backward.weight_gradients import WeightGradients  # noqa: E402
-from pipeline import Pipeline  # noqa: E402
+from pipeline import Pipeline, load_snapshot, save_snapshot  # noqa: E402
 from torch_layers import TorchLayer, TorchLoss  # noqa: E402
 
 X = np.random.default_rng(0).normal(size=(5, 6)).astype(np.float32)
@@ -391,6 +391,59 @@ def test_parameters_that_a_forward_freezes_get_no_gradient(schedule, freezes_all
             }
             expected = {"/0/W", "/0/b", "/1/last.weight", "/1/last.bias"}
             assert names == {n for n in expected if not (freezes_all and "last" in n)}
+
+
+def half_frozen(is_frozen=True):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    module[0].requires_grad_(not is_frozen)
+    pipe = Pipeline(
+        Divisible(TorchLayer(module)).divide(),
+        MPI.COMM_SELF,
+        n_microbatches=2,
+        lossfun=lambda y, t: F.mean(F.square(y)),
+        accfun=None,
+    )
+    return module, pipe, pipe.setup(chainer.optimizers.MomentumSGD(0.1))
+
+
+def trained(module, pipe, optimizer):
+    for _ in range(2):
+        pipe.step(X, np.zeros(len(X), np.int32))
+        optimizer.update()
+    return {key: value.clone() for key, value in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("is_frozen", [True, False])
+def test_what_is_frozen_and_enabled_is_so_in_a_resumed_run(is_frozen, tmp_path):
+    """Whether the script freezes the tensors before it loads, or not again."""
+    run = half_frozen()
+    before = trained(*run)
+    save_snapshot(tmp_path / "first", *run[1:])
+    frozen = trained(*run)
+    assert torch.equal(frozen["0.weight"], before["0.weight"])
+    save_snapshot(tmp_path / "second", *run[1:])
+    run[0].requires_grad_(True)
+    enabled = trained(*run)
+    assert (enabled["0.weight"] != before["0.weight"]).all()
+    again = half_frozen(is_frozen)
+    for name in "first", "second":
+        load_snapshot(tmp_path / name, *again[1:])
+        assert not again[0][0].weight.requires_grad
+        if name == "second":
+            again[0].requires_grad_(True)
+        found = trained(*again)
+        expected = enabled if name == "second" else frozen
+        assert all(torch.equal(found[key], expected[key]) for key in found), name
+
+
+def test_a_parameter_that_a_script_has_disabled_stays_so():
+    module, pipe, optimizer = half_frozen()
+    pipe.stages[0].disable_update()
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    module.requires_grad_(True)
+    found = trained(module, pipe, optimizer)
+    assert all(torch.equal(found[key], before[key]) for key in before)
 
 
 @pytest.mark.parametrize(
