@@ -142,6 +142,10 @@ class _Group(dict):
         super().__init__(group)
         self._hyperparam, self._names = hyperparam, names
 
+    def __reduce__(self) -> tuple:
+        # A pickle of a dictionary sets its items before it has attributes.
+        return _Group, (dict(self), self._hyperparam, self._names)
+
     def __getitem__(self, name: str) -> Any:
         if name in self._names:
             return getattr(self._hyperparam, name)

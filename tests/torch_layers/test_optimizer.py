@@ -135,6 +135,23 @@ def test_a_copy_of_a_layer_has_the_state_of_its_optimizer(copied):
         assert torch.equal(other.module.state_dict()[key], tensor), key
 
 
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda optimizer: pickle.loads(pickle.dumps(optimizer))]
+)
+def test_a_copy_of_an_optimizer_has_schedulers_of_its_own(copied):
+    optimizer = TorchOptimizer(optim.AdamW, lr=0.1).setup(TorchLayer(net()))
+    optimizer.scheduler(optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+    step(optimizer.target, optimizer)
+    other = copied(optimizer)
+    other._schedulers[0].step()
+    assert (optimizer.lr, other.lr) == (0.1, 0.05)
+    other.lr = 0.1
+    for each in (optimizer, other):
+        step(each.target, each)
+    for key, tensor in optimizer.target.module.state_dict().items():
+        assert torch.equal(other.target.module.state_dict()[key], tensor), key
+
+
 def test_chainers_links_hooks_and_rates():
     link = L.Linear(6, 3)
     optimizer = TorchOptimizer(optim.SGD, lr=0.1).setup(link)
