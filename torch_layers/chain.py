@@ -57,11 +57,11 @@ class TorchChain(Divisible):
 def from_torch(module: nn.Module, *, autocast: torch.dtype | None = None) -> TorchChain:
     """Turns a module into a :class:`~divisible.Divisible` of :class:`TorchLayer`.
 
-    The children of ``nn.Sequential`` become layers, those of nested ones as well. The
-    forward of another module must be a chain of calls that ``torch.fx`` can trace:
-    without conditions and loops that depend on values. What lies between two cuts is
-    one layer, such as a residual block that is written in the forward. The layers hold
-    the given module's own children, nothing is copied.
+    The children of ``nn.Sequential`` become layers, those of nested ones as well,
+    unless these have hooks. The forward of another module must be a chain of calls that
+    ``torch.fx`` can trace: without conditions and loops that depend on values. What
+    lies between two cuts is one layer, such as a residual block that is written in the
+    forward. The layers hold the given module's own children, nothing is copied.
 
     Args:
         module (torch.nn.Module): The module.
@@ -71,7 +71,8 @@ def from_torch(module: nn.Module, *, autocast: torch.dtype | None = None) -> Tor
         TorchChain: The layers, whose ``chain_names`` has the names in the module.
 
     Raises:
-        ValueError: If the forward cannot be traced, or reads ``self.training`` itself.
+        ValueError: If the forward cannot be traced, or reads ``self.training`` itself;
+            or if ``module`` has hooks.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -91,7 +92,8 @@ def from_torch(module: nn.Module, *, autocast: torch.dtype | None = None) -> Tor
     model = TorchChain()
     names: dict[int, str] = {}
     known: dict[int, TorchLayer] = {}
-    layers = _children(module) if isinstance(module, nn.Sequential) else _traced(module)
+    _check_no_hooks(module)
+    layers = _children(module) if _is_list(module) else _traced(module)
     for position, (path, each) in enumerate(layers):
         _leave_inputs(each)
         layer = known.get(id(each))
@@ -106,12 +108,42 @@ def from_torch(module: nn.Module, *, autocast: torch.dtype | None = None) -> Tor
     return model
 
 
+def _is_list(module: nn.Module) -> bool:
+    """Returns whether a call of a module is that of its children, one by one."""
+    return isinstance(module, nn.Sequential) and (
+        type(module).forward is nn.Sequential.forward
+    )
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
+def _is_dissolved(module: nn.Module) -> bool:
+    """Returns whether the children of a module within another become layers."""
+    return type(module) is nn.Sequential and not _has_hooks(module)
+
+
+def _check_no_hooks(module: nn.Module) -> None:
+    if _has_hooks(module):
+        raise ValueError(
+            f"from_torch({type(module).__name__}): the module has hooks, which layers"
+            f" of its parts would not call. Register them on its children, or use"
+            f" TorchLayer(module)"
+        )
+
+
 def _children(module: nn.Module, above: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yields the children of ``nn.Sequential`` with their paths."""
     # A child that occurs twice is called twice.
     for name, child in module._modules.items():
         path = f"{above}.{name}" if above else name
-        if type(child) is nn.Sequential:
+        if _is_dissolved(child):
             yield from _children(child, path)
         else:
             yield path, child
@@ -122,17 +154,12 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, module: nn.Module, path: str) -> bool:
         """Returns whether a call of a module is one operation."""
-        return type(module) is not nn.Sequential
+        return not _is_dissolved(module)
 
 
 def _traced(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yields the layers of a module that has a forward of its own."""
     kind = type(module).__name__
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-        raise ValueError(
-            f"from_torch({kind}): the module has hooks, which layers of its parts would"
-            f" not call. Register them on its children, or use TorchLayer(module)"
-        )
     graph, other = (_graph(module, trains) for trains in (True, False))
     for node, twin in itertools.zip_longest(graph.nodes, other.nodes):
         if _text(node) != _text(twin):

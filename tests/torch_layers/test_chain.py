@@ -101,6 +101,41 @@ def test_what_cannot_be_followed_is_refused():
         from_torch(hooked)
 
 
+class Doubled(nn.Sequential):
+    """A list of modules with a forward of its own."""
+
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+def test_a_list_with_a_forward_of_its_own_is_traced():
+    torch.manual_seed(0)
+    net = Doubled(nn.Linear(6, 6), nn.ReLU())
+    expected = net(torch.from_numpy(X)).detach().numpy()
+    model = from_torch(net)
+    np.testing.assert_array_equal(model(X).array, expected)
+    assert len(model) == 3
+
+
+@pytest.mark.parametrize("kind", ["list", "forward"])
+@pytest.mark.parametrize(
+    "register", ["register_forward_hook", "register_full_backward_hook"]
+)
+def test_a_list_with_hooks_is_one_layer_which_calls_them(kind, register):
+    torch.manual_seed(0)
+    net = Net() if kind == "forward" else nn.Sequential(nn.Linear(6, 6), Net().features)
+    inner = net.features if kind == "forward" else net[1]
+    calls = []
+    getattr(inner, register)(lambda *args: calls.append(type(args[-1])))
+    model = from_torch(net)
+    assert not calls and [layer.module for layer in model].count(inner) == 1
+    chainer.functions.sum(model(chainer.Variable(X))).backward()
+    assert calls in ([torch.Tensor], [tuple])
+    getattr(net, register)(print)
+    with pytest.raises(ValueError, match="the module has hooks, which layers of its"):
+        from_torch(net)
+
+
 def test_layers_of_both_kinds_compute_as_chainers_alone():
     np.random.seed(0)
     links = [chainer.links.Linear(6, 6) for _ in range(3)]
