@@ -23,6 +23,7 @@ from divisible import Divisible
 from torch_layers.layer import TorchLayer, share_before
 from torch_layers.modes import in_mode
 from torch_layers.names import TorchNames
+from torch_layers.shared_memory import stands_for
 
 # Operations that have a value.
 _VALUES = ("placeholder", "call_module", "call_function", "call_method")
@@ -265,6 +266,7 @@ def _as_module(
     for path, inner in layer.named_modules():
         theirs = root.get_submodule(path)
         if inner is not theirs:
+            stands_for(inner, theirs)
             inner._non_persistent_buffers_set.update(
                 name
                 for name in inner._buffers

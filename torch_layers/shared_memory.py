@@ -32,13 +32,31 @@ from torch_layers.blanks import Blanks
 _parameters: dict[int, tuple[weakref.ref, weakref.ref]] = {}
 
 
+# For copies of modules, which a traced module has around tensors of the other one: the
+# module that the user knows.
+_originals: weakref.WeakKeyDictionary[nn.Module, weakref.ref] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def stands_for(copy: nn.Module, original: nn.Module) -> None:
+    """Records that tensors of a module are those of another one, also replaced ones.
+
+    Args:
+        copy (torch.nn.Module): The module of a layer, or within it.
+        original (torch.nn.Module): The module that the user knows.
+    """
+    _originals[copy] = weakref.ref(original)
+
+
 class _Shared:
     """A parameter or a buffer of a module.
 
     Args:
         name: Name in the module and the link, such as ``'self_attn.out_proj.bias'``.
         tensor: The parameter or the buffer.
-        places: The dictionaries of modules that have it, each with its key there.
+        places: The dictionaries of modules that have it, each with its key there. The
+            first one decides.
     """
 
     __slots__ = ("array", "key", "name", "owner", "places", "pointer", "tensor")
@@ -50,6 +68,13 @@ class _Shared:
         self.owner, self.key = places[0]
         self.tensor, self.pointer = tensor, tensor.data_ptr()
         self.array: Any = None
+
+    def follow(self) -> torch.Tensor:
+        """Returns the present tensor, after giving it to all places."""
+        self.tensor = self.owner[self.key]
+        for owner, key in self.places:
+            owner[key] = self.tensor
+        return self.tensor
 
     def put(self, tensor: torch.Tensor) -> None:
         """Gives the module memory, and keeps the object that the user knows."""
@@ -197,7 +222,7 @@ class SharedMemory:
         if array is None or getattr(array, "is_deferred", False):
             return
         if array is shared.array:
-            array = to_array(shared.owner[shared.key])
+            array = to_array(shared.follow())
             parameter.array = array
         else:
             tensor = to_tensor(array)
@@ -215,8 +240,7 @@ class SharedMemory:
         if getattr(array, "is_deferred", False):
             return
         if array is shared.array:
-            shared.tensor = shared.owner[shared.key]
-            array = values[shared.name] = to_array(shared.tensor)
+            array = values[shared.name] = to_array(shared.follow())
             shared.pointer = shared.tensor.data_ptr()
         else:
             if not isinstance(array, chainer.get_array_types()):
@@ -265,7 +289,11 @@ def _places(module: nn.Module, kind: str) -> Iterator[_Shared]:
             if tensor is None or left_out:
                 continue
             name = f"{path}.{key}" if path else key
-            found.setdefault(id(tensor), (name, tensor, []))[2].append((tensors, key))
+            places = found.setdefault(id(tensor), (name, tensor, []))[2]
+            places.append((tensors, key))
+            original = _originals[inner]() if inner in _originals else None
+            if original is not None and key in getattr(original, kind):
+                places.insert(0, (getattr(original, kind), key))
     for name, tensor, places in found.values():
         yield _Shared(name, tensor, places)
 

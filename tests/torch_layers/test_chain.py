@@ -101,6 +101,38 @@ def test_what_cannot_be_followed_is_refused():
         from_torch(hooked)
 
 
+def test_tensors_that_are_replaced_in_the_module_are_those_of_its_layers():
+    torch.manual_seed(0)
+    net = Net()
+    model = from_torch(net)
+    model(X)
+    new = {
+        key: torch.randn_like(tensor)
+        for key, tensor in Net().state_dict().items()
+        if tensor.is_floating_point()
+    }
+    new["norm.running_var"] = torch.rand(6) + 1
+
+    def check():
+        with chainer.using_config("train", False):
+            found = model(X).array
+        expected = copy.deepcopy(net).eval()(torch.from_numpy(X)).detach().numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+
+    net.load_state_dict(new, strict=False, assign=True)
+    for key, param in model.namedparams():
+        name = model.chain_names.in_chain(key)
+        np.testing.assert_array_equal(param.array, new[name].numpy())
+    check()
+    # A layer made by a trace has this parameter beside its modules.
+    net.scale = nn.Parameter(torch.full((6,), 3.0))
+    check()
+    params = {param.name: param for param in model.params()}
+    params["scale"].array = np.full(6, 9, np.float32)
+    assert (net.state_dict()["scale"] == 9).all()
+    check()
+
+
 class Doubled(nn.Sequential):
     """A list of modules with a forward of its own."""
 
