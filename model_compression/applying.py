@@ -19,7 +19,8 @@ from model_compression.quantized_links import (
     add_rule,
     check_kind,
     is_taken_back,
-    set_active,
+    note_bits,
+    noted_bits,
 )
 from model_compression.rules import Prune, Quantize
 from model_compression.selection import weighted_layers, weights_of
@@ -123,7 +124,10 @@ def load_applied(
         with NpzArrays(os.fspath(path)) as file:
             _prepare_for(file, small, rules)
         small = _stored(small, rules)
+        with NpzArrays(os.fspath(path)) as file:
+            _check_alike(file, small)
         chainer.serializers.load_npz(path, small)
+        _check_bits(small)
     except (KeyError, ValueError, TypeError) as error:
         raise ValueError(
             f"{os.fspath(path)} is not of this model under this plan, or it is"
@@ -149,6 +153,40 @@ def _prepare_for(file: NpzArrays, small: chainer.Link, rules: _Rules) -> None:
         state = getattr(links.get(owner or "/"), own, None)
         if name.endswith(_STATES) and state is not None:
             state[...] = file[name]
+
+
+def _check_alike(file: NpzArrays, small: chainer.Link) -> None:
+    """Refuses a file that has other arrays than a model.
+
+    Chainer ignores arrays that only the file has, and repeats one row for all rows.
+
+    Raises:
+        ValueError: If a name, a shape or the dtype of whole numbers differs.
+    """
+    writer = chainer.serializers.DictionarySerializer()
+    writer.save(small)
+    others = {*file.files} - writer.target.keys()
+    if others:
+        raise ValueError(f"the model has no {min(others)}")
+    for name in file.files:
+        here, there = writer.target[name], file[name]
+        if here.dtype == object or there.dtype == object:
+            # A layer without a size, or without a bias.
+            continue
+        if here.shape != there.shape:
+            raise ValueError(f"{name} is of {there.shape}, not of {here.shape}")
+        if "f" not in here.dtype.kind + there.dtype.kind and here.dtype != there.dtype:
+            raise ValueError(f"{name} is {there.dtype}, not {here.dtype}")
+
+
+def _check_bits(small: chainer.Link) -> None:
+    """Refuses numbers of other bits than those of the plan."""
+    for path, link in small.namedlinks():
+        ranges = getattr(link, "ranges", None)
+        for target, rule in ranges.rules.items() if ranges else ():
+            bits = noted_bits(link, target)
+            if bits not in (None, rule.bits):
+                raise ValueError(f"the {target} of {path} has {bits} bits in the file")
 
 
 def _parameter_of(path: str) -> str:
@@ -219,7 +257,7 @@ def _stored(small: chainer.Link, rules: _Rules) -> chainer.Link:
     for rule, link in quantized:
         if not rule.has_codebook:
             add_rule(link, rule)
-            set_active(link, rule, True)
+            note_bits(link, rule)
     for rule, link in quantized:
         store(link, rule)
     for link in links.values():

@@ -36,6 +36,7 @@ NAMES = tuple(each.__name__ for each in CLASSES)
 #: Weight of the earlier minibatches in a range.
 _MOMENTUM = 0.9
 #: Value of a link's flag for a rule that was taken back; 0 is not yet, 1 is in force.
+#: In stored links the value of a rule in force is its bits, which files then have.
 _TAKEN_BACK = -1
 
 
@@ -132,6 +133,19 @@ def set_active(link: chainer.Link, rule: Quantize, is_active: bool) -> None:
     """Puts a rule in force, or takes it back."""
     for target in rule.targets:
         getattr(link, f"{target}_is_quantized")[...] = 1 if is_active else _TAKEN_BACK
+
+
+def note_bits(link: chainer.Link, rule: Quantize) -> None:
+    """Puts a rule in force on a link that is to be stored."""
+    for target in rule.targets:
+        getattr(link, f"{target}_is_quantized")[...] = rule.bits
+
+
+def noted_bits(link: chainer.Link, target: str) -> int | None:
+    """Returns the bits of a target of a stored link; ``None`` if they are unknown."""
+    # Files of earlier versions have the value of links that train.
+    bits = int(getattr(link, f"{target}_is_quantized")[0])
+    return bits if bits > 1 else None
 
 
 def is_active(link: chainer.Link, target: str) -> bool:

@@ -274,6 +274,57 @@ def test_a_file_of_another_model_is_refused(tmp_path):
         load_applied(tmp_path / "none.npz", deep(), plan)
 
 
+def of_two(n_out, *layers):
+    return chainer.Sequential(L.Linear(4, n_out), *layers)
+
+
+def calibrated(plan):
+    """A model whose inputs have few bits."""
+    model = of_two(3)
+    optimizer = chainer.optimizers.SGD(0).setup(model)
+    x = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    train(model, Compress(plan, optimizer), optimizer, x)
+    return model
+
+
+INT8, INT4 = (
+    CompressionPlan([Quantize(method, targets=("weight", "input"))])
+    for method in ("int8", "int4")
+)
+ONE_SIDED = CompressionPlan(
+    [Quantize("int8", targets=("weight", "input"), symmetric=False)]
+)
+
+
+@pytest.mark.parametrize(
+    "saved, model, plan, text",
+    [
+        # NumPy would copy the one row into all three.
+        (of_two(1), of_two(3), INT8, r"is of \(1,.*\), not of \(3,"),
+        (of_two(3, L.Linear(3, 2)), of_two(3), INT8, "the model has no 1/"),
+        (of_two(3), of_two(3), INT4, "the (weight|input) of /0 has 8 bits in the file"),
+        (of_two(3), of_two(3), ONE_SIDED, "0/W_whole is int8, not uint8"),
+    ],
+)
+def test_a_file_that_numpy_would_read_is_refused(saved, model, plan, text, tmp_path):
+    chainer.serializers.save_npz(tmp_path / "small.npz", apply(saved, INT8))
+    with pytest.raises(ValueError, match=text):
+        load_applied(tmp_path / "small.npz", model, plan)
+
+
+def test_a_file_of_an_earlier_version_is_read(tmp_path):
+    small = apply(calibrated(INT8), INT8)
+    x = np.random.default_rng(1).normal(size=(5, 4)).astype(np.float32)
+    for target in ("weight", "input"):
+        flag = getattr(small[0], f"{target}_is_quantized")
+        assert flag[0] == 8
+        # Rules in force had this value.
+        flag[0] = 1
+    chainer.serializers.save_npz(tmp_path / "small.npz", small)
+    again = load_applied(tmp_path / "small.npz", of_two(3), INT8)
+    np.testing.assert_array_equal(again(x).array, small(x).array)
+
+
 def test_without_a_rule_for_channels_zeros_stay():
     model = Divisible(L.Linear(4, 4), F.relu, L.Linear(4, 2))
     plan = CompressionPlan([Prune("l1", layers="/0", to=0.5, granularity="row")])
