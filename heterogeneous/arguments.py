@@ -151,8 +151,8 @@ def check_optimizer(optimizer: Any, model: chainer.Link) -> None:
     Raises:
         TypeError: If the optimizer is not one of Chainer's, or wraps another one: its
             state might not move with the hidden units.
-        ValueError: If the optimizer updates another model, or has a hook that treats
-            the ranks unequally.
+        ValueError: If the optimizer updates another model, or its rule or a hook
+            treats the ranks unequally.
     """
     if not isinstance(optimizer, chainer.optimizer.GradientMethod):
         raise TypeError(
@@ -165,14 +165,31 @@ def check_optimizer(optimizer: Any, model: chainer.Link) -> None:
         )
     hooks = named_hooks(optimizer)
     for param in model.params():
-        hooks += named_hooks(param.update_rule)
+        rule = param.update_rule
+        hooks += named_hooks(rule)
+        if _needs_whole_arrays(rule):
+            raise ValueError(
+                f"{type(rule).__name__} would change the copies of a hidden unit"
+                f" differently on each rank: use an optimizer that treats each element"
+                f" by itself, such as MomentumSGD or Adam"
+            )
     for _, hook in hooks:
-        if isinstance(hook, _UNEQUAL_HOOKS):
+        # A hook of another package may have such an attribute.
+        is_of_parts = getattr(hook, "is_elementwise", True)
+        if isinstance(hook, _UNEQUAL_HOOKS) or not is_of_parts:
             raise ValueError(
                 f"the hook {type(hook).__name__} would change the copies of a hidden"
                 f" unit differently on each rank: use one that treats each element by"
                 f" itself, such as WeightDecay or GradientHardClipping"
             )
+
+
+def _needs_whole_arrays(rule: chainer.UpdateRule | None) -> bool:
+    """Returns whether the class of an update rule has been marked so, such as LARS."""
+    of_classes = [vars(kind).get("is_elementwise") for kind in type(rule).__mro__]
+    marks = [mark for mark in of_classes if mark is not None]
+    # Chainer's base class has the last mark, for rules that have none of their own.
+    return len(marks) > 1 and not marks[0]
 
 
 def name_of(function: Any) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from heterogeneous.arguments import check_optimizer, check_targets, name_of
+from mixed_precision import LARS, LARSHook
 
 
 def test_labels_of_samples_that_losses_leave_out_are_refused():
@@ -32,6 +33,32 @@ def test_hooks_of_single_parameters_count():
     model.W.update_rule.add_hook(chainer.optimizer_hooks.GradientLARS())
     with pytest.raises(ValueError, match="the hook GradientLARS would change"):
         check_optimizer(optimizer, model)
+
+
+@pytest.mark.parametrize("kind", ["hook", "hook of a rule", "rule"])
+def test_layer_wise_rates_are_refused(kind):
+    model = Model()
+    if kind == "rule":
+        optimizer = LARS(0.1).setup(model)
+    else:
+        optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
+        check_optimizer(optimizer, model)
+        owner = optimizer if kind == "hook" else model.W.update_rule
+        owner.add_hook(LARSHook())
+    with pytest.raises(ValueError, match="LARS.* would change the copies of a hidden"):
+        check_optimizer(optimizer, model)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "MSVAG", "AMSGrad"])
+def test_what_treats_each_element_by_itself_is_accepted(name):
+    class Mine(chainer.UpdateRule):
+        """A rule of a script that knows of no mark."""
+
+    model = Model()
+    optimizer = getattr(chainer.optimizers, name)().setup(model)
+    check_optimizer(optimizer, model)
+    model.W.update_rule = Mine()
+    check_optimizer(optimizer, model)
 
 
 def test_functions_are_compared_by_name():
