@@ -157,28 +157,30 @@ def simulate_exchange(
         # An update whose mean is not finite is skipped, so residuals stay.
         found = residuals
         if np.isfinite(mean).all():
-            found = _residuals(lost, n_replicas, local_size, n_samples, block)
+            found = _residuals(lost, residuals, local_size, n_samples, block)
         kept = [np.array(residual).reshape(shape) for residual in found]
     return ExchangeResult(mean.reshape(shape), sent, residuals=kept)
 
 
 def _residuals(
     lost: Sequence[np.ndarray],
-    n_replicas: int,
+    before: Sequence[np.ndarray],
     local_size: int,
     n_samples: Sequence[int] | None,
     block: int,
 ) -> list[np.ndarray]:
     """Returns for each replica the rounding errors of its own slice."""
+    n_replicas = len(before)
     weights = shares(n_samples, n_replicas)
-    residuals = [np.zeros_like(lost[0]) for _ in range(n_replicas)]
+    of_own = [np.zeros_like(lost[0]) for _ in before]
     lanes = lanes_of(nodes_of(n_replicas, local_size))
     for lane, part in zip(lanes, slices_of(lost[0].size, block, len(lanes))):
         for of_node, replica in zip(lost, lane):
-            residuals[replica][part] = two_roundings.residual(
-                of_node[part], weights[replica]
-            )
-    return residuals
+            of_own[replica][part] = of_node[part]
+    return [
+        two_roundings.residual(*each)
+        for each in zip(of_own, weights, map(np.ravel, before))
+    ]
 
 
 def _flat(

@@ -79,14 +79,16 @@ def mean_of_parts(
     return mean, lost
 
 
-def residual(lost: Any, share: np.float32) -> Any:
+def residual(lost: Any, share: np.float32, before: Any) -> Any:
     """Returns the residual of a replica's next gradient, for the errors of its part.
 
     Args:
         lost: Rounding errors of the weighted gradient.
-        share: The weight; a replica without samples has no errors.
+        share: The weight.
+        before: The residual before. A replica without samples has sent nothing of it,
+            and keeps it.
     """
-    return lost / share if share else np.zeros_like(lost)
+    return lost / share if share else before
 
 
 class TwoRoundingsCode:
@@ -112,8 +114,9 @@ class TwoRoundingsCode:
         """Adds the residuals of arrays that are not rounded now."""
         if self._residuals is not None:
             for i in bucket.exact:
-                self._gradients.flat[i] += self._residuals.before(i)
-                self._residuals.after(i)[:] = 0
+                before = self._residuals.before(i)
+                self._gradients.flat[i] += before
+                self._residuals.after(i)[:] = 0 if self._gradients.share else before
 
     def agree(self, bucket: Bucket, largest: np.ndarray) -> None:
         """Does nothing: each block has its own scale, so no rank asks for maxima."""
@@ -135,7 +138,7 @@ class TwoRoundingsCode:
         self._weigh(segment, out.view(np.float32))
         if self._residuals is not None:
             # Another replica encodes this contribution.
-            self._residuals.lose(segment, 0)
+            self._lose(segment, 0)
 
     def write_sum(
         self, segment: Segment, contributions: Sequence[np.ndarray | None], to: Fields
@@ -159,7 +162,7 @@ class TwoRoundingsCode:
         if self._residuals is not None:
             self._wire.read(to, self._block, own)
             total -= own
-            self._residuals.lose(segment, residual(total, gradients.share))
+            self._lose(segment, total)
         return is_finite
 
     def add_up(self, segment: Segment, messages: Sequence[Fields], to: Fields) -> bool:
@@ -172,6 +175,12 @@ class TwoRoundingsCode:
     def read(self, segment: Segment, fields: Fields) -> None:
         """Decodes the mean into the arrays."""
         self._wire.read(fields, self._block, self._gradients.of(segment))
+
+    def _lose(self, segment: Segment, lost: Any) -> None:
+        """Stores the residual for the errors of some elements."""
+        before = self._residuals.before(segment.array)[segment.elements]
+        kept = residual(lost, self._gradients.share, before)
+        self._residuals.lose(segment, kept)
 
     def _weigh(self, segment: Segment, out: Any) -> Any:
         values, share = self._gradients.of(segment), self._gradients.share

@@ -180,6 +180,23 @@ def test_error_feedback_adds_up_to_the_exact_mean():
     assert np.abs(total / 50 - exact).mean() < 0.8 * np.abs(once - exact).mean()
 
 
+@pytest.mark.parametrize("local_size", [1, 2, 4])
+def test_a_replica_without_samples_keeps_its_errors(local_size):
+    random = np.random.RandomState(0)
+    before = [random.standard_normal((4, 75)).astype("f") for _ in range(4)]
+    gradients = [random.standard_normal((4, 75)).astype("f") for _ in range(4)]
+    result = simulate_exchange(
+        gradients,
+        exchange_dtype="int8",
+        local_size=local_size,
+        block=16,
+        n_samples=[3, 0, 0, 2],
+        residuals=before,
+    )
+    for i, (kept, own) in enumerate(zip(result.residuals, before)):
+        assert (kept.tobytes() == own.tobytes()) == (i in (1, 2))
+
+
 CODED = [(name, "two_roundings") for name in WIRE] + [("fp8", "oyama2017")]
 
 
