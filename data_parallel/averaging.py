@@ -175,7 +175,8 @@ class Averaging:
         """Loads or saves the state of the next exchanges.
 
         Returns:
-            Whether there is a state: a file of a serial script has none.
+            Whether there is a state. A file of a serial script has none, and what
+            exchanges have kept is dropped.
         """
         state = {
             "n_updates": self.agreement.n_updates,
@@ -183,6 +184,7 @@ class Averaging:
         }
         state = json_arrays.serialize(serializer["exchange"], "state", state)
         if state is None:
+            self.exchange.kept.forget()
             return False
         self.agreement.n_updates = state["n_updates"]
         self.scale_of_residuals = state["loss_scale"]

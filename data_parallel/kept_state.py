@@ -92,6 +92,13 @@ class KeptState:
             those = {name: serializers[name] for name in states}
             self._residuals.serialize(those, self._comm)
 
+    def forget(self) -> None:
+        """Drops the residuals and the quantiles, as before the first exchange."""
+        if self._residuals is not None:
+            self._residuals.forget()
+        if self._quantiles is not None:
+            self._quantiles.load({})
+
     def load_means(self, replicas: Sequence[Mapping[str, Any]]) -> None:
         """Replaces the residuals by the mean of those of several replicas.
 

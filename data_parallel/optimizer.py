@@ -257,15 +257,17 @@ class MultiNodeOptimizer(OptimizerWrapper):
 
         This is the optimizer's state, and the state of the exchange for this rank. A
         snapshot without a state of the exchange, such as that of a serial script, can
-        also be loaded. With ``double_buffering`` this waits for the exchange that is
-        under way: all ranks must save a snapshot, or go on to their next update.
+        also be loaded: residuals and means of earlier updates are then dropped. With
+        ``double_buffering`` this waits for the exchange that is under way: all ranks
+        must save a snapshot, or go on to their next update.
         """
         self.actual_optimizer.serialize(serializer)
         if self._late is not None:
             self._late.finish()
         is_there = self._averaging.serialize(serializer)
-        if is_there and self._late is not None:
-            self._late.serialize(self._averaging.of_parameters(serializer))
+        if self._late is not None:
+            below = self._averaging.of_parameters(serializer) if is_there else {}
+            self._late.serialize(below)
         if isinstance(serializer, chainer.Deserializer):
             # The next update checks whether all ranks have loaded the same.
             self._agreement.forget()

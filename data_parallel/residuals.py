@@ -93,6 +93,10 @@ class Residuals:
         if any(isinstance(each, chainer.Deserializer) for each in serializers.values()):
             self.by_name, self._device = found, HOST
 
+    def forget(self) -> None:
+        """Drops the residuals."""
+        self.by_name, self.origin = {}, NOT_LOADED
+
     def load_means(self, replicas: Sequence[Mapping[str, Any]], comm: MPI.Comm) -> None:
         """Loads the residuals of all former replicas, which were more or fewer.
 

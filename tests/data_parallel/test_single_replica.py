@@ -189,6 +189,29 @@ def test_error_feedback_gives_back_what_was_kept():
     optimizer.serialize(NpzDeserializer(target))
 
 
+def test_a_file_of_a_serial_script_drops_what_earlier_updates_have_left():
+    """An optimizer that is set back by it goes on as a new one does."""
+    serial = {}
+    sgd = chainer.optimizers.SGD(1).setup(L.Linear(2, 1))
+    sgd.serialize(DictionarySerializer(serial))
+    for options in ({"double_buffering": True}, {"error_feedback": True}):
+        found = []
+        for is_used in (False, True):
+            link = L.Linear(2, 1, initialW=0)
+            optimizer = make_plain_sgd(link, **options)
+            for number in (5, 1, 2) if is_used else (1, 2):
+                if number == 1:
+                    optimizer.serialize(NpzDeserializer(serial))
+                    link.W.array[...] = 0
+                link.W.grad = np.full((1, 2), number, "f")
+                link.b.grad = np.zeros(1, "f")
+                optimizer.update()
+                if number == 5 and "error_feedback" in options:
+                    optimizer.residuals["/W"][:] = 3
+            found.append(link.W.array.tolist())
+        assert found[0] == found[1], options
+
+
 def test_oyama2017_rounds_the_gradient_of_one_replica():
     random = np.random.RandomState(0)
     link = L.Linear(40, 30, nobias=True)
