@@ -34,6 +34,9 @@ def serialize(serializer: Any, key: str, value: Any) -> Any:
         # The array has no dimensions, so it is complete even if only shapes are read.
         serializer(key, np.array(json.dumps(value).encode()))
         return value
+    if getattr(serializer, "group", serializer) is None:
+        # Of a file of HDF5, which lacks the group that the key would be in.
+        return None
     try:
         found = serializer(key, None)
     except KeyError:

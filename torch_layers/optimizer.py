@@ -7,10 +7,14 @@ import json
 from typing import Any
 
 import chainer
+import numpy as np
 import torch
 from chainer.optimizer import HyperparameterProxy
 
 from torch_layers.update_rule import TorchRule, rule_of
+
+# Key of the state of schedulers in a file.
+_KEY = "schedulers"
 
 
 class TorchOptimizer(chainer.GradientMethod):
@@ -107,10 +111,14 @@ class TorchOptimizer(chainer.GradientMethod):
             return
         values = {name: getattr(self.hyperparam, name) for name in self._names}
         states = [_plain(each.state_dict()) for each in self._schedulers]
-        text = serializer("schedulers", json.dumps([values, *states]))
         if not isinstance(serializer, chainer.Deserializer):
+            # Bytes, since HDF5 has no arrays of text.
+            serializer(_KEY, np.array(json.dumps([values, *states]).encode()))
             return
-        saved, *found = json.loads(str(text))
+        text = serializer(_KEY, None)
+        if text is None:
+            return
+        saved, *found = json.loads(np.asarray(text).item())
         if len(found) != len(states):
             raise ValueError(
                 f"the optimizer was saved with {len(found)} schedulers, and has"

@@ -212,6 +212,22 @@ def test_a_file_of_a_serial_script_drops_what_earlier_updates_have_left():
         assert found[0] == found[1], options
 
 
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_files_of_hdf5_are_read_with_and_without_an_exchange(is_wrapped, tmp_path):
+    pytest.importorskip("h5py")
+    saved = make("MomentumSGD", L.Linear(2, 1), is_wrapped)
+    saved.target.cleargrads()
+    saved.update()
+    chainer.serializers.save_hdf5(tmp_path / "optimizer.h5", saved)
+    options = {"error_feedback": True, "double_buffering": True}
+    read = make("MomentumSGD", L.Linear(2, 1), True, **options)
+    chainer.serializers.load_hdf5(tmp_path / "optimizer.h5", read)
+    assert read.t == 1
+    for param, expected in zip(read.target.params(), saved.target.params()):
+        velocity = param.update_rule.state["v"]
+        np.testing.assert_array_equal(velocity, expected.update_rule.state["v"])
+
+
 def test_oyama2017_rounds_the_gradient_of_one_replica():
     random = np.random.RandomState(0)
     link = L.Linear(40, 30, nobias=True)

@@ -116,6 +116,12 @@ def test_schedulers_change_the_rate_and_are_saved(tmp_path):
     optimizer.scheduler(optim.lr_scheduler.ConstantLR)
     with pytest.raises(ValueError, match="saved with 1 schedulers, and has 2"):
         chainer.serializers.load_npz(tmp_path / "optimizer.npz", optimizer)
+    pytest.importorskip("h5py")
+    chainer.serializers.save_hdf5(tmp_path / "optimizer.h5", optimizer)
+    _, again, _ = make()
+    again.scheduler(optim.lr_scheduler.ConstantLR)
+    chainer.serializers.load_hdf5(tmp_path / "optimizer.h5", again)
+    assert again.lr == optimizer.lr
 
 
 @pytest.mark.parametrize(
