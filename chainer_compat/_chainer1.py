@@ -9,6 +9,7 @@
     L.Linear(3, 2, wscale=2)        initialW=LeCunNormal(sqrt(2))
     L.Linear(3, 2, 2)               as wscale=2
     F.relu(x, use_cudnn=False)      F.relu(x)
+    F.softmax(x, False)             as use_cudnn=False
     F.Linear(3, 2)                  L.Linear(3, 2)
     F.MaxPooling2D(2)(x)            F.max_pooling_2d(x, 2)
     class Mine(Pooling2D): ...      a chainer.Function with Mine's forward and backward
@@ -36,13 +37,36 @@ _MODES = {"train", "test"}
 _IGNORED = {"use_cudnn", "deterministic"}
 #: Arguments by position, where Chainer has fewer since.
 _POSITIONAL = {
-    "BatchNormalization": ("x", "test", "finetune"),
-    "NStepBiLSTM": ("hx", "cx", "xs", "train"),
-    "NStepLSTM": ("hx", "cx", "xs", "train"),
-    "StatefulZoneoutLSTM": ("x", "train"),
-    "dropout": ("x", "ratio", "train"),
-    "zoneout": ("h", "x", "ratio", "train"),
+    name: tuple(places.split())
+    for name, places in {
+        "BatchNormalization": "x test finetune",
+        "NStepBiLSTM": "hx cx xs train",
+        "NStepLSTM": "hx cx xs train",
+        "StatefulZoneoutLSTM": "x train",
+        "average_pooling_2d": "x ksize stride pad use_cudnn",
+        "average_pooling_nd": "x ksize stride pad use_cudnn",
+        "convolution_2d": "x W b stride pad use_cudnn cover_all deterministic",
+        "convolution_nd": "x W b stride pad use_cudnn cover_all",
+        "deconvolution_2d": "x W b stride pad outsize use_cudnn deterministic",
+        "deconvolution_nd": "x W b stride pad outsize use_cudnn",
+        "dilated_convolution_2d": "x W b stride pad dilate use_cudnn cover_all",
+        "dropout": "x ratio train",
+        "log_softmax": "x use_cudnn",
+        "max_pooling_2d": "x ksize stride pad cover_all use_cudnn",
+        "max_pooling_nd": "x ksize stride pad cover_all use_cudnn",
+        "relu": "x use_cudnn",
+        "sigmoid": "x use_cudnn",
+        "sigmoid_cross_entropy": "x t use_cudnn normalize",
+        "softmax": "x use_cudnn",
+        "softmax_cross_entropy": "x t use_cudnn normalize cache_score class_weight"
+        " ignore_label reduce",
+        "tanh": "x use_cudnn",
+        "zoneout": "h x ratio train",
+    }.items()
 }
+#: Functions that copies of Chainer's links call by the module of the function. In other
+#: such modules Chainer's own calls give today's arguments by position.
+_CALLED_BY_MODULE = {"convolution_2d", "deconvolution_2d", "dilated_convolution_2d"}
 
 
 def enable() -> None:
@@ -76,15 +100,16 @@ def _tolerant(function, name):
     accepted = _named(function)
     modes, ignored = _MODES - accepted, _IGNORED - accepted
     places = _POSITIONAL.get(name, ())
-    n_plain = len(places) - len([p for p in places if p in modes or p == "finetune"])
+    old = [i for i, p in enumerate(places) if p in modes | ignored]
+    n_plain = old[0] if old else len(places)
     is_method = "self" in inspect.signature(function).parameters
 
     @functools.wraps(function)
     def call(*args, **kwargs):
         # A method has its object before the arguments.
         first = len(args) - 1 if is_method else len(args)
-        if places and n_plain < first <= len(places):
-            start = len(args) - (first - n_plain)
+        start = len(args) - (first - n_plain)
+        if n_plain < first <= len(places) and _is_old(places[n_plain], args[start]):
             kwargs.update(zip(places[n_plain:], args[start:]))
             args = args[:start]
         if kwargs.keys().isdisjoint(modes | ignored):
@@ -95,8 +120,15 @@ def _tolerant(function, name):
             return function(*args, **kwargs)
 
     # inspect.getargspec does not look behind a wrapper.
-    call.__signature__ = _with_names(inspect.signature(function), places)
+    named = [p for p in places if p not in _IGNORED]
+    call.__signature__ = _with_names(inspect.signature(function), named)
     return call
+
+
+def _is_old(name, value):
+    """Returns whether a value stands where Chainer 1 had an argument of this name."""
+    # NumPy's class is named bool_ or bool.
+    return name not in _IGNORED or type(value).__name__ in ("bool", "bool_")
 
 
 def _with_names(signature, places):
@@ -153,7 +185,10 @@ def _change_functions(functions) -> None:
 
     for name, value in list(vars(functions).items()):
         if inspect.isfunction(value) and value.__module__.startswith("chainer."):
-            setattr(functions, name, _tolerant(value, name))
+            tolerant = _tolerant(value, name)
+            setattr(functions, name, tolerant)
+            if name in _CALLED_BY_MODULE:
+                setattr(sys.modules[value.__module__], name, tolerant)
     functions.__getattr__ = _chainer1_names.function_class
 
 

@@ -205,6 +205,63 @@ FUNCTIONS = """
 """
 
 
+POSITIONAL = """
+    import numpy as np
+    import chainer
+    import chainer.functions as F
+    import chainer.links as L
+    from chainer.functions.connection import convolution_2d, deconvolution_2d
+
+    random = np.random.RandomState(0)
+    x, W = random.rand(2, 3, 6, 6).astype("f"), random.rand(4, 3, 3, 3).astype("f")
+    y, t = random.rand(5, 4).astype("f"), np.array([0, 1, -1, -1, 3], "i")
+
+    def same(found, expected):
+        assert found.shape == expected.shape, (found.shape, expected.shape)
+        assert (found.array == expected.array).all()
+
+    # Chainer of today has another argument in the place of use_cudnn.
+    for use_cudnn in True, False, np.bool_(True):
+        for of in F, convolution_2d:
+            conv = of.convolution_2d
+            same(conv(x, W, None, 2, 0, use_cudnn), F.convolution_2d(x, W, stride=2))
+            same(conv(x, W, None, 2, 0, use_cudnn, True, deterministic=True),
+                 F.convolution_2d(x, W, stride=2, cover_all=True))
+        same(F.convolution_nd(x, W, None, 2, 0, use_cudnn),
+             F.convolution_nd(x, W, stride=2))
+        for of in F, deconvolution_2d:
+            same(of.deconvolution_2d(x, W.transpose(1, 0, 2, 3), None, 1, 0, None,
+                                     use_cudnn, True),
+                 F.deconvolution_2d(x, W.transpose(1, 0, 2, 3)))
+        same(F.dilated_convolution_2d(x, W, None, 1, 0, 2, use_cudnn),
+             F.dilated_convolution_2d(x, W, dilate=2))
+        same(F.softmax(y, use_cudnn), F.softmax(y))
+        same(F.log_softmax(y, use_cudnn), F.log_softmax(y))
+        same(F.relu(y, use_cudnn), F.relu(y))
+        same(F.max_pooling_2d(x, 2, 2, 0, True, use_cudnn), F.max_pooling_2d(x, 2))
+        same(F.average_pooling_nd(x, 3, 2, 1, use_cudnn),
+             F.average_pooling_nd(x, 3, 2, 1))
+        same(F.softmax_cross_entropy(y, t, use_cudnn), F.softmax_cross_entropy(y, t))
+        same(F.softmax_cross_entropy(y, t, use_cudnn, False),
+             F.softmax_cross_entropy(y, t, normalize=False))
+        same(F.SoftmaxCrossEntropy(use_cudnn)(y, t), F.softmax_cross_entropy(y, t))
+    # What is not a bool is an argument of today.
+    same(F.softmax(y, 0), F.softmax(y, axis=0))
+    assert L.Convolution2D(3, 4, 3, 2)(x).shape == (2, 4, 2, 2)
+    assert L.ConvolutionND(2, 3, 4, 3, 2, cover_all=True)(x).shape == (2, 4, 3, 3)
+    y = F.convolution_1d(x[:, :, 0], W[:, :, 0], None, 2, 0, True)
+    assert y.shape == (2, 4, 3)
+    print("done")
+"""
+
+
+def test_arguments_of_chainer_1_may_be_given_by_position(tmp_path):
+    command = "-m", "chainer_compat", "run", "--compat", "names,chainer1"
+    result = done(run(tmp_path, POSITIONAL, *command))
+    assert result.stdout == "done\n"
+    assert result.stderr.count("use_cudnn=") == 1
+
+
 LATE = """
     import numpy as np
     import chainer
