@@ -67,6 +67,7 @@ class Stage:
         reports (Reports): Values that the layers reported in the last minibatch.
         carried (CarriedRows): The states that layers carry from minibatch to minibatch.
         statistics (BatchStatistics or None): The deferred running averages, if any.
+        uncalled (Uncalled): The layers, and the loss, that were not called yet.
     """
 
     make_gradients = WeightGradients
@@ -100,7 +101,7 @@ class Stage:
         # Whether the next forward is the first one of its minibatch.
         self._is_first = True
         self.reports = Reports(self._observers())
-        self._uncalled = Uncalled(layers, loss)
+        self.uncalled = Uncalled(layers, loss)
         self._skips = skips or StageSkips.alone(layers)
         leaving = self._skips.names
         self._segments = segments_of(
@@ -253,11 +254,6 @@ class Stage:
         return inputs, self._skips.handed_over(skipped) if skipped else {}
 
     @property
-    def is_unsized(self) -> bool:
-        """Whether a layer or the loss gets its size at a first call still to come."""
-        return self._uncalled.are_unsized
-
-    @property
     def keeps_states(self) -> bool:
         """Whether a layer may keep a state in an attribute."""
         return bool(self._undeclared.slots)
@@ -369,7 +365,7 @@ class Stage:
         return RandomKey(self._seed, self._step, number, chainer.config.train)
 
     def _random_state(self, microbatch: int) -> AbstractContextManager:
-        unsized = self._uncalled.sized_now() if self._uncalled.places else ()
+        unsized = self.uncalled.sized_now() if self.uncalled.places else ()
         key = self.random_key(microbatch)
         return keyed_random_state(key, self.layers.device, unsized)
 

@@ -31,15 +31,19 @@ class Uncalled:
     """
 
     def __init__(self, layers: Divisible, loss: Loss | None) -> None:
-        start, _ = layers.layer_range
-        self._loss = loss
+        self._layers, self._loss = layers, loss
+        self.await_all()
+
+    def await_all(self) -> None:
+        """Awaits a first call of each layer: a load may have taken sizes away."""
+        start, _ = self._layers.layer_range
         self.places: dict[int, Any] = {
             position: layer
-            for position, layer in enumerate(layers, start)
+            for position, layer in enumerate(self._layers, start)
             if hasattr(layer, "params")
         }
-        if loss is not None:
-            self.places[len(layers.model_layers)] = loss
+        if self._loss is not None:
+            self.places[len(self._layers.model_layers)] = self._loss
 
     @property
     def are_unsized(self) -> bool:

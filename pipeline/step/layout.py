@@ -153,7 +153,7 @@ class Layout:
     @property
     def are_unsized(self) -> bool:
         """Whether a layer gets its size at its first call, which is still to come."""
-        return any(stage.is_unsized for stage in self._stage_list)
+        return any(stage.uncalled.are_unsized for stage in self._stage_list)
 
     def settle(self) -> None:
         """Ends what the last step has left under way."""
@@ -172,6 +172,10 @@ class Layout:
     def serialize(self, serializer: chainer.AbstractSerializer) -> None:
         """Reads or writes the number of steps, and the counts of states."""
         self.n_steps = int(serializer("n_steps", self.n_steps))
+        if isinstance(serializer, chainer.Deserializer):
+            # A snapshot of layers without sizes takes them away.
+            for stage in self._stage_list:
+                stage.uncalled.await_all()
         if self._carried.are_known or isinstance(serializer, chainer.Deserializer):
             self._carried.serialize(serializer)
 

@@ -280,3 +280,27 @@ def test_activations_in_another_dtype_are_reported(tmp_path):
     waiting, travelling = (str(each.message) for each in caught)
     assert "wait in bfloat16, and this run's wait in float32" in waiting
     assert "in int8 forward, bf16 backward, and this run's are in fp32" in travelling
+
+
+def without_sizes():
+    """Returns a pipeline whose layers get their sizes at their first call."""
+    np.random.seed(0)
+    model = Divisible(L.Linear(None, 4), L.Linear(None, 2))
+    pipe = Pipeline(model, MPI.COMM_SELF, n_microbatches=2)
+    return pipe, pipe.setup(optimizers.SGD(0.1))
+
+
+@pytest.mark.parametrize("first_call", ["evaluate", "step"])
+def test_layers_that_a_load_makes_uncalled_draw_the_weights_of_a_first_call(
+    tmp_path, first_call
+):
+    pipe, optimizer = without_sizes()
+    expected = pipe.evaluate(X, T)
+    pipe, optimizer = without_sizes()
+    save_snapshot(tmp_path / "1", pipe, optimizer)
+    getattr(pipe, first_call)(X, T)
+    load_snapshot(tmp_path / "1", pipe, optimizer)
+    assert pipe.internals.step.are_unsized
+    # Another call than the first one would draw numbers of evaluations.
+    assert pipe.evaluate(X, T) == expected
+    assert not pipe.internals.step.are_unsized
