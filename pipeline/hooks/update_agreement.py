@@ -139,6 +139,10 @@ class UpdateAgreement:
         """Whether gradients of the last step have not been used for an update yet."""
         return bool(self._counts) and self._counts == self._count()
 
+    def forget_step(self) -> None:
+        """Forgets the last step, whose gradients no update will use."""
+        self._counts = None
+
     def _count(self) -> list[int]:
         return [
             # The step itself may have updated a streamed parameter.

@@ -137,6 +137,8 @@ class Restoring(NamedTuple):
         except SnapshotError as error:
             raise type(error)(f"{error}; {calls.refusal}") from error
         calls.use_again()
+        # Gradients of a step before belong to another state.
+        self.pipeline.internals.step.updates.forget_step()
         return differences
 
     @property

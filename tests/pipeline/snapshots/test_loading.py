@@ -19,6 +19,7 @@ from pipeline import (
     PipelineUpdater,
     SnapshotError,
     load_snapshot,
+    rebalance,
     save_snapshot,
 )
 from pipeline.snapshots.errors import MismatchError
@@ -304,3 +305,25 @@ def test_layers_that_a_load_makes_uncalled_draw_the_weights_of_a_first_call(
     # Another call than the first one would draw numbers of evaluations.
     assert pipe.evaluate(X, T) == expected
     assert not pipe.internals.step.are_unsized
+
+
+def in_two_stages():
+    return Divisible(*(L.Linear(3, 3) for _ in range(3)))
+
+
+@pytest.mark.parametrize("updates", [True, False])
+def test_layers_may_move_after_a_load_of_an_earlier_state(tmp_path, updates):
+    model = in_two_stages()
+    stages = [model.divide(0, 1), model.divide(1, 3)]
+    pipe = Pipeline(
+        stages, MPI.COMM_SELF, n_microbatches=2, schedule="interleaved", accfun=None
+    )
+    optimizer = pipe.setup(optimizers.SGD(0.1))
+    pipe.step(X, T)
+    optimizer.update()
+    save_snapshot(tmp_path / "1", pipe, optimizer)
+    pipe.step(X, T)
+    if updates:
+        optimizer.update()
+    load_snapshot(tmp_path / "1", pipe, optimizer)
+    assert rebalance(pipe, optimizer, [0, 2, 3], in_two_stages).layers == (1,)
