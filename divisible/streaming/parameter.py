@@ -247,6 +247,14 @@ class StreamedParameter(chainer.Parameter):
         updates.update(self.update_rule, self, states, passing, gradient, None)
         self.is_updated = True
 
+    def use_again(self) -> None:
+        """Withdraws the refusal, and forgets an early update: the array was loaded."""
+        self.refusal = None
+        if self.is_updated:
+            self.is_updated = False
+            # The update of other parameters may follow, and this gradient is NaN.
+            self.cleargrad()
+
     def no_gradient(self) -> np.ndarray:
         """Returns NaN in the parameter's shape, for ``grad`` after `update_early`.
 

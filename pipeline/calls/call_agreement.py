@@ -199,7 +199,7 @@ class CallAgreement:
         """Withdraws all refusals, once the state of the model has been loaded."""
         self.refusal = None
         for param in self.streamed:
-            param.refusal = None
+            param.use_again()
 
     def guarded(self) -> AbstractContextManager[None]:
         """Returns a context for messages, which refuses them after a failure.

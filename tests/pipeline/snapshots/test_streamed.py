@@ -148,3 +148,19 @@ def test_damage_is_found_before_anything_changes(tmp_path):
     with pytest.raises(SnapshotError, match=path.name):
         load_snapshot(tmp_path / "a", run.pipe, run.optimizer)
     np.testing.assert_array_equal(run.stage[0].W.array, after)
+
+
+def test_a_load_takes_the_place_of_an_update(tmp_path):
+    """A script may load instead of updating, such as when a loss is not finite."""
+    run, x, t = Run(), np.ones((4, 1024), "f"), np.arange(4, dtype="i") % 3
+    run.step()
+    save_snapshot(tmp_path / "a", run.pipe, run.optimizer)
+    expected = run.pipe.evaluate(x, t)
+    run.pipe.step(x, t, run.optimizer)
+    assert run.stage[0].W.is_updated
+    load_snapshot(tmp_path / "a", run.pipe, run.optimizer)
+    assert run.stage[0].W.grad is None
+    assert run.pipe.evaluate(x, t) == expected
+    run.pipe.step(x, t, run.optimizer)
+    run.optimizer.update()
+    assert run.pipe.evaluate(x, t) != expected
