@@ -53,7 +53,13 @@ class Affine(NamedTuple):
             return cls(scale, xp.zeros_like(scale), -highest, highest)
         highest = 2**bits - 1
         scale = _positive((high - low) / np.float32(highest), xp)
-        return cls(scale, xp.floor(-low / scale + np.float32(0.5)), 0, highest)
+        half = np.float32(0.5)
+        # Numbers are rounded up at a half, as both ends of a range from -a to a are:
+        # -a is the lowest then, and a step that float32 rounded to one too short to
+        # reach a is made longer.
+        n_steps = xp.floor(high / scale + half) - xp.floor(low / scale + half)
+        scale = xp.where(n_steps > highest, scale * np.float32(1 + 2**-20), scale)
+        return cls(scale, abs(xp.floor(low / scale + half)), 0, highest)
 
     @classmethod
     def of_weight(

@@ -53,3 +53,12 @@ def test_an_array_of_zeros_can_be_written():
     zeros = np.zeros((2, 3), np.float32)
     affine = Affine.of_weight(zeros, 4, True, True)
     np.testing.assert_array_equal(affine.real(affine.whole(zeros)), zeros)
+
+
+@given(hnp.arrays(np.float32, 3, elements=st.floats(2**-10, 1e4, width=32)), BITS)
+def test_both_ends_of_a_range_are_written_without_a_cut(ends, bits):
+    # The whole number for zero of a range from -a to a is a half, which is rounded.
+    for low, high in ((-ends[0], ends[0]), (-ends[1], ends[2])):
+        affine = Affine.of_range(low, high, bits, symmetric=False)
+        whole = affine.unbounded(np.array([low, high], np.float32))
+        assert affine.lowest <= whole[0] and whole[1] <= affine.highest

@@ -164,3 +164,14 @@ def test_a_forward_that_runs_again_counts_once():
     expected = np.percentile(shown, [10, 90])
     np.testing.assert_allclose(model[0].input_range, expected, rtol=5e-3)
     np.testing.assert_allclose(model[0].output_range, 2 * expected, rtol=5e-3)
+
+
+def test_all_weights_from_minus_a_to_a_have_a_gradient():
+    model = chainer.Sequential(L.Linear(2, 2, nobias=True))
+    model[0].W.array[...] = [[-3, 3], [0.5, 3]]
+    rule = Quantize("int8", symmetric=False, per_channel=False)
+    compress = Compress(CompressionPlan([rule]), chainer.optimizers.SGD().setup(model))
+    compress.advance(1, 0.0)
+    model.cleargrads()
+    F.sum(model(np.ones((1, 2), np.float32))).backward()
+    assert (model[0].W.grad == 1).all()
