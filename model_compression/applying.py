@@ -26,7 +26,7 @@ from model_compression.rules import Prune, Quantize
 from model_compression.selection import weighted_layers, weights_of
 from model_compression.shrinking import make_room, n_channels, take_away
 from model_compression.skipping import check_sizes
-from model_compression.stored_links import store
+from model_compression.stored_links import names_to_store, store
 
 #: Endings of names of values in a file that its model needs before the others.
 _STATES = "_is_quantized", "W_live", "W_skips"
@@ -62,7 +62,8 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
 
     Raises:
         TypeError: If ``model`` is not a link, or ``plan`` is not a plan.
-        ValueError: If the model is a stage, or does not fit the plan.
+        ValueError: If the model is a stage, does not fit the plan, or has a quantized
+            parameter with values that are not finite.
 
     Example:
         >>> import chainer.functions as F
@@ -78,6 +79,7 @@ def apply(model: chainer.Link, plan: CompressionPlan) -> chainer.Link:
         ((3, 4), (2, 3))
     """
     rules = _rules_of(model, plan, "apply")
+    _refuse_not_finite(model, rules)
     small = _copied(model)
     params, links = dict(small.namedparams()), dict(small.namedlinks())
     for channels in rules.removed:
@@ -240,16 +242,36 @@ def _copied(model: chainer.Link) -> chainer.Link:
     return small
 
 
-def _stored(small: chainer.Link, rules: _Rules) -> chainer.Link:
-    """Stores the quantized parameters of a model in few bits."""
-    links = dict(small.namedlinks())
-    quantized = [
-        (rule, links[path])
+def _quantized(
+    model: chainer.Link, rules: _Rules
+) -> list[tuple[Quantize, str, chainer.Link]]:
+    """Returns the links that are quantized, with their rules and paths."""
+    links = dict(model.namedlinks())
+    return [
+        (rule, path, links[path])
         for rule, paths in zip(rules.rules, rules.chosen)
         if isinstance(rule, Quantize)
         for path in paths
         if not is_taken_back(links[path], rule)
     ]
+
+
+def _refuse_not_finite(model: chainer.Link, rules: _Rules) -> None:
+    """Refuses values that whole numbers would replace by finite ones."""
+    for rule, path, link in _quantized(model, rules):
+        for name in names_to_store(link, rule):
+            param = getattr(link, name)
+            if not rule.has_codebook and not param.xp.isfinite(param.array).all():
+                raise ValueError(
+                    f"{rule}: {path}/{name} has values that are not finite, and whole"
+                    f" numbers are: the training diverged before"
+                )
+
+
+def _stored(small: chainer.Link, rules: _Rules) -> chainer.Link:
+    """Stores the quantized parameters of a model in few bits."""
+    links = dict(small.namedlinks())
+    quantized = [(rule, link) for rule, _, link in _quantized(small, rules)]
     for each in small.links():
         if hasattr(each, "dissolve_transposes"):
             # Each layer stores its weights in few bits in the orientation that it uses.

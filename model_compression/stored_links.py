@@ -51,6 +51,12 @@ class Stored:
         return rounded_activation(self, "output", y, looks=False)
 
 
+def names_to_store(link: chainer.Link, rule: Quantize) -> list[str]:
+    """Returns the names of the parameters of a link that a rule quantizes."""
+    names = [_PARAMETERS[each] for each in rule.targets if each in _PARAMETERS]
+    return [name for name in names if name in link._params]
+
+
 def store(link: chainer.Link, rule: Quantize) -> None:
     """Stores the parameters of a link in few bits, as a rule requires.
 
@@ -58,8 +64,7 @@ def store(link: chainer.Link, rule: Quantize) -> None:
         link: Link of a class that can be quantized; it is changed.
         rule: The rule.
     """
-    names = [_PARAMETERS[each] for each in rule.targets if each in _PARAMETERS]
-    names = [name for name in names if name in link._params]
+    names = names_to_store(link, rule)
     for name in names:
         param = getattr(link, name)
         if rule.has_codebook:

@@ -342,6 +342,18 @@ def test_a_stage_is_refused():
         apply(stage, plan)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_no_whole_number_stands_for_are_refused(value):
+    model = chainer.Sequential(L.Linear(4, 3), L.Linear(3, 2))
+    model[1].b.array[1] = value
+    rules = [Quantize("int8", targets="weight")]
+    y = apply(model, CompressionPlan(rules))(np.ones((1, 4), np.float32)).array
+    assert not np.isfinite(y[0, 1])
+    rules.append(Quantize("int8", layers="/1", targets=["bias"]))
+    with pytest.raises(ValueError, match="/1/b has values that are not finite"):
+        apply(model, CompressionPlan(rules))
+
+
 def test_channels_that_are_needed_are_refused_before_training():
     model = Divisible(L.Linear(4, 4), F.sigmoid, L.Linear(4, 2))
     optimizer = chainer.optimizers.SGD().setup(model)
