@@ -84,6 +84,33 @@ def test_as_pytorch_bit_for_bit_also_after_a_load(kind, tmp_path):
     compare()
 
 
+class OneOfTwo(nn.Module):
+    """Uses one of its parameters in a call, by the sign of its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Parameter(torch.ones(6))
+        self.second = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        return x * (self.first if x.sum() > 0 else self.second)
+
+
+def test_a_parameter_without_a_gradient_is_updated_as_with_zeros():
+    layer, plain = TorchLayer(OneOfTwo()), OneOfTwo()
+    optimizer = TorchOptimizer(optim.SGD, lr=0.1, momentum=0.9).setup(layer)
+    theirs = optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    for x in (abs(X), -abs(X)):
+        layer.cleargrads()
+        theirs.zero_grad(set_to_none=False)
+        chainer.functions.sum(layer(x)).backward()
+        plain(torch.from_numpy(x)).sum().backward()
+        optimizer.update()
+        theirs.step()
+    for name, param in plain.named_parameters():
+        np.testing.assert_array_equal(getattr(layer, name).array, param.detach())
+
+
 def test_schedulers_change_the_rate_and_are_saved(tmp_path):
     def make():
         layer = TorchLayer(net())
