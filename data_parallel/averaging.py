@@ -151,11 +151,26 @@ class Averaging:
         Args:
             parameters: The parameters given to :meth:`begin`.
         """
+        self._note_loss_scale([param for _, param in parameters])
         for (_, param), mean in zip(parameters, self.exchange.finish()):
             if mean is not param.grad:
                 param.grad = mean
             if getattr(param, "is_streamed", False):
                 param.note_gradient()
+
+    def _note_loss_scale(self, parameters: Sequence[chainer.Parameter]) -> None:
+        """Notes the loss scale where only other replicas have a gradient.
+
+        Elsewhere the backward has noted it. Update rules divide by what is noted.
+        """
+        without = [param for param in parameters if param.grad is None]
+        if not without:
+            return
+        noted = {param._loss_scale for param in parameters if param.grad is not None}
+        # F.forget does not pass the scale on to the parameters within.
+        found = noted - {None} or noted or {self._optimizer._loss_scale}
+        for param in without:
+            (param._loss_scale, *_) = found
 
     def average(
         self, parameters: Sequence[NamedParameter], n_samples: int | None

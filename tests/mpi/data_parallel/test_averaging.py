@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 
 from divisible.communication.errors import DisagreementError
+from mixed_precision import DynamicLossScale, MixedPrecision, to_float16
 from tests.support.mpiexec import assert_on_ranks
-from tests.support.replicas import assert_alike, make_batches, make_model, replicate
+from tests.support.replicas import (
+    TIMEOUT,
+    assert_alike,
+    make_batches,
+    make_model,
+    replicate,
+)
 
 
 def not_to_be_exchanged(comm):
@@ -68,3 +75,41 @@ def missing_gradients(comm):
 
 def test_zeros_stand_for_a_missing_gradient():
     assert_on_ranks(2, missing_gradients)
+
+
+def scaled_gradients(comm):
+    """Rank 0 uses one layer, rank 1 another, and no sample at all in the last step."""
+    x = np.ones((2, 3), np.float32)
+    plain = [chainer.optimizers.SGD(0.5) for _ in range(2)]
+    for each in plain:
+        each.set_loss_scale(512.0)
+    scale = DynamicLossScale(16.0, growth_interval=1)
+    mixed = MixedPrecision(
+        chainer.optimizers.SGD(0.5), loss_scale=scale, comm=comm, timeout=TIMEOUT
+    )
+    # The second script calls backward without the scale, which Chainer allows.
+    for inner, given in zip((*plain, mixed), (512.0, None, scale)):
+        model = Branches()
+        for param in model.params():
+            param.array[...] = 0
+        if inner is mixed:
+            model = to_float16(model)
+        optimizer = replicate(comm, model, inner)
+        last = [0 if comm.rank else 2] if given else []
+        for n in (2, 2, *last):
+            layer = model.b if comm.rank else model.a
+            model.cleargrads()
+            if n:
+                y = layer(x[:n].astype(layer.W.dtype))
+                F.sum(y).backward(loss_scale=given and float(given))
+            optimizer.n_samples = n
+            optimizer.update()
+        # A gradient is 2 on one rank of two, and at last on the only one with samples.
+        assert (model.a.W.array == -0.5 * (1 + 1 + 2 * len(last))).all()
+        assert (model.b.W.array == -0.5 * (1 + 1)).all()
+        optimizer.close()
+    mixed.close()
+
+
+def test_the_loss_scale_of_a_gradient_that_only_other_ranks_have_is_known():
+    assert_on_ranks(2, scaled_gradients)
