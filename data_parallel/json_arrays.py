@@ -35,7 +35,7 @@ def serialize(serializer: Any, key: str, value: Any) -> Any:
         serializer(key, np.array(json.dumps(value).encode()))
         return value
     if getattr(serializer, "group", serializer) is None:
-        # Of a file of HDF5, which lacks the group that the key would be in.
+        # A file of HDF5 lacks the group that the key would be in.
         return None
     try:
         found = serializer(key, None)
