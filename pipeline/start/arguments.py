@@ -89,7 +89,7 @@ class Arguments(NamedTuple):
             recomputed=runs or self.recomputed,
             n_microbatches=count_microbatches(self.schedule, self.n_microbatches),
             seed=check_seed(self.seed),
-            fuse=check_fuse(self.fuse),
+            fuse=check_fuse(self.fuse, n_layers),
             weight_groups=check_groups(self.weight_groups),
             overlap_minibatches=check_overlap(self.overlap_minibatches),
         )
@@ -315,21 +315,26 @@ def check_loss_scale(loss_scale: Any) -> None:
         raise ValueError(f"loss_scale must be positive and finite, not {value}")
 
 
-def check_fuse(fuse: Any) -> str | tuple[Span, ...]:
+def check_fuse(fuse: Any, n_layers: int) -> str | tuple[Span, ...]:
     """Returns the chains to fuse, as sorted pairs of numbers if they are given.
 
+    Args:
+        fuse: The argument of a pipeline.
+        n_layers: Number of layers of the model.
+
     Raises:
-        ValueError: If ``fuse`` is neither ``'auto'``, nor ``'none'``, nor such pairs.
+        ValueError: If ``fuse`` is neither ``'auto'``, nor ``'none'``, nor such pairs
+            within the model.
     """
     if isinstance(fuse, str) and fuse in (AUTO, NONE):
         return fuse
     with contextlib.suppress(TypeError, ValueError):
         spans = tuple(sorted((int(start), int(end)) for start, end in fuse))
-        if all(0 <= start < end for start, end in spans):
+        if all(0 <= start < end <= n_layers for start, end in spans):
             return spans
     raise ValueError(
         f"fuse must be 'auto', 'none' or chains as a plan has them, each (first, after"
-        f" the last), not {fuse!r}"
+        f" the last) of the {n_layers} layers, not {fuse!r}"
     )
 
 

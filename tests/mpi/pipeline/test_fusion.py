@@ -302,7 +302,9 @@ def test_ranks_that_fuse_differently_are_refused():
     assert_on_ranks(2, ranks_differ)
 
 
-@pytest.mark.parametrize("wrong", ["all", [(3, 1)], [(1, 2, 3)], 5, [("a", 2)]])
+@pytest.mark.parametrize(
+    "wrong", ["all", [(3, 1)], [(1, 2, 3)], 5, [("a", 2)], [(0, 2)]]
+)
 def test_what_is_no_chain_is_refused(wrong):
     with pytest.raises(ValueError, match="fuse must be 'auto', 'none' or chains"):
         Pipeline(Divisible(F.relu), MPI.COMM_SELF, n_microbatches=2, fuse=wrong)
