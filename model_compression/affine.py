@@ -54,9 +54,9 @@ class Affine(NamedTuple):
         highest = 2**bits - 1
         scale = _positive((high - low) / np.float32(highest), xp)
         half = np.float32(0.5)
-        # Numbers are rounded up at a half. Both ends of a range from -a to a are halves,
-        # so -a becomes the lowest number. Where float32 made the step too short for the
-        # highest to reach a, the step is made longer.
+        # Numbers are rounded up at a half. Both ends of a range from -a to a are
+        # halves, so -a becomes the lowest number. Where float32 made the step too short
+        # for the highest to reach a, the step is made longer.
         n_steps = xp.floor(high / scale + half) - xp.floor(low / scale + half)
         scale = xp.where(n_steps > highest, scale * np.float32(1 + 2**-20), scale)
         return cls(scale, abs(xp.floor(low / scale + half)), 0, highest)
