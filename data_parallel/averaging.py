@@ -190,8 +190,7 @@ class Averaging:
         """Loads or saves the state of the next exchanges.
 
         Returns:
-            Whether there is a state. A file of a serial script has none, and what
-            exchanges have kept is dropped.
+            Whether there is a state: a file of a serial script has none.
         """
         state = {
             "n_updates": self.agreement.n_updates,
@@ -199,7 +198,6 @@ class Averaging:
         }
         state = json_arrays.serialize(serializer["exchange"], "state", state)
         if state is None:
-            self.exchange.kept.forget()
             return False
         self.agreement.n_updates = state["n_updates"]
         self.scale_of_residuals = state["loss_scale"]

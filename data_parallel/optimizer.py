@@ -264,10 +264,15 @@ class MultiNodeOptimizer(OptimizerWrapper):
         self.actual_optimizer.serialize(serializer)
         if self._late is not None:
             self._late.finish()
-        is_there = self._averaging.serialize(serializer)
-        if self._late is not None:
-            below = self._averaging.of_parameters(serializer) if is_there else {}
-            self._late.serialize(below)
+        if self._averaging.serialize(serializer):
+            if self._late is not None:
+                self._late.serialize(self._averaging.of_parameters(serializer))
+        elif serializer("t", None) is not None:
+            # A serial file. Where a snapshot has restored the optimizer already, the
+            # state of an updater is read with it, and there is not even this number.
+            self.exchange.kept.forget()
+            if self._late is not None:
+                self._late.serialize({})
         if isinstance(serializer, chainer.Deserializer):
             # The next update checks whether all ranks have loaded the same.
             self._agreement.forget()
