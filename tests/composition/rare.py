@@ -10,13 +10,15 @@ import numpy as np
 from tests.composition.cases import Case
 from tests.composition.drawing import draw
 from tests.composition.features import FEATURES, features
+from tests.composition.refusals import is_refused
 from tests.composition.tally import LEAST, Tally
 
 
 def rare_cases(tally: Tally, n: int, seeds: Sequence[int]) -> list[Case]:
     """Returns the cases that bring the most pairs nearer to their least number.
 
-    Each is the best one, after those chosen before it.
+    Each is the best one, after those chosen before it. Cases that are refused bring
+    none.
 
     Args:
         tally: Counts so far.
@@ -24,6 +26,7 @@ def rare_cases(tally: Tally, n: int, seeds: Sequence[int]) -> list[Case]:
         seeds: Seeds of the draws to choose from.
     """
     lacking = _lacking(tally)
+    seeds = [seed for seed in seeds if not is_refused(draw(seed))]
     places = [[FEATURES.index(name) for name in features(draw(s))] for s in seeds]
 
     def gain(i: int) -> int:

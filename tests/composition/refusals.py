@@ -266,3 +266,8 @@ def refusal_of(case: Case, words: str) -> int | None:
         if each.applies(case) and re.search(each.words, words, re.DOTALL):
             return number
     return None
+
+
+def is_refused(case: Case) -> bool:
+    """Returns whether a case has a pair of features that is refused."""
+    return any(each.applies(case) for each in REFUSALS)
