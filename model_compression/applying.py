@@ -11,6 +11,7 @@ import chainer
 import numpy as np
 
 from chainer_compat.npz import NpzArrays
+from divisible.terminal_text import printable
 from model_compression import block_links
 from model_compression.channels import Channels, channels_of, means_that_shift
 from model_compression.layer_lines import notes
@@ -169,7 +170,7 @@ def _check_alike(file: NpzArrays, small: chainer.Link) -> None:
     writer.save(small)
     others = {*file.files} - writer.target.keys()
     if others:
-        raise ValueError(f"the model has no {min(others)}")
+        raise ValueError(f"the model has no {printable(min(others))}")
     for name in file.files:
         here, there = writer.target[name], file[name]
         if here.dtype == object or there.dtype == object:
