@@ -186,11 +186,7 @@ def add(W, n_inputs, n_taps, outs, ins, taps, tiles):
     row = n_inputs * n_taps
     for k in range(outs.size):
         first = k * SIDE * SIDE
-        place = outs[k] * SIDE * row + ins[k] * SIDE * n_taps
-        if n_taps == 1:
-            tile_sums.add_turned(tiles, first, SIDE, W, place, row)
-        else:
-            place += taps[k]
-            for o in range(SIDE):
-                for i in range(SIDE):
-                    W[place + o * row + i * n_taps] += tiles[first + i * SIDE + o]
+        place = outs[k] * SIDE * row + ins[k] * SIDE * n_taps + taps[k]
+        for o in range(SIDE):
+            for i in range(SIDE):
+                W[place + o * row + i * n_taps] += tiles[first + i * SIDE + o]

@@ -13,7 +13,7 @@ The order of additions depends on the tiles alone, and not on the number of rows
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -49,55 +49,39 @@ def copy(context: Any, source: Any, start: Any, target: Any, place: Any) -> Any:
     return types.void(source, start, target, place), generate
 
 
-def _turned(is_added: bool) -> Callable:
-    """Returns a function that copies 8 rows of 8 neighbouring numbers to 8 columns.
+@intrinsic
+def turn(
+    context: Any,
+    source: Any,
+    start: Any,
+    step: Any,
+    target: Any,
+    place: Any,
+    target_step: Any,
+) -> Any:
+    """Copies 8 rows of 8 neighbouring numbers to 8 columns.
 
     Args:
-        is_added: Whether it adds to the numbers that are there.
+        context: Numba's typing context.
+        source: Array to read, flat.
+        start: The first number of the first row.
+        step: The distance of rows.
+        target: Array to write, flat.
+        place: Where the first number goes.
+        target_step: The distance of numbers that were neighbours.
     """
 
-    def typed(
-        context: Any,
-        source: Any,
-        start: Any,
-        step: Any,
-        target: Any,
-        place: Any,
-        target_step: Any,
-    ) -> Any:
-        """Copies or adds 8 rows.
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        code = VectorCode(builder, SIDE)
+        data = data_of(context, builder, signature, args)
+        source, start, step, target, place, target_step = data
+        rows = [code.vector(source, start, code.times(step, i)) for i in range(SIDE)]
+        for i, row in enumerate(code.transposed(rows)):
+            code.store(row, target, place, code.times(target_step, i))
+        return context.get_dummy_value()
 
-        Args:
-            context: Numba's typing context.
-            source: Array to read, flat.
-            start: The first number of the first row.
-            step: The distance of rows.
-            target: Array to write, flat.
-            place: Where the first number goes.
-            target_step: The distance of numbers that were neighbours.
-        """
-
-        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            code = VectorCode(builder, SIDE)
-            data = data_of(context, builder, signature, args)
-            source, start, step, target, place, target_step = data
-            rows = [
-                code.vector(source, start, code.times(step, i)) for i in range(SIDE)
-            ]
-            for i, row in enumerate(code.transposed(rows)):
-                distance = code.times(target_step, i)
-                if is_added:
-                    row = builder.fadd(code.vector(target, place, distance), row)
-                code.store(row, target, place, distance)
-            return context.get_dummy_value()
-
-        kinds = source, start, step, target, place, target_step
-        return types.void(*kinds), generate
-
-    return intrinsic(typed)
-
-
-turn, add_turned = _turned(False), _turned(True)
+    kinds = source, start, step, target, place, target_step
+    return types.void(*kinds), generate
 
 
 @intrinsic

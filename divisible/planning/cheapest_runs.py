@@ -240,10 +240,8 @@ def fits(stage, memory, graph, peak):
 def plain_block(blocks, edges, end, frees):
     """Returns the `Addition` of the plain block before an edge."""
     block = blocks[end - 1]
-    at_end, peak = (
-        block.held + edges[end].boundary,
-        frees * block.held + block.workspace,
-    )
+    at_end = block.held + edges[end].boundary
+    peak = frees * block.held + block.workspace
     return Addition(0.0, block.held, peak, at_end, block.held, peak, -1)
 
 
